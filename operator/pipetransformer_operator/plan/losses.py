@@ -13,8 +13,9 @@ from datetime import timedelta
 
 from pipetransformer_contract.api.status import NodeSilence, Reason
 
-from .draft import DOUBT, OVERDUE, Draft
+from .draft import DOUBT, Draft
 from .types import Worker
+from .view import OVERDUE
 
 #: Longest words of a worker that are kept while its node is judged.
 MAX_WORDS = 1024
@@ -54,7 +55,7 @@ def is_of_node(draft: Draft, worker: Worker) -> bool:
     """Whether a member that is lost has not ended by itself, so that its node may be the reason."""
     if worker.exit_code is not None or not worker.node:
         return False
-    return worker.node_lost or (worker.name in draft.suspects and not draft.hears(worker.uid))
+    return worker.node_lost or (worker.name in draft.suspects and not draft.view.hears(worker.uid))
 
 
 def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
@@ -101,7 +102,7 @@ def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSil
     if silence.decided:
         return silence
     due = silence.time + DOUBT
-    if draft.now < due and draft.observed.sees_drains and not draft.status.finished:
-        draft.wake_at(due)
+    awaited = draft.observed.sees_drains and not draft.status.finished
+    if awaited and not draft.clock.reached(due):
         return silence
     return silence.model_copy(update={"failure_step": count(draft, silence.words)})

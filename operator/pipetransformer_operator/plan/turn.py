@@ -53,7 +53,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
 
 
 def _advance(draft: Draft) -> None:
-    if draft.stopped or suspend.is_ending(draft):
+    if draft.view.stopped or suspend.is_ending(draft.view):
         suspend.suspend(draft)
         return
     suspend.resume(draft)
@@ -68,9 +68,9 @@ def _advance(draft: Draft) -> None:
         return
     if draft.status.generation is not None:
         resize.resize(draft)
-    elif draft.spec_errors:
+    elif draft.view.spec_errors:
         prepare.try_at_once(draft)
-        start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.spec_errors)))
+        start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.view.spec_errors)))
     else:
         layout = start.take_size(draft)
         if layout is None:

@@ -53,14 +53,14 @@ def admits(draft: Draft, needed: int) -> bool:
     if base is not None and (base.queue != name or base.granted != needed):
         base = None
         draft.update(quota_requests=[])
-    if queue is None or not name or draft.asleep:
+    if queue is None or not name or draft.view.asleep:
         return True
     if base is None and not queue.problem:
         draft.ask_queue(name, needed)
     draft.update(start_time=None)  # who waits in a queue is not active, as a Job that Kueue suspends
     running = status.condition(ConditionType.RUNNING)
     if running is not None and running.reason in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
-        draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
+        draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft.view))
     return False
 
 
@@ -97,16 +97,16 @@ def tidy(draft: Draft) -> None:
         return
     if status.generation is None:
         _give_up_claims(draft)
-        if status.resize is None and draft.asleep and not any(one.worker_ids for one in status.quota_requests):
+        if status.resize is None and draft.view.asleep and not any(one.worker_ids for one in status.quota_requests):
             draft.update(quota_requests=[])
         return
-    if status.resize is not None and not (is_recovery(draft) and draft.asleep):
+    if status.resize is not None and not (is_recovery(draft.view) and draft.view.asleep):
         if status.resize.reason is not ResizeReason.DRAIN:
             _return_excess(draft)
         return
-    if draft.asleep:
+    if draft.view.asleep:
         _return_excess(draft)
-    kept = {request.name for request in draft.status.own_requests} if draft.asleep else set()
+    kept = {request.name for request in draft.status.own_requests} if draft.view.asleep else set()
     first, *others = draft.status.quota_requests
     admitted = [first, *(request for request in others if request.admitted)]
     base, *extras = [one if one.name in kept else _without_free(one) for one in admitted]
@@ -120,8 +120,8 @@ def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
     if generation is None:
         misses = any(request.granted for request in draft.status.own_requests if request in lost)
         return misses and not _own(draft, lost)
-    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.ids_of(generation.members))
-    return bool(leaving) and layouts.best(draft, len(generation.members) - len(leaving)) is None
+    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
+    return bool(leaving) and layouts.best(draft.view, len(generation.members) - len(leaving)) is None
 
 
 def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
@@ -129,7 +129,7 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     assert draft.observed.queue is not None
     answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
     draft.update(quota_requests=[])
-    layout = layouts.starting(draft)
+    layout = layouts.starting(draft.view)
     if answer.withdrawn or layout is None or layout.workers > base.workers:
         return []
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
@@ -138,13 +138,13 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
 def _own(draft: Draft, lost: list[QuotaRequest]) -> list[QuotaRequest]:
     """What is left of the quota of the starting size; nothing if that is too little for a start."""
     own = [request for request in draft.status.own_requests if request.admitted and request not in lost]
-    layout = layouts.starting(draft)
+    layout = layouts.starting(draft.view)
     return own if layout is not None and layout.workers <= sum(request.granted for request in own) else []
 
 
 def _drop_joiners(draft: Draft) -> None:
     """Workers that were to join on quota that is wanted back are given up, and the change that they were for."""
-    going = quota.lost_ids(draft.status, draft.observed) & set(draft.joining_ids)
+    going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
     resize = draft.status.resize

@@ -10,13 +10,14 @@ from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.sharing.claim import target
+from pipetransformer_operator.plan.view import View
 
 
 def under_way(draft: Draft) -> bool:
     """Gives back what may go; whether leavers still wait for a checkpoint."""
     status, generation = draft.status, draft.status.generation
     assert generation is not None
-    _let_go(draft, _draining(draft))
+    _let_go(draft, _draining(draft.view))
     if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
         if status.resize is not None:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
@@ -32,17 +33,17 @@ def under_way(draft: Draft) -> bool:
     return False
 
 
-def _draining(draft: Draft) -> list[int]:
-    leaving = set(draft.status.leaving_ids)
-    return [worker.id for worker in draft.wanted if worker.id in leaving and worker.draining]
+def _draining(view: View) -> list[int]:
+    leaving = set(view.status.leaving_ids)
+    return [worker.id for worker in view.wanted if worker.id in leaving and worker.draining]
 
 
 def _spares(draft: Draft) -> set[int]:
     generation, status = draft.status.generation, draft.status
     assert generation is not None
-    living = {worker.id for worker in draft.wanted if worker.alive} & set(status.leaving_ids)
-    living -= {*draft.surplus_ids, *quota.lost_ids(status, draft.observed)}
-    if draft.on_pack is OnPack.HOLD:
+    living = {worker.id for worker in draft.view.wanted if worker.alive} & set(status.leaving_ids)
+    living -= {*draft.view.surplus_ids, *quota.lost_ids(status, draft.observed)}
+    if draft.view.on_pack is OnPack.HOLD:
         return living
     needed = max(0, target(draft).workers - len(generation.members))
     return set(sorted(living, key=lambda key: (key in status.claimed_ids, key))[:needed])
@@ -54,5 +55,5 @@ def _let_go(draft: Draft, ids: list[int]) -> None:
     if not ids:
         return
     draft.tell(Reason.WORKERS_DELETED, f"{len(ids)} workers have left generation {generation.layout_generation}")
-    draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.surplus_ids) & set(ids))}))
+    draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.view.surplus_ids) & set(ids))}))
     draft.keep_workers(set(status.worker_ids) - set(ids))

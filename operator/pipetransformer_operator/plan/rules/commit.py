@@ -11,10 +11,11 @@ from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import LayoutSize, Reason, ResizePhase
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan import generations, layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import count
 from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.view import View
 
 from .prepare import back_off
 from .stall import last_words
@@ -33,7 +34,7 @@ def under_way(draft: Draft) -> bool:
     """Watches over the published generation; whether it is not confirmed yet, or another had to follow."""
     generation = draft.status.generation
     assert generation is not None
-    since = draft.broken_since
+    since = draft.view.broken_since
     if since is not None:
         _mend(draft, generation, since)
     elif not generation.confirmed:
@@ -42,32 +43,34 @@ def under_way(draft: Draft) -> bool:
 
 
 def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
-    if not all(_is_outside(draft, generation, member, since) for member in draft.state_holders):
+    if not all(_is_outside(draft.view, generation, member, since) for member in draft.view.state_holders):
         return  # the others notice soon, or are lost
     due, broken = since, generation.broken_before + 1
     if (broken > 1 or not generation.confirmed) and generation.published_time:
         due = max(due, generation.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
-    if draft.now < due:
-        draft.wake_at(due)
-    elif generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft, generation):
-        words = last_words(draft)
+    if not draft.clock.reached(due):
+        return
+    if generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft.view, generation):
+        words = last_words(draft.view)
         message = f"Generation {generation.layout_generation} lost its connections{words}"
         draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
         if broken >= BROKEN_IN_A_ROW:
             count(draft, f"{broken} generations in a row broke although all members live{words}")
         if not draft.status.finished:
-            draft.publish(generation.layout, [*generation.members, *generation.leavers], ResizeReason.FAILURE, broken)
+            generations.publish(
+                draft, generation.layout, [*generation.members, *generation.leavers], ResizeReason.FAILURE, broken
+            )
     else:
         _go_back(draft, generation, "its members could not meet, or could not move their state")
 
 
-def _is_outside(draft: Draft, generation: Generation, member: Member, since: datetime) -> bool:
+def _is_outside(view: View, generation: Generation, member: Member, since: datetime) -> bool:
     """Whether the worker is not in the published generation's group: it waits, or is still in the old group."""
-    if draft.waits(member):
+    if view.waits(member):
         return True
     if generation.broken_before >= MISSED_IN_A_ROW:
         return False
-    beat = draft.observed.beats.get(member.uid)
+    beat = view.observed.beats.get(member.uid)
     return beat is not None and beat.time > since and beat.layout_generation < generation.layout_generation
 
 
@@ -83,17 +86,15 @@ def _check_deadline(draft: Draft, generation: Generation) -> None:
     deadline = resize.deadline
     if draft.observed.since is not None:  # another operator's clock may differ
         deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
-    if draft.now < deadline:
-        draft.wake_at(deadline)
-    elif not _committed_by_some(draft, generation):
+    if draft.clock.reached(deadline) and not _committed_by_some(draft.view, generation):
         _go_back(draft, generation, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
 
 
-def _committed_by_some(draft: Draft, generation: Generation) -> bool:
+def _committed_by_some(view: View, generation: Generation) -> bool:
     beats = [
-        draft.observed.beats.get(member.uid)
+        view.observed.beats.get(member.uid)
         for member in (*generation.members, *generation.leavers)
-        if draft.alive(member)
+        if view.alive(member)
     ]
     return any(beat is not None and beat.layout_generation >= generation.layout_generation for beat in beats)
 
@@ -108,11 +109,13 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     old = resize.from_.layout
     stayed = len(generation.members) - max(0, generation.layout.workers - old.workers)
     holders = [*generation.members[:stayed], *generation.leavers]
-    joined = [member for member in generation.members[stayed:] if draft.alive(member) and _is_heard(draft, member)]
-    if not all(_is_heard(draft, member) for member in holders if draft.alive(member)):
+    joined = [
+        member for member in generation.members[stayed:] if draft.view.alive(member) and _is_heard(draft.view, member)
+    ]
+    if not all(_is_heard(draft.view, member) for member in holders if draft.view.alive(member)):
         return
-    candidates = [*(member for member in holders if draft.alive(member)), *joined]
-    layout = old if old.workers <= len(candidates) else layouts.best(draft, len(candidates))
+    candidates = [*(member for member in holders if draft.view.alive(member)), *joined]
+    layout = old if old.workers <= len(candidates) else layouts.best(draft.view, len(candidates))
     if layout is None:
         return
     wait = back_off(draft)
@@ -120,12 +123,12 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     draft.tell(
         Reason.NOT_COMMITTED,
         f"Generation {generation.layout_generation}: {why};"
-        f" next attempt in {wait.total_seconds():.0f} s{last_words(draft)}",
+        f" next attempt in {wait.total_seconds():.0f} s{last_words(draft.view)}",
         EventType.WARNING,
     )
-    draft.publish(layout, candidates, ResizeReason.UNDO)
+    generations.publish(draft, layout, candidates, ResizeReason.UNDO)
 
 
-def _is_heard(draft: Draft, member: Member) -> bool:
-    beat = draft.observed.beats.get(member.uid)
-    return beat is not None and beat.time > draft.now - draft.patience(member.uid)
+def _is_heard(view: View, member: Member) -> bool:
+    beat = view.observed.beats.get(member.uid)
+    return beat is not None and beat.time > view.now - view.patience(member.uid)

@@ -11,8 +11,10 @@ from datetime import timedelta
 
 from pipetransformer_contract.api.status import Drain, Reason
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.plan import generations, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import WorkerPhase
+from pipetransformer_operator.plan.view import View
 
 from . import undeleted
 from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
@@ -22,32 +24,34 @@ def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers that have to move, or prepares that; whether there is a need to."""
     generation = draft.status.generation
     assert generation is not None
-    going = [member for member in generation.members if (worker := draft.worker(member)) and worker.draining]
+    going = [member for member in generation.members if (worker := draft.view.worker(member)) and worker.draining]
     if not going:
         _give_up_replacements(draft)
         return False
-    if draft.sleeps() or undeleted.leaks(draft):
+    if draft.view.sleeps() or undeleted.leaks(draft):
         return False
     begin(draft, ResizeReason.DRAIN)
-    cordoned = {worker.name for worker in draft.wanted if worker.draining}  # joiners, too, that land there ever again
+    cordoned = {
+        worker.name for worker in draft.view.wanted if worker.draining
+    }  # joiners, too, that land there ever again
     staying = [member for member in generation.members if member.name not in cordoned]
-    fresh = [member for member in draft.ready_joiners if member.name not in cordoned]
+    fresh = [member for member in draft.view.ready_joiners if member.name not in cordoned]
     late = is_late(draft)
-    pairs = _pairs(draft, draft.ids_of(going), draft.ids_of(fresh))
+    pairs = _pairs(draft.view, draft.view.ids_of(going), draft.view.ids_of(fresh))
     if len(pairs) == len(going) or (pairs and late):
-        names = {draft.name_of(old): draft.name_of(new) for old, new in pairs}
+        names = {draft.view.name_of(old): draft.view.name_of(new) for old, new in pairs}
         joining = [member for member in fresh if member.name in names.values()]
         kept = [member for member in going if member.name not in names]
         leaving = [member for member in going if member.name in names]
-        draft.publish(generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
+        generations.publish(draft, generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
         try_at_once(draft)
         return True
     if late:
-        cancel(draft, *why_not_ready(draft))
+        cancel(draft, *why_not_ready(draft.view))
         return False
-    moving = draft.ids_of(going)
-    joiners = sorted(new for _, new in _pairs(draft, moving, draft.joining_ids))
-    draft.want([*draft.ids_of(staying), *joiners], len(generation.members), moving)
+    moving = draft.view.ids_of(going)
+    joiners = sorted(new for _, new in _pairs(draft.view, moving, draft.view.joining_ids))
+    workforce.want(draft, [*draft.view.ids_of(staying), *joiners], len(generation.members), moving)
     enter(draft, generation.layout, ResizeReason.DRAIN)
     return True
 
@@ -56,16 +60,16 @@ def _give_up_replacements(draft: Draft) -> None:
     """Those of workers that need not move any more: a claim with them would have more than the starting size's priority
     and quota is for."""
     generation, claimed = draft.status.generation, set(draft.status.claimed_ids)
-    members = draft.ids_of(generation.members) if generation else ()
+    members = draft.view.ids_of(generation.members) if generation else ()
     base = sum(key not in claimed for key in members)
-    joining = [key for key in draft.joining_ids if key not in claimed]
+    joining = [key for key in draft.view.joining_ids if key not in claimed]
     if surplus := joining[max(0, draft.status.initial_workers - base) :]:
         draft.keep_workers(set(draft.status.worker_ids) - set(surplus))
 
 
-def _pairs(draft: Draft, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
+def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
     """Who takes whose place: a worker of the starting size has none that was claimed, or it would be one for good."""
-    claimed = set(draft.status.claimed_ids)
+    claimed = set(view.status.claimed_ids)
     base = [key for key in joining if key not in claimed]
     claims = [key for key in joining if key in claimed]
     pairs = []
@@ -91,9 +95,7 @@ def limit(draft: Draft) -> None:
         return
     _set_deadline(draft)
     deadline = draft.status.drain_deadline
-    overdue = deadline is not None and draft.now >= deadline
-    if deadline is not None and not overdue:
-        draft.wake_at(deadline)
+    overdue = deadline is not None and draft.clock.reached(deadline)
     ended = {worker.id for worker in draft.observed.workers if not worker.alive}
     running = {worker.id for worker in draft.observed.workers if worker.phase is WorkerPhase.RUNNING}
     wanted = set(draft.status.worker_ids)
@@ -112,8 +114,8 @@ def _set_deadline(draft: Draft) -> None:
     Who is to join has nothing to lose, and is made elsewhere. A leaver's cordon renews nothing.
     """
     status, generation = draft.status, draft.status.generation
-    joining = set(draft.joining_ids)
-    going = {one.id: one for one in draft.wanted if one.alive and one.draining and one.id not in joining}
+    joining = set(draft.view.joining_ids)
+    going = {one.id: one for one in draft.view.wanted if one.alive and one.draining and one.id not in joining}
     if not going:
         draft.update(drain_deadline=None, drains=None)
         return
@@ -131,7 +133,7 @@ def _set_deadline(draft: Draft) -> None:
     if not drains or any(worker.name in members for worker in new):
         drains.append(Drain(time=draft.now, worker_ids=[worker.id for worker in new]))
         try_at_once(draft)
-        draft.wake_at(draft.now)
+        draft.clock.wake_at(draft.now)
         names = ", ".join(f"{worker.name} ({worker.drain_reason or 'cordoned'})" for worker in new[:8])
         draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are emptied, or not well: {names}")
     elif new:

@@ -17,10 +17,11 @@ from pipetransformer_contract.api.status import (
     TooShort,
 )
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.plan import layouts, losses
+from pipetransformer_operator.plan import generations, layouts, losses, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
 from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType, Worker
+from pipetransformer_operator.plan.view import View
 
 from . import start
 from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
@@ -55,23 +56,23 @@ def recover(draft: Draft) -> None:
     if draft.status.finished or not lost:
         return
     assert generation is not None
-    survivors = draft.state_holders
+    survivors = draft.view.state_holders
     if generation.confirmed:  # until then those come first that surely hold state
-        survivors = expendable_last(draft, survivors)
+        survivors = expendable_last(draft.view, survivors)
     if not survivors:
         forget_plan(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
-        draft.keep_workers(worker.id for worker in draft.joiners)
+        draft.keep_workers(worker.id for worker in draft.view.joiners)
         return
-    candidates = [*survivors, *draft.ready_joiners]
-    candidates += draft.idle_leavers[
+    candidates = [*survivors, *draft.view.ready_joiners]
+    candidates += draft.view.idle_leavers[
         : max(0, generation.layout.workers - len(candidates))
     ]  # in the place of who is lost
-    if layout := layouts.best(draft, len(candidates)):
+    if layout := layouts.best(draft.view, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
-        draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)
+        generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
-        if any(draft.name_of(key) in lost for key in wanted):
+        if any(draft.view.name_of(key) in lost for key in wanted):
             try_at_once(draft)  # what was slept over, as over a claim, was not what nobody trains without
         _wait_for_replacements(draft, survivors)
 
@@ -85,14 +86,14 @@ def find_lost(draft: Draft, generation: Generation) -> dict[str, str]:
 
 def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
     """Why a member or leaver can train no more; empty when it can, or did as told."""
-    worker = draft.worker(member)
+    worker = draft.view.worker(member)
     if says_succeeded(worker):
         return ""
-    if leaves and (draft.has_left(member) or (worker is not None and worker.exit_code == 0)):  # not yet confirmed
+    if leaves and (draft.view.has_left(member) or (worker is not None and worker.exit_code == 0)):  # not yet confirmed
         return ""
-    if not draft.alive(member):
+    if not draft.view.alive(member):
         return _describe(worker)
-    if suspect := suspicion(draft, member):
+    if suspect := suspicion(draft.view, member):
         draft.suspects[member.name] = suspect
     return suspect
 
@@ -102,13 +103,15 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
 
     Returns whether it was a failure.
     """
-    workers = {worker.id: worker for worker in draft.wanted}
-    wanted = {key: draft.name_of(key) for key in draft.status.worker_ids}
+    workers = {worker.id: worker for worker in draft.view.wanted}
+    wanted = {key: draft.view.name_of(key) for key in draft.status.worker_ids}
     members = [key for key, name in wanted.items() if name in lost]
     stranded = {
-        key: words for key in draft.joining_ids if key in workers and (words := _why_stranded(draft, workers[key]))
+        key: words
+        for key in draft.view.joining_ids
+        if key in workers and (words := _why_stranded(draft.view, workers[key]))
     }
-    joiners = [key for key in draft.joining_ids if key in stranded or (key in workers and not workers[key].alive)]
+    joiners = [key for key in draft.view.joining_ids if key in stranded or (key in workers and not workers[key].alive)]
     if not members and not joiners:
         return bool(lost)
     why = {
@@ -145,7 +148,7 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
         draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
         losses.note(draft, silent, described)
         # Those that fall while others are awaited fell with them.
-        if len(failed) > len(silent) or (starting and failed_joiners and not draft.asleep):
+        if len(failed) > len(silent) or (starting and failed_joiners and not draft.view.asleep):
             losses.count(draft, described)
     elif stranded or set(members) - short:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
@@ -178,26 +181,24 @@ def _note_too_short(draft: Draft, members: Mapping[int, Worker]) -> set[int]:
     return short
 
 
-def _why_stranded(draft: Draft, worker: Worker) -> str:
+def _why_stranded(view: View, worker: Worker) -> str:
     """Why a worker that is to join will not start where it is; empty when it may.
 
     Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself,
     if nothing else speaks against the node. It also keeps workers off a node that is emptied, but not those for long
     that tolerate it and come back ever again.
     """
-    if worker.draining and may_go_on(draft):
+    if worker.draining and may_go_on(view):
         return f"its node {worker.node} takes no pods any more"
-    if draft.hears(worker.uid):
+    if view.hears(worker.uid):
         return ""
     if worker.node_lost:
         return "its node is lost"
-    if worker.unattended_since is None or not (worker.node_doubted or draft.status.generation):
+    if worker.unattended_since is None or not (worker.node_doubted or view.status.generation):
         return ""
     patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
-    due = worker.unattended_since + patience
-    if draft.now >= due:
+    if view.clock.reached(worker.unattended_since + patience):
         return f"its node has said nothing of it for {patience.seconds} s"
-    draft.wake_at(due)
     return ""
 
 
@@ -228,24 +229,24 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
-    kept = draft.ids_of(survivors)
+    kept = draft.view.ids_of(survivors)
     staying = [*kept, *status.leaving_ids]
-    to = layouts.best(draft, generation.layout.workers) or layouts.awaited(draft, generation.layout)
-    asleep = draft.sleeps() or is_in_vain(draft, to.workers)
+    to = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
+    asleep = draft.view.sleeps() or is_in_vain(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying)
         return
     most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
-    most = max(len(kept), most - len(draft.idle_leavers))
+    most = max(len(kept), most - len(draft.view.idle_leavers))
     if asleep:
         draft.keep_workers(staying)
     else:
-        draft.want([*kept, *draft.joining_ids][:most], most)
+        workforce.want(draft, [*kept, *draft.view.joining_ids][:most], most)
     begin(draft, ResizeReason.FAILURE)
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return
-    reason, why = _why_not_replaced(draft)
+    reason, why = _why_not_replaced(draft.view)
     if status.checkpoint is None:
         cancel(draft, reason, f"too few workers are left, {why}")
         draft.keep_workers(staying)
@@ -260,9 +261,9 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     draft.keep_workers([])
 
 
-def _why_not_replaced(draft: Draft) -> tuple[Reason, str]:
+def _why_not_replaced(view: View) -> tuple[Reason, str]:
     """What replacements wait for; between two attempts, what ended the last one."""
-    last = draft.status.condition(ConditionType.RESIZING)
-    if draft.asleep and last is not None and last.status is ConditionStatus.FALSE:
+    last = view.status.condition(ConditionType.RESIZING)
+    if view.asleep and last is not None and last.status is ConditionStatus.FALSE:
         return Reason(last.reason), "nobody came to join them, and Resizing says why"
-    return why_not_ready(draft)
+    return why_not_ready(view)

@@ -5,6 +5,7 @@ from datetime import timedelta
 from pipetransformer_contract.api.status import LastReport, Reason
 from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.view import View
 
 from .lost_steps import settle
 from .prepare import forget_failures
@@ -22,11 +23,9 @@ def fold(draft: Draft) -> None:
         return
     generation, stepped = draft.status.generation, report.step > (last.step if last else 0)
     mended = generation is not None and generation.broken_before > 0 and stepped
-    if last is not None and not mended and not _decides(report, last):
-        due = last.time + _interval(draft)
-        if draft.now < due:
-            draft.wake_at(due)
-            return
+    mere_progress = last is not None and not mended and not _decides(report, last)
+    if last is not None and mere_progress and not draft.clock.reached(last.time + _interval(draft.view)):
+        return
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
     shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
@@ -76,9 +75,9 @@ def _decides(report: Report, last: Report) -> bool:
     return key(report) != key(last)
 
 
-def _interval(draft: Draft) -> timedelta:
+def _interval(view: View) -> timedelta:
     """Not so long that silence in the status looks like a stall."""
-    stall = draft.spec.run_policy.stall_timeout_seconds
+    stall = view.spec.run_policy.stall_timeout_seconds
     return PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
 
 

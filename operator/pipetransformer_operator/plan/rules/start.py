@@ -10,11 +10,12 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing import share
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
 from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.view import View
 
 from . import undeleted
 from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
@@ -47,12 +48,12 @@ def take_size(draft: Draft) -> Layout | None:
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
         draft.keep_workers([])
-    return layouts.starting(draft)
+    return layouts.starting(draft.view)
 
 
 def wait(draft: Draft) -> None:
     """Holds nothing and says why, as long as no layout to start with lies within the spec's bounds."""
-    bounds, lengths = layouts.bounds_of(draft), dict.fromkeys(layouts.starting_lengths(draft))
+    bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
     message = (
         f"spec.elasticPolicy allows no start: pipelines of {' or '.join(map(str, lengths))} stages,"
         f" {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
@@ -78,27 +79,27 @@ def start(draft: Draft, layout: Layout) -> None:
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
-    if draft.observed.gives_way_to and not _is_whole(draft):
+    if draft.observed.gives_way_to and not _is_whole(draft.view):
         _give_way(draft)
         return
-    if draft.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
+    if draft.view.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
         return
-    ready = draft.ready_joiners
+    ready = draft.view.ready_joiners
     if len(ready) >= layout.workers:
-        draft.publish(layout, ready, ResizeReason.START)
-        draft.keep_workers(draft.ids_of(ready[: layout.workers]))
+        generations.publish(draft, layout, ready, ResizeReason.START)
+        draft.keep_workers(draft.view.ids_of(ready[: layout.workers]))
         forget_failures(draft)
         return
-    alive = dict.fromkeys(worker.id for worker in draft.joiners)
-    ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
-    draft.want(ids[: layout.workers], layout.workers)
+    alive = dict.fromkeys(worker.id for worker in draft.view.joiners)
+    ids = [*alive, *(key for key in draft.view.joining_ids if key not in alive)]
+    workforce.want(draft, ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
     _put_off_what_does_not_begin(draft)
 
 
-def _is_whole(draft: Draft) -> bool:
+def _is_whole(view: View) -> bool:
     """Whether all workers of a start have their nodes, and can start there."""
-    return bool(draft.joining_ids) and all_scheduled(draft) and can_start(draft)
+    return bool(view.joining_ids) and all_scheduled(view) and can_start(view)
 
 
 def _give_way(draft: Draft) -> None:
@@ -106,7 +107,7 @@ def _give_way(draft: Draft) -> None:
     why = f"job {draft.observed.gives_way_to} can start on what this one would hold"
     if draft.status.resize is not None:
         _put_off(draft, Reason.GAVE_WAY, why)
-    elif not draft.sleeps():
+    elif not draft.view.sleeps():
         message = f"{why}; the next attempt follows when it has started"
         draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
 
@@ -116,7 +117,7 @@ def _is_in_vain(draft: Draft, layout: Layout) -> bool:
     if not is_in_vain(draft, layout.workers):
         return False
     draft.waits_for_room = True
-    room = draft.num_placed + (draft.observed.reach or 0)
+    room = draft.view.num_placed + (draft.observed.reach or 0)
     message = (
         f"nodes have room for {room} of {layout.workers} workers, with what these may preempt; it starts once they do"
     )
@@ -127,15 +128,14 @@ def _is_in_vain(draft: Draft, layout: Layout) -> bool:
 def _put_off_what_does_not_begin(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None
-    placed = len(draft.joining_ids) == resize.to.layout.workers and all_scheduled(draft)
-    trouble = None if placed and can_start(draft) else resize.trouble_time or draft.now
+    placed = len(draft.view.joining_ids) == resize.to.layout.workers and all_scheduled(draft.view)
+    trouble = None if placed and can_start(draft.view) else resize.trouble_time or draft.now
     resize = resize.model_copy(update={"trouble_time": trouble})
-    deadline = _deadline(draft, resize)
+    deadline = _deadline(draft.view, resize)
     draft.update(resize=resize.model_copy(update={"deadline": deadline}))
-    if draft.now < deadline:
-        draft.wake_at(deadline)
+    if not draft.clock.reached(deadline):
         return
-    reason, why = why_not_ready(draft)
+    reason, why = why_not_ready(draft.view)
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
     elif placed and trouble is None:
@@ -154,7 +154,7 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
         first: the wait for the first that is replaced; None, at once, if nothing speaks against it.
     """
     begin, again, resize = draft.now, draft.status.next_resize_time, draft.status.resize
-    if again is not None and draft.asleep:
+    if again is not None and draft.view.asleep:
         begin = max(again, draft.now + (first or timedelta()))
     else:
         replacements, renewals = 0, 1
@@ -179,16 +179,16 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     draft.prepare_anew(begin)
 
 
-def _deadline(draft: Draft, resize: Resize) -> datetime:
+def _deadline(view: View, resize: Resize) -> datetime:
     """When a start is put off. Where each worker is placed, images, init containers and models have longer, and longer
     each time; but none holds its accelerator for ever. A pod may have vanished, and a container begun to fail, just
     now: an image is pulled after the init containers, and what a registry refuses once it may give the next time."""
-    timeout = timedelta(seconds=draft.spec.run_policy.start_timeout_seconds)
+    timeout = timedelta(seconds=view.spec.run_policy.start_timeout_seconds)
     if resize.trouble_time is not None:
-        times = (resize.start_time, resize.trouble_time, draft.observed.preferred_since)
+        times = (resize.start_time, resize.trouble_time, view.observed.preferred_since)
         return max(time for time in times if time is not None) + timeout
-    longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.slow_starts, 4))
-    since = draft.observed.since
+    longer = resize.start_time + PLACED * timeout * (1 << min(view.status.slow_starts, 4))
+    since = view.observed.since
     return max(longer, since + timeout) if since else longer  # a new operator has to hear first who is ready
 
 

@@ -6,6 +6,7 @@ A job that is being deleted and that a finalizer of others keeps is suspended fo
 from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.view import View
 
 from . import stop
 from .lost_steps import forget_plan
@@ -23,7 +24,7 @@ def suspend(draft: Draft) -> None:
     else:
         reason, message = Reason.SUSPENDED_BY_USER, "spec.suspend is true"
         if not draft.spec.suspend:
-            names = [worker.name for worker in draft.observed.workers if _is_awaited(draft, worker)]
+            names = [worker.name for worker in draft.observed.workers if _is_awaited(draft.view, worker)]
             message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
         if not draft.status.is_true(ConditionType.SUSPENDED):
             draft.tell(reason, "Suspended: all workers are to end")
@@ -34,20 +35,20 @@ def suspend(draft: Draft) -> None:
         return
     if not draft.observed.workers:
         draft.update(quota_requests=[], too_short=None)  # other accelerators may be asked for meanwhile
-    message = "; ".join(filter(None, [message, stop.words(draft)]))
+    message = "; ".join(filter(None, [message, stop.words(draft.view)]))
     draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
 
 
-def is_ending(draft: Draft) -> bool:
+def is_ending(view: View) -> bool:
     """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
     checkpoint that the job goes on from."""
-    suspended = draft.status.is_true(ConditionType.SUSPENDED)
-    return suspended and any(_is_awaited(draft, worker) for worker in draft.observed.workers)
+    suspended = view.status.is_true(ConditionType.SUSPENDED)
+    return suspended and any(_is_awaited(view, worker) for worker in view.observed.workers)
 
 
-def _is_awaited(draft: Draft, worker: Worker) -> bool:
+def _is_awaited(view: View, worker: Worker) -> bool:
     """Nobody awaits a pod that is stuck, as on a lost node, or one that has ended and that a finalizer keeps."""
-    return not (worker.terminating and not worker.holds) and not draft.is_stuck(worker)
+    return not (worker.terminating and not worker.holds) and not view.is_stuck(worker)
 
 
 def resume(draft: Draft) -> None:

@@ -17,7 +17,7 @@ def leaks(draft: Draft) -> bool:
     """Whether no attempt begins, for workers of one that failed hold what they had: it would hold as much besides."""
     return (
         bool(draft.status.resize_failures)
-        and not draft.joining_ids
+        and not draft.view.joining_ids
         and any(worker.holds for worker in _undeleted(draft))
     )
 
@@ -59,6 +59,6 @@ def _undeleted(draft: Draft) -> list[Worker]:
 def _take_back(draft: Draft, condition: Condition) -> None:
     """What it said before is not known any more."""
     again = draft.status.next_resize_time
-    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.asleep else ""
+    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.view.asleep else ""
     reason = Reason.FINISHED if draft.status.finished else Reason.WAITING_FOR_WORKERS
     draft.set_condition(condition.type, condition.status is ConditionStatus.TRUE, reason, message)

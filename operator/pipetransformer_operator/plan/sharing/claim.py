@@ -28,21 +28,21 @@ def target(draft: Draft) -> Layout:
     generation, status = draft.status.generation, draft.status
     assert generation is not None
     current = generation.layout
-    if draft.sleeps() or undeleted.leaks(draft):
+    if draft.view.sleeps() or undeleted.leaks(draft):
         return current
     ceiling = share.ceiling(draft)
-    best = layouts.best(draft, ceiling)
+    best = layouts.best(draft.view, ceiling)
     if best is None or best.workers <= current.workers:
         return current
     if current.workers < status.initial_workers:
-        base = layouts.best(draft, min(status.initial_workers, ceiling, _most_own(draft)))
+        base = layouts.best(draft.view, min(status.initial_workers, ceiling, _most_own(draft)))
         if base is not None and base.workers > current.workers:
             return base
     most = most_idle(draft)
     if most is None:
         return _next_larger(draft, current, best)
     draft.waits_for_room |= most < best.workers
-    idle = layouts.best(draft, min(ceiling, most))
+    idle = layouts.best(draft.view, min(ceiling, most))
     return idle if idle is not None and idle.workers > current.workers else current
 
 
@@ -54,7 +54,7 @@ def most_idle(draft: Draft) -> int | None:
         return None
     if draft.observed.free is None and share.is_open(draft) and draft.status.share is not None:
         return draft.status.share.workers
-    return draft.num_placed + room
+    return draft.view.num_placed + room
 
 
 def _most_own(draft: Draft) -> int:
@@ -67,7 +67,7 @@ def _most_own(draft: Draft) -> int:
     if lost or reach is None or draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE:
         return status.initial_workers
     draft.waits_for_room = True
-    return draft.num_placed + reach
+    return draft.view.num_placed + reach
 
 
 def is_in_vain(draft: Draft, workers: int) -> bool:
@@ -75,15 +75,14 @@ def is_in_vain(draft: Draft, workers: int) -> bool:
     they may preempt. Such an attempt takes workers from others and uses none. The first attempt is made at any rate,
     because an autoscaler may add nodes, and one each day."""
     status, reach, granted = draft.status, draft.observed.reach, draft.status.share
-    if draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE or reach is None or draft.joining_ids:
+    if draft.spec.elastic_policy.claim_from is not ClaimFrom.IDLE or reach is None or draft.view.joining_ids:
         return False
-    if not status.resize_failures or draft.num_placed + reach >= workers:
+    if not status.resize_failures or draft.view.num_placed + reach >= workers:
         return False
     if granted is not None and granted.workers >= workers:
         return False
     again = (status.next_resize_time or draft.now) + LONGEST_WAIT
-    draft.wake_at(again)
-    return draft.now < again
+    return not draft.clock.reached(again)
 
 
 def is_claim(draft: Draft, layout: Layout) -> bool:
@@ -96,7 +95,7 @@ def _next_larger(draft: Draft, current: Layout, best: Layout) -> Layout:
     stages = {offer.stages for offer in report.offers} if report else set()
     multiples = (range(k * (current.workers // k + 1), best.workers, k) for k in stages | {current.stages})
     for workers in heapq.merge(*multiples):
-        layout = layouts.best(draft, workers)
+        layout = layouts.best(draft.view, workers)
         if layout is not None and layout.workers > current.workers:
             return layout
     return best

@@ -43,31 +43,31 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
     start on."""
     draft = Draft(spec, observed, now)
     status = draft.status
-    if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
+    if not spec.managed or draft.view.stopped or status.finished or draft.view.spec_errors:
         return None
     starting = status.generation is None
-    layout = layouts.starting(draft) if starting else None
+    layout = layouts.starting(draft.view) if starting else None
     if starting and layout is None:
         return None
     if starting and observed.queue is not None and not any(one.admitted for one in status.quota_requests):
         return None
     sits_out = share.sits_out(draft)
     asleep = not sits_out and _is_asleep(draft)
-    auto = draft.on_pack is OnPack.AUTO
+    auto = draft.view.on_pack is OnPack.AUTO
     stays = sits_out or _is_refused(draft) or _sleeps_over_something_else(draft) or _cannot_take_joiners(draft)
     waiting = asleep or (not sits_out and _lacks_nodes(draft))
     waiting |= layout is not None and not sits_out and is_in_vain(draft, layout.workers)
     if not (auto or (starting and waiting)) or (starting and stays):
         return None
-    held = draft.num_placed
+    held = draft.view.num_placed
     speeds = {} if starting else _speeds(draft)
     if not starting and not speeds:
         return None
     if stays:
         speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, min(speeds))}
     claimed_ids = set(status.claimed_ids)
-    own = [worker.priority for worker in draft.wanted if worker.id not in claimed_ids]
-    claims = [worker.priority for worker in draft.wanted if worker.id in claimed_ids]
+    own = [worker.priority for worker in draft.view.wanted if worker.id not in claimed_ids]
+    claims = [worker.priority for worker in draft.view.wanted if worker.id in claimed_ids]
     waiting = waiting or (observed.free is not None and max(speeds, default=0) > held)
     return Demand(
         key=f"{observed.namespace}/{observed.name}",
@@ -103,7 +103,7 @@ def pool_of(spec: JobSpec, namespace: str) -> tuple[str, str]:
 
 def _leaving(draft: Draft) -> int:
     """Workers on their way out whose nodes others may have then."""
-    kept = {worker.id for worker in draft.wanted} - set(draft.status.leaving_ids)
+    kept = {worker.id for worker in draft.view.wanted} - set(draft.status.leaving_ids)
     out = (worker for worker in draft.observed.workers if worker.id not in kept)
     return sum(worker.scheduled and worker.holds and not worker.draining and not worker.node_lost for worker in out)
 
@@ -111,7 +111,9 @@ def _leaving(draft: Draft) -> int:
 def _is_asleep(draft: Draft) -> bool:
     """Whether an attempt is slept over for want of workers."""
     status = draft.status
-    if not draft.asleep or (status.generation is None and status.resize is not None):  # there one that ended is awaited
+    if not draft.view.asleep or (
+        status.generation is None and status.resize is not None
+    ):  # there one that ended is awaited
         return False
     condition = status.condition(ConditionType.RUNNING if status.generation is None else ConditionType.RESIZING)
     if status.not_committed is not None and (condition is None or condition.reason != Reason.UNSCHEDULABLE):
@@ -122,12 +124,12 @@ def _is_asleep(draft: Draft) -> bool:
 def _sleeps_over_something_else(draft: Draft) -> bool:
     """Whether an attempt is slept over that more workers would not have helped."""
     starts = draft.status.generation is None and draft.status.resize is not None
-    return draft.asleep and not starts and not _is_asleep(draft)
+    return draft.view.asleep and not starts and not _is_asleep(draft)
 
 
 def _is_refused(draft: Draft) -> bool:
     """Whether workers that are to join cannot even be created."""
-    return bool(draft.observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
+    return bool(draft.observed.refusal) and len(draft.view.joiners) < len(draft.view.joining_ids)
 
 
 def _cannot_take_joiners(draft: Draft) -> bool:
@@ -147,11 +149,11 @@ def _cannot_take_joiners(draft: Draft) -> bool:
 def _lacks_nodes(draft: Draft) -> bool:
     """Whether workers that may be created have no node for a while, or although others made room for them."""
     resize = draft.status.resize
-    if resize is None or resize.phase is not ResizePhase.PREPARE or draft.observed.refusal or draft.awaits_quota:
+    if resize is None or resize.phase is not ResizePhase.PREPARE or draft.observed.refusal or draft.view.awaits_quota:
         return False
     if not share.is_open(draft) and draft.now < resize.start_time + PATIENCE:
         return False
-    return len(draft.joining_ids) > sum(worker.scheduled for worker in draft.joiners)
+    return len(draft.view.joining_ids) > sum(worker.scheduled for worker in draft.view.joiners)
 
 
 def _speeds(draft: Draft) -> dict[int, float]:
@@ -160,13 +162,13 @@ def _speeds(draft: Draft) -> dict[int, float]:
     Larger sizes for which the job would not leave its present layout, for the pause costs more, are left out. Before
     its first offers it has what it has.
     """
-    generation, offers = draft.status.generation, layouts.offered(draft)
+    generation, offers = draft.status.generation, layouts.offered(draft.view)
     assert generation is not None
     if not offers:
         return {generation.layout.workers: 1.0}
-    bounds = layouts.bounds_of(draft)
+    bounds = layouts.bounds_of(draft.view)
     bounds = replace(bounds, max_pipelines=min(bounds.max_pipelines, MAX_WIDTHS))
-    found = choices(offers, bounds, on_pack=draft.on_pack, packing=draft.spec.pipeline.packing)
+    found = choices(offers, bounds, on_pack=draft.view.on_pack, packing=draft.spec.pipeline.packing)
     seconds = {Layout(offer.stages, time.pipelines): time.seconds for offer in offers for time in offer.step_seconds}
     measured = all(seconds.get(layout, 0.0) > 0 for layout in found)
     speeds = {layout.workers: 1 / seconds[layout] if measured else float(layout.workers) for layout in found}
@@ -176,5 +178,5 @@ def _speeds(draft: Draft) -> dict[int, float]:
 
 
 def _grows_to(draft: Draft, workers: int) -> int:
-    best = layouts.best(draft, workers)
+    best = layouts.best(draft.view, workers)
     return best.workers if best else 0

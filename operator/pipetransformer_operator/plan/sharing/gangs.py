@@ -60,30 +60,30 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
     """The job's start, if it is not complete; None if the job trains, has ended, waits for its queue, or has all its
     workers."""
     draft = Draft(spec, observed, now)
-    status, layout = draft.status, layouts.starting(draft)
-    if not spec.managed or draft.stopped or status.finished or draft.spec_errors:
+    status, layout = draft.status, layouts.starting(draft.view)
+    if not spec.managed or draft.view.stopped or status.finished or draft.view.spec_errors:
         return None
     if status.generation is not None or status.start_time is None or layout is None:
         return None
     if observed.queue is not None and not any(one.admitted for one in status.quota_requests):
         return None
-    lacks_nodes = any(not one.scheduled and one.waiting.startswith(UNSCHEDULABLE) for one in draft.joiners)
-    refused = bool(observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
+    lacks_nodes = any(not one.scheduled and one.waiting.startswith(UNSCHEDULABLE) for one in draft.view.joiners)
+    refused = bool(observed.refusal) and len(draft.view.joiners) < len(draft.view.joining_ids)
     fresh = False
     if status.resize is None:
-        eligible = not draft.asleep or status.waits_for_nodes_since is not None
-    elif draft.joining_ids and all_scheduled(draft) and can_start(draft):
+        eligible = not draft.view.asleep or status.waits_for_nodes_since is not None
+    elif draft.view.joining_ids and all_scheduled(draft.view) and can_start(draft.view):
         return None
     else:
         fresh = _may_complete(draft, lacks_nodes=lacks_nodes, refused=refused)
-        eligible = lacks_nodes and can_start(draft)
+        eligible = lacks_nodes and can_start(draft.view)
     granted = status.share is not None and not status.share.yields and status.share.workers >= layout.workers
     return Gang(
         key=f"{observed.namespace}/{observed.name}",
         pool=pool_of(spec, observed.namespace),
         needs=layout.workers,
         holds=sum(worker.scheduled and worker.holds for worker in observed.workers),
-        priority=max((worker.priority for worker in draft.wanted), default=status.priority),
+        priority=max((worker.priority for worker in draft.view.wanted), default=status.priority),
         since=status.start_time,
         competes=lacks_nodes,
         eligible=eligible and not refused and not share.sits_out(draft),
@@ -95,9 +95,9 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
 def _may_complete(draft: Draft, *, lacks_nodes: bool, refused: bool) -> bool:
     """Whether an attempt to start is not known to be stuck: the scheduler and registries need a moment."""
     resize = draft.status.resize
-    if draft.asleep or resize is None or resize.trouble_time is None:
+    if draft.view.asleep or resize is None or resize.trouble_time is None:
         return True
-    if not (lacks_nodes or refused or not can_start(draft)):
+    if not (lacks_nodes or refused or not can_start(draft.view)):
         return True
     patience = PATIENCE if lacks_nodes else PATIENCE_WITH_CONTAINERS
     return draft.now < max(resize.start_time, resize.trouble_time) + patience

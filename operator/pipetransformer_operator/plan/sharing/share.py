@@ -40,7 +40,7 @@ def take(draft: Draft) -> None:
     granted = before.workers if before and not before.yields else 0
     if share is not None and share.workers > granted and is_open(draft):
         draft.prepare_anew(draft.now)  # from now on others make room
-    if draft.on_pack is OnPack.AUTO:
+    if draft.view.on_pack is OnPack.AUTO:
         words = f"may have {share.workers} workers" if share else "may have what it gets"
         why = "others want some" if share else "no room is made for anybody"
         draft.tell(Reason.SHARE_CHANGED, f"The job {words}: {why}")
@@ -49,7 +49,7 @@ def take(draft: Draft) -> None:
 def ceiling(draft: Draft) -> int:
     """Workers up to which the job may grow, even if its share was computed for the layout before."""
     most, share = draft.spec.elastic_policy.ceiling, draft.status.share
-    if share is None or share.yields or draft.on_pack is not OnPack.AUTO:
+    if share is None or share.yields or draft.view.on_pack is not OnPack.AUTO:
         return most
     return min(most, share.workers)
 
@@ -57,7 +57,7 @@ def ceiling(draft: Draft) -> int:
 def is_open(draft: Draft) -> bool:
     """Whether the job has fewer workers with a node than it was granted."""
     share = draft.status.share
-    return share is not None and not share.yields and draft.num_placed < share.workers
+    return share is not None and not share.yields and draft.view.num_placed < share.workers
 
 
 def note_vain(draft: Draft) -> None:

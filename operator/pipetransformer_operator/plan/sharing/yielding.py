@@ -70,16 +70,16 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     """What the job could give up; None if it does not train, or not on accelerators."""
     draft = Draft(spec, observed, now)
     generation, status = draft.status.generation, draft.status
-    if generation is None or status.finished or not spec.managed or draft.stopped or not spec.accelerator_resource:
+    if generation is None or status.finished or not spec.managed or draft.view.stopped or not spec.accelerator_resource:
         return None
     claimed_ids = set(status.claimed_ids)
-    claimed = [worker for worker in draft.wanted if worker.id in claimed_ids]
+    claimed = [worker for worker in draft.view.wanted if worker.id in claimed_ids]
     members = {member.name for member in generation.members}
     base = len(members - {worker.name for worker in claimed})
-    layout = layouts.best(draft, len(members) - 1)
+    layout = layouts.best(draft.view, len(members) - 1)
     wanted = set(status.worker_ids)
     stays = all(worker.node_lost or (worker.alive and worker.id in wanted) for worker in observed.workers)
-    possible = layout is not None and layout.workers >= base and not snoozed(draft, layout)
+    possible = layout is not None and layout.workers >= base and not snoozed(draft.view, layout)
     return Claims(
         key=f"{observed.namespace}/{observed.name}",
         layout_generation=status.layout_generation,
@@ -95,7 +95,7 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
 
 def _least(draft: Draft, workers: int, base: int) -> int:
     """Workers of the smallest layout that is reached without those of the starting size."""
-    while (layout := layouts.best(draft, workers - 1)) is not None and layout.workers >= base:
+    while (layout := layouts.best(draft.view, workers - 1)) is not None and layout.workers >= base:
         workers = layout.workers
     return workers
 
