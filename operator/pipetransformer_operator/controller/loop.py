@@ -18,7 +18,7 @@ from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.pulse import Pulse
-from pipetransformer_operator.plan import Observed, Plan, Worker, plan, worker_name
+from pipetransformer_operator.plan import Deletion, Observed, Plan, Worker, plan, worker_name
 
 from .deletions import Deletions
 from .gangs import FREE, Turn
@@ -297,15 +297,15 @@ class JobLoop:
             else:
                 errors.extend(await _together([create(worker_id) for worker_id in decided.create]))
 
-        async def delete(name: str, uid: str) -> None:
+        async def delete(deletion: Deletion) -> None:
             async with self._writes.of(self.key.namespace):
                 try:
-                    await self._pool.delete(job, name, uid)
+                    await self._pool.delete(job, deletion.name, deletion.uid)
                 except Refused as error:
-                    pause = self._deletions.refuse(uid, str(error), clock.time())
+                    pause = self._deletions.refuse(deletion.uid, str(error), clock.time())
                     logger.warning("%s: %s; again in %g s", self.key, error, pause)
                 else:
-                    self._deletions.accept(uid)
+                    self._deletions.accept(deletion.uid)
 
         clock = asyncio.get_running_loop()
         undeleted = self._deletions.refused
@@ -321,7 +321,7 @@ class JobLoop:
             errors += await _together([protect()])
             errors += await _together([prepare_and_create()])
         due = self._deletions.due(decided.delete, clock.time())
-        errors += await _together([delete(name, uid) for name, uid in due])
+        errors += await _together([delete(deletion) for deletion in due])
         for event in decided.events:
             await self._store.tell(job, event)
         if decided.expired:

@@ -3,7 +3,7 @@
 Rules ask `Draft.view` what is. Each change replaces the view, so the next rule sees it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,7 +15,6 @@ from pipetransformer_contract.api.status import (
     ConditionType,
     JobStatus,
     LayoutSize,
-    QuotaRequest,
     Reason,
     Resize,
     ResizePhase,
@@ -24,7 +23,8 @@ from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
 
 from .clock import Clock
-from .types import EventType, Observed, Plan, PlanEvent, Worker
+from .deletions import DECIDED_BEFORE, ENDED, deletion_of, events_of
+from .types import Deletion, EventType, Observed, Plan, PlanEvent, Worker
 from .view import View
 
 _CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
@@ -46,6 +46,7 @@ class Draft:
         suspects: names of members that are lost although their pods look alive, and why.
         broken: by uid, nodes of workers whose accelerator failed.
         unfit: nodes that refused workers which were to join, or whose accelerator failed.
+        explained_ids: of workers whose loss another event explains, so that their deletion needs none.
         said: conditions that were set in this turn; the others are as the turn before left them.
     """
 
@@ -56,11 +57,13 @@ class Draft:
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
         self.broken: dict[str, str] = {}
+        self.explained_ids: frozenset[int] = frozenset()
         self.said: set[ConditionType] = set()
         self.min_available: int | None = None
         self.keeps_unready = False
         self.waits_for_room = False
         self._events: list[PlanEvent] = []
+        self._why_deleted: dict[int, str] = {}
 
     @property
     def spec(self) -> JobSpec:
@@ -117,23 +120,17 @@ class Draft:
         self.tell(known, message, EventType.WARNING)
         self.update(completion_time=self.now)
 
-    def keep_workers(self, ids: Iterable[int]) -> None:
-        """Says which workers ought to exist; the others will be deleted."""
+    def keep_workers(self, ids: Iterable[int], why: str | Mapping[int, str]) -> None:
+        """Says which workers ought to exist, and why the others are deleted: in one word for all, or by id."""
         wanted = set(ids)
+        dropped = self.view.wanted_ids - wanted
+        self._why_deleted |= {key: why if isinstance(why, str) else why[key] for key in dropped}
         self.update(
             worker_ids=sorted(wanted),
             leaving_ids=[key for key in self.status.leaving_ids if key in wanted],
             surplus_ids=[key for key in self.view.surplus_ids if key in wanted],
             claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
         )
-
-    def ask_queue(self, queue: str, workers: int, *, own: bool = False) -> None:
-        """Makes a request to the queue of that name; `own` if it takes the place of quota of the starting size."""
-        status = self.status
-        name = f"{self.observed.name}-q{status.next_request_id}"
-        request = QuotaRequest(name=name, queue=queue, workers=workers, own=own)
-        self.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
-        self.tell(Reason.WAITING_FOR_QUOTA, f"Asking {queue} for {workers} workers")
 
     def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason, old: Layout | None) -> None:
         """Notes where the change of layout stands, and until when; a preparation counts from its first turn."""
@@ -172,11 +169,13 @@ class Draft:
 
     def plan(self) -> Plan:
         """The answer; creation and deletion follow from the status and the pods alone."""
+        otherwise = ENDED if self.status.finished else DECIDED_BEFORE
+        deletions = [deletion_of(one, self._why_deleted.get(one.id, otherwise)) for one in self.unwanted]
         return Plan(
             status=self.status,
             create=() if self.status.finished else self.view.missing_ids,
-            delete=tuple((worker.name, worker.uid) for worker in self.unwanted),
-            events=tuple(self._events),
+            delete=tuple(deletions),
+            events=(*self._events, *events_of(one for one in deletions if self._is_news(one))),
             requeue_after=self.clock.seconds_left,
             expired=self.expired,
             min_available=self.min_available,
@@ -186,6 +185,9 @@ class Draft:
             unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
             broken=self.broken,
         )
+
+    def _is_news(self, deletion: Deletion) -> bool:
+        return deletion.worker_id not in self.explained_ids and deletion.uid not in self.observed.undeleted
 
     def _silent_nodes(self) -> set[str]:
         by_name = self.view.by_name

@@ -237,6 +237,23 @@ class PlanEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Deletion:
+    """A worker to delete.
+
+    Attributes:
+        worker_id: of the worker.
+        name: of the worker.
+        uid: the precondition: another pod of that name stays.
+        why: in words; an event says it when the worker is deleted.
+    """
+
+    worker_id: int
+    name: str
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do, in this order: write `status` (with the resourceVersion read) if it differs, create, delete, tell.
 
@@ -244,7 +261,7 @@ class Plan:
 
     Attributes:
         create: ids of workers that ought to exist and do not; the worker's name is `worker_name(job, id)`.
-        delete: (name, uid) of workers to delete; the uid is the precondition.
+        delete: workers to delete, and why.
         requeue_after: seconds until time alone changes the answer; None when only an event can.
         min_available: so many workers must stay when others take some away; None before the first layout, and once
             none of a job that has ended holds anything.
@@ -259,7 +276,7 @@ class Plan:
 
     status: JobStatus
     create: tuple[int, ...] = ()
-    delete: tuple[tuple[str, str], ...] = ()
+    delete: tuple[Deletion, ...] = ()
     events: tuple[PlanEvent, ...] = ()
     requeue_after: float | None = None
     expired: bool = False

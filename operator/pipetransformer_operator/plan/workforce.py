@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipetransformer_contract.api.status import Reason
+from pipetransformer_contract.api.status import QuotaRequest, Reason
 
 from .draft import Draft
 from .quota import quota
@@ -33,7 +33,9 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
                 draft.update(quota_requests=quota.assign(draft.status, draft.observed, part, own=own))
         draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
         draft.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
-    draft.keep_workers([*ids, *created, *draft.status.leaving_ids, *replaced])
+    draft.keep_workers(
+        [*ids, *created, *draft.status.leaving_ids, *replaced], "the layout that is prepared does not need it"
+    )
 
 
 def _of_starting_size(view: View, ids: Sequence[int], missing: int, replaced: Sequence[int]) -> tuple[int, int]:
@@ -64,10 +66,19 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
         if part <= room.granted:
             draft.update(quota_requests=quota.without_waiting(draft.status, own=is_own))
         elif part > room.granted + room.waiting:
-            draft.ask_queue(queue, part - room.granted - room.waiting, own=is_own)
+            ask_queue(draft, queue, part - room.granted - room.waiting, own=is_own)
     if base > own.granted:  # the queue may have no room for it except what claims leave unused
         draft.update(quota_requests=quota.give_back(draft.status, claims.free - (missing - base), own=False))
     if not may_create:
         return 0, 0
     now = min(base, own.free)
     return now, now + min(missing - base, claims.free)
+
+
+def ask_queue(draft: Draft, queue: str, workers: int, *, own: bool = False) -> None:
+    """Makes a request to the queue of that name; `own` if it takes the place of quota of the starting size."""
+    status = draft.status
+    name = f"{draft.observed.name}-q{status.next_request_id}"
+    request = QuotaRequest(name=name, queue=queue, workers=workers, own=own)
+    draft.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
+    draft.tell(Reason.WAITING_FOR_QUOTA, f"Asking {queue} for {workers} workers")

@@ -10,7 +10,7 @@ pods on a lost node. As long as nothing is known of the queue, nothing changes.
 from pipetransformer_contract.api.job import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan import layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.rules import stop
 from pipetransformer_operator.plan.rules.prepare import cancel, is_recovery, queue_says
@@ -56,7 +56,7 @@ def admits(draft: Draft, needed: int) -> bool:
     if queue is None or not name or draft.view.asleep:
         return True
     if base is None and not queue.problem:
-        draft.ask_queue(name, needed)
+        workforce.ask_queue(draft, name, needed)
     draft.update(start_time=None)  # who waits in a queue is not active, as a Job that Kueue suspends
     running = status.condition(ConditionType.RUNNING)
     if running is not None and running.reason in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
@@ -82,7 +82,7 @@ def sends_back(draft: Draft) -> bool:
             f"{base.queue} wants the job's quota back: {quota.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
-    stop.give_back(draft)
+    stop.give_back(draft, f"{base.queue} wants the job's quota back")
     if not draft.observed.workers:
         kept = _again(draft, base) if base in lost else _own(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
@@ -150,7 +150,7 @@ def _drop_joiners(draft: Draft) -> None:
     resize = draft.status.resize
     if resize is not None and resize.phase is ResizePhase.PREPARE and draft.status.generation is not None:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
-    draft.keep_workers(set(draft.status.worker_ids) - going)
+    draft.keep_workers(set(draft.status.worker_ids) - going, "the queue wants the quota back before they joined")
 
 
 def _return_excess(draft: Draft) -> None:

@@ -5,7 +5,7 @@ with. Those of a cordoned node go at once: nobody else can have what they hold. 
 that is to join: with `onPack: Hold` all of them, else those that lost peers left over and the next layout needs again.
 """
 
-from pipetransformer_contract.api.status import Reason, ResizePhase
+from pipetransformer_contract.api.status import ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota import quota
@@ -17,14 +17,14 @@ def under_way(draft: Draft) -> bool:
     """Gives back what may go; whether leavers still wait for a checkpoint."""
     status, generation = draft.status, draft.status.generation
     assert generation is not None
-    _let_go(draft, _draining(draft.view))
+    _let_go(draft, _draining(draft.view), "its node is emptied, and it has left")
     if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
         if status.resize is not None:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
     spares = _spares(draft)
     gone = [key for key in draft.status.leaving_ids if key not in spares]
-    _let_go(draft, gone)
+    _let_go(draft, gone, "it has left, and the present layout needs fewer workers")
     draft.update(leaving_ids=[])
     if gone and status.next_resize_time and generation.published_time:  # only now can anybody else have what it gave up
         draft.update(next_resize_time=status.next_resize_time + (draft.now - generation.published_time))
@@ -49,11 +49,11 @@ def _spares(draft: Draft) -> set[int]:
     return set(sorted(living, key=lambda key: (key in status.claimed_ids, key))[:needed])
 
 
-def _let_go(draft: Draft, ids: list[int]) -> None:
+def _let_go(draft: Draft, ids: list[int], why: str) -> None:
     status, generation = draft.status, draft.status.generation
     assert generation is not None
     if not ids:
         return
-    draft.tell(Reason.WORKERS_DELETED, f"{len(ids)} workers have left generation {generation.layout_generation}")
     draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.view.surplus_ids) & set(ids))}))
-    draft.keep_workers(set(status.worker_ids) - set(ids))
+    why = f"generation {generation.layout_generation} ({generation.reason.value}): {why}"
+    draft.keep_workers(draft.view.wanted_ids - set(ids), why)

@@ -64,7 +64,9 @@ def _give_up_replacements(draft: Draft) -> None:
     base = sum(key not in claimed for key in members)
     joining = [key for key in draft.view.joining_ids if key not in claimed]
     if surplus := joining[max(0, draft.status.initial_workers - base) :]:
-        draft.keep_workers(set(draft.status.worker_ids) - set(surplus))
+        draft.keep_workers(
+            set(draft.status.worker_ids) - set(surplus), "the node that it was to replace a worker of is back"
+        )
 
 
 def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:

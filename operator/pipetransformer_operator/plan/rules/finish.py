@@ -5,6 +5,7 @@ from datetime import timedelta
 from pipetransformer_contract.api.job import CleanPodPolicy
 from pipetransformer_contract.api.status import MAX_CONDITION_REASON, ConditionType, Reason
 from pipetransformer_contract.messages import Outcome
+from pipetransformer_operator.plan.deletions import ENDED
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.last_words import MAX_WORDS, report_in
 from pipetransformer_operator.plan.types import Worker
@@ -44,7 +45,7 @@ def clean(draft: Draft) -> None:
     """After the end: nothing is created any more, workers go by `cleanPodPolicy`, the job by its time to live."""
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
-    draft.keep_workers(draft.status.worker_ids if status.stop else [])
+    draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
     ended = status.completion_time or draft.now
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     workers = draft.observed.workers

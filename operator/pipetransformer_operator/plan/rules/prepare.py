@@ -55,7 +55,10 @@ def publish(draft: Draft) -> bool:
             back_off(draft)
             if not going:
                 share.rest(draft)
-            draft.keep_workers(set(draft.status.worker_ids) - set(draft.view.joining_ids))
+            draft.keep_workers(
+                set(draft.status.worker_ids) - set(draft.view.joining_ids),
+                "the job releases workers and needs none to join",
+            )
         elif status.not_committed:
             draft.update(not_committed=None)
     return True

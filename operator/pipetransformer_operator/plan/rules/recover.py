@@ -46,6 +46,8 @@ UNATTENDED = timedelta(seconds=30)
 #: Where others fell silent lately.
 UNATTENDED_IN_DOUBT = timedelta(seconds=5)
 
+_NO_REPLACEMENTS = "too few workers are left for any layout, and the next attempt to replace the others comes later"
+
 
 def recover(draft: Draft) -> None:
     """Drops lost workers, counts the incident, and publishes a generation of the survivors if members were lost."""
@@ -62,7 +64,7 @@ def recover(draft: Draft) -> None:
     if not survivors:
         forget_plan(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
-        draft.keep_workers(worker.id for worker in draft.view.joiners)
+        draft.keep_workers((worker.id for worker in draft.view.joiners), "no worker holds the job's state any longer")
         return
     candidates = [*survivors, *draft.view.ready_joiners]
     candidates += draft.view.idle_leavers[
@@ -140,7 +142,8 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
         try_at_once(draft)  # what the job lost of its own is no claim
     elif members and not failed:
         back_off(draft)
-    draft.keep_workers(key for key in wanted if key not in why)
+    draft.explained_ids = frozenset(why)
+    draft.keep_workers((key for key in wanted if key not in why), why)
     described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
     counts = bool(failed or (starting and failed_joiners))
     silent = [workers[key] for key in failed if key in workers and losses.is_of_node(draft, workers[key])]
@@ -234,12 +237,12 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     to = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
     asleep = draft.view.sleeps() or is_in_vain(draft, to.workers)
     if asleep and status.checkpoint is None:
-        draft.keep_workers(staying)
+        draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
     most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
     most = max(len(kept), most - len(draft.view.idle_leavers))
     if asleep:
-        draft.keep_workers(staying)
+        draft.keep_workers(staying, _NO_REPLACEMENTS)
     else:
         workforce.want(draft, [*kept, *draft.view.joining_ids][:most], most)
     begin(draft, ResizeReason.FAILURE)
@@ -249,7 +252,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     reason, why = _why_not_replaced(draft.view)
     if status.checkpoint is None:
         cancel(draft, reason, f"too few workers are left, {why}")
-        draft.keep_workers(staying)
+        draft.keep_workers(staying, f"too few replacements joined in time, {why}")
         return
     try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
     wait = sleep(draft, reason)
@@ -258,7 +261,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     draft.tell(reason, message, EventType.WARNING)
     forget_plan(draft)
     draft.update(resize=None, leaving_ids=[])
-    draft.keep_workers([])
+    draft.keep_workers([], f"too few workers were left, {why}; the job starts again from its checkpoint")
 
 
 def _why_not_replaced(view: View) -> tuple[Reason, str]:

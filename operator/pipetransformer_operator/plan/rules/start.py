@@ -47,7 +47,7 @@ def take_size(draft: Draft) -> Layout | None:
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
-        draft.keep_workers([])
+        draft.keep_workers([], "the job starts in another size, of which new workers are told")
     return layouts.starting(draft.view)
 
 
@@ -69,7 +69,7 @@ def hold_nothing(draft: Draft, reason: Reason, message: str) -> None:
     """Gives everything back until the job is another; the condition says why."""
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.update(start_time=None, resize=None)
-    draft.keep_workers([])
+    draft.keep_workers([], f"the job cannot start: {message}")
     if not draft.observed.workers:
         draft.update(quota_requests=[])
 
@@ -87,7 +87,7 @@ def start(draft: Draft, layout: Layout) -> None:
     ready = draft.view.ready_joiners
     if len(ready) >= layout.workers:
         generations.publish(draft, layout, ready, ResizeReason.START)
-        draft.keep_workers(draft.view.ids_of(ready[: layout.workers]))
+        draft.keep_workers(draft.view.ids_of(ready[: layout.workers]), "the layout that starts does not need it")
         forget_failures(draft)
         return
     alive = dict.fromkeys(worker.id for worker in draft.view.joiners)
@@ -198,4 +198,4 @@ def _put_off(draft: Draft, reason: Reason, why: str) -> None:
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     draft.update(resize=None)
-    draft.keep_workers([])
+    draft.keep_workers([], f"the start is put off: {why}")

@@ -33,13 +33,13 @@ def begin(draft: Draft) -> None:
         draft.tell(Reason.STEPS_LOST, message, EventType.WARNING)
 
 
-def give_back(draft: Draft) -> None:
+def give_back(draft: Draft, why: str) -> None:
     """Gives all workers back, members last: those that may still leave a checkpoint are kept until the stop's end.
 
     Once no member is kept and no pod is left, the plan is forgotten, but never its number.
     """
     begin(draft)
-    draft.keep_workers(draft.view.ids_of(_saving(draft)))
+    draft.keep_workers(draft.view.ids_of(_saving(draft)), why)
     draft.update(next_resize_time=None, resize_failures=0, slow_starts=0)
     if not draft.status.worker_ids:
         draft.update(resize=None)
@@ -58,7 +58,7 @@ def end_finished(draft: Draft) -> None:
     if draft.status.stop is None:
         return
     saving = _saving(draft)
-    draft.keep_workers(draft.view.ids_of(saving))
+    draft.keep_workers(draft.view.ids_of(saving), "the job is past spec.runPolicy.activeDeadlineSeconds")
     if not saving:
         tell_lost(draft)
         draft.update(stop=None)
@@ -127,10 +127,11 @@ def _regroup_survivors(draft: Draft) -> None:
     if not lost:
         commit.under_way(draft)
         return
-    draft.keep_workers(key for key in draft.status.worker_ids if draft.view.name_of(key) not in lost)
+    whys = {key: lost[name] for key in draft.status.worker_ids if (name := draft.view.name_of(key)) in lost}
+    draft.keep_workers(draft.view.wanted_ids - whys.keys(), whys)
     survivors = draft.view.state_holders
     layout = layouts.best(draft.view, len(survivors))
     if layout is None or (generation.pipelines == 1 and draft.spec.mirror is None):
-        draft.keep_workers([])
+        draft.keep_workers([], "the job stops, and too few workers are left to write a checkpoint")
     else:
         generations.publish(draft, layout, survivors, ResizeReason.FAILURE)

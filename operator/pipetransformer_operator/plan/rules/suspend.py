@@ -30,7 +30,7 @@ def suspend(draft: Draft) -> None:
             draft.tell(reason, "Suspended: all workers are to end")
     admitted = [request for request in draft.status.quota_requests if request.admitted]  # it asks for no more
     draft.update(quota_requests=admitted)
-    stop.give_back(draft)
+    stop.give_back(draft, message)
     if draft.status.finished:
         return
     if not draft.observed.workers:
@@ -57,6 +57,6 @@ def resume(draft: Draft) -> None:
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
         if draft.status.stop is not None:  # of pods that are stuck
-            draft.keep_workers([])
+            draft.keep_workers([], "the job was suspended, and resumes with new workers")
             forget_plan(draft)
         draft.update(start_time=None)  # the time of the deadline begins anew, as a Job's does

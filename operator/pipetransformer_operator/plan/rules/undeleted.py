@@ -5,10 +5,10 @@ has ended. What the condition says besides stays in its message as long as a rul
 """
 
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+from pipetransformer_operator.plan.deletions import listed
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import EventType, Worker
 
-MAX_NAMES = 8
 #: They say why nothing trains, and that it was told: the refusal is only added to their words.
 _STAYS = (Reason.CREATION_REFUSED, Reason.NO_LEGAL_START)
 
@@ -33,9 +33,8 @@ def describe(draft: Draft) -> None:
             _take_back(draft, condition)
     if not workers:
         return
-    names = ", ".join(worker.name for worker in workers[:MAX_NAMES])
-    more = f" and {len(workers) - MAX_NAMES} more" if len(workers) > MAX_NAMES else ""
-    words = f"the cluster refuses to delete {names}{more}: {draft.observed.undeleted[workers[0].uid]}"
+    names = listed([worker.name for worker in workers])
+    words = f"the cluster refuses to delete {names}: {draft.observed.undeleted[workers[0].uid]}"
     present = draft.status.condition(where)
     status, reason, message = False, "", ""
     if present is not None:
