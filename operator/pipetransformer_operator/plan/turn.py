@@ -5,7 +5,7 @@ from datetime import datetime
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.status import Reason
 
-from . import losses
+from . import budget
 from .draft import Draft
 from .quota import queue
 from .rules import (
@@ -37,9 +37,9 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
     if not spec.managed:
         return Plan(status=observed.status)
     reports.fold(draft)
-    losses.forget(draft)
+    budget.forget(draft)
     finish.judge(draft)
-    losses.judge(draft)
+    budget.judge(draft)
     if not draft.status.finished:
         _advance(draft)
     if draft.status.finished:

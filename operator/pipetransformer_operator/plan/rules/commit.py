@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import LayoutSize, Reason, ResizePhase
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.plan import generations, layouts
+from pipetransformer_operator.plan.budget import count
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.losses import count
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 

@@ -3,7 +3,7 @@
 A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
 worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
 left as told is no failure of the job, nor is one whose stage was packed into too little memory, or whose node is lost
-(`losses`). A joiner that the scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
+(`budget`). A joiner that the scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from pipetransformer_contract.api.status import (
     TooShort,
 )
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.plan import generations, layouts, losses, workforce
+from pipetransformer_operator.plan import budget, generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
 from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType, Worker
@@ -146,13 +146,13 @@ def _drop(draft: Draft, lost: dict[str, str]) -> bool:
     draft.keep_workers((key for key in wanted if key not in why), why)
     described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
     counts = bool(failed or (starting and failed_joiners))
-    silent = [workers[key] for key in failed if key in workers and losses.is_of_node(draft, workers[key])]
+    silent = [workers[key] for key in failed if key in workers and budget.is_of_node(draft, workers[key])]
     if counts:
         draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
-        losses.note(draft, silent, described)
+        budget.note(draft, silent, described)
         # Those that fall while others are awaited fell with them.
         if len(failed) > len(silent) or (starting and failed_joiners and not draft.view.asleep):
-            losses.count(draft, described)
+            budget.count(draft, described)
     elif stranded or set(members) - short:
         draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
     if starting and not draft.status.finished:
