@@ -15,7 +15,7 @@ from pipetransformer_contract.api.status import NodeSilence, Reason
 
 from .draft import DOUBT, Draft
 from .types import Worker
-from .view import OVERDUE
+from .view import OVERDUE, View
 
 #: Longest words of a worker that are kept while its node is judged.
 MAX_WORDS = 1024
@@ -51,11 +51,11 @@ def count(draft: Draft, described: str) -> int:
     return step
 
 
-def is_of_node(draft: Draft, worker: Worker) -> bool:
+def is_of_node(view: View, worker: Worker, suspects: Container[str]) -> bool:
     """Whether a member that is lost has not ended by itself, so that its node may be the reason."""
     if worker.exit_code is not None or not worker.node:
         return False
-    return worker.node_lost or (worker.name in draft.suspects and not draft.view.hears(worker.uid))
+    return worker.node_lost or (worker.name in suspects and not view.hears(worker.uid))
 
 
 def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:

@@ -8,21 +8,7 @@ from pipetransformer_contract.api.status import Reason
 from . import budget
 from .draft import Draft
 from .quota import queue
-from .rules import (
-    accounting,
-    conditions,
-    drain,
-    finish,
-    prepare,
-    reports,
-    resize,
-    start,
-    stop,
-    suspend,
-)
-from .rules import (
-    recover as failure,
-)
+from .rules import accounting, conditions, drain, finish, prepare, recover, reports, resize, start, stop, suspend
 from .sharing import share
 from .types import Observed, Plan
 
@@ -63,7 +49,7 @@ def _advance(draft: Draft) -> None:
     queue.follow(draft)
     if queue.sends_back(draft):
         return
-    failure.recover(draft)
+    recover.recover(draft)
     if draft.status.finished:
         return
     if draft.status.generation is not None:

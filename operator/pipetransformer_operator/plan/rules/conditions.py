@@ -15,12 +15,12 @@ from pipetransformer_contract.api.status import (
 from pipetransformer_contract.messages import Generation
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.losses import says_succeeded
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.types import EventType, Queue
 from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted
-from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
 from .stall import hears_nobody, stall_time, stall_timeout, why_broken
 

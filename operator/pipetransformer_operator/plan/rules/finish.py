@@ -3,18 +3,20 @@
 from datetime import timedelta
 
 from pipetransformer_contract.api.job import CleanPodPolicy
-from pipetransformer_contract.api.status import MAX_CONDITION_REASON, ConditionType, Reason
+from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_contract.messages import Outcome
 from pipetransformer_operator.plan.deletions import ENDED
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.last_words import MAX_WORDS, report_in
+from pipetransformer_operator.plan.losses import (
+    EXIT_USER_ERROR,
+    out_of_memory_at,
+    report_of,
+    says_succeeded,
+    termination,
+)
 from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
-#: Exit code of a trainer that cannot do what its spec says.
-EXIT_USER_ERROR = 2
-#: What a trainer gives as the reason when its accelerator failed.
-DEVICE_FAILED = "DeviceFailed"
 #: Workers of a job whose leader told its end leave by themselves, and their logs stay; those that still run after so
 #: long are deleted.
 FINISH_GRACE = timedelta(seconds=30)
@@ -31,8 +33,8 @@ def judge(draft: Draft) -> None:
     elif report and report.outcome is Outcome.FAILED:
         draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
     elif refusal := _refusal(draft.view):
-        reason, message = _termination(refusal)
-        if not _parsed(refusal):  # the program's own, or Python's where the program is not there
+        reason, message = termination(refusal)
+        if not report_of(refusal):  # the program's own, or Python's where the program is not there
             message = ": ".join(filter(None, [f"{refusal.name} exited with code {EXIT_USER_ERROR}", message]))
         draft.fail(reason or Reason.USER_ERROR, message)
     elif _ended_in_success(draft.view):
@@ -71,34 +73,6 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
         by_itself = view.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
         return had_time or not by_itself
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
-
-
-def says_succeeded(worker: Worker | None) -> bool:
-    """Whether a worker exited because the training is done."""
-    return worker is not None and worker.exit_code == 0 and _outcome(worker) == Outcome.SUCCEEDED
-
-
-def says_left(worker: Worker) -> bool:
-    """Whether a worker exited because it was told to leave, although it is wanted again."""
-    return worker.exit_code == 0 and _outcome(worker) == "Left"
-
-
-def saved_step(worker: Worker) -> int:
-    """Committed steps of the durable checkpoint that a worker left before it ended as told; 0 where it left none."""
-    step = _parsed(worker).get("savedStep")
-    return step if isinstance(step, int) and step > 0 else 0
-
-
-def blames_device(worker: Worker) -> bool:
-    """Whether a worker ended because its accelerator failed."""
-    return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
-
-
-def out_of_memory_at(worker: Worker) -> int:
-    """Stages of the pipelines in which a worker had too little memory; 0 where that is not what ended it."""
-    stages = _parsed(worker).get("stages")
-    short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
-    return stages if short and isinstance(stages, int) and stages > 0 else 0
 
 
 def _refusal(view: View) -> Worker | None:
@@ -141,28 +115,3 @@ def _check_deadline(draft: Draft) -> None:
         return
     if draft.clock.reached(start + timedelta(seconds=seconds)):
         draft.fail(Reason.DEADLINE_EXCEEDED, f"spec.runPolicy.activeDeadlineSeconds: not done within {seconds} s")
-
-
-def words(worker: Worker) -> str:
-    """How a trainer that has ended explains it: what it wrote for us, or the end of its log."""
-    if worker.exit_code == 0 and not _outcome(worker):
-        return "nothing says that it trained to the end; the command of the pod template has to call train()"
-    reason, message = _termination(worker)
-    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
-
-
-def _parsed(worker: Worker) -> dict[str, object]:
-    return report_in(worker.message)
-
-
-def _outcome(worker: Worker) -> str:
-    return _text(worker, "outcome")
-
-
-def _termination(worker: Worker) -> tuple[str, str]:
-    return _text(worker, "reason")[:MAX_CONDITION_REASON], _text(worker, "message") or worker.message
-
-
-def _text(worker: Worker, field: str) -> str:
-    """A field of the termination message, as text that a status can hold."""
-    return str(_parsed(worker).get(field, "")).encode(errors="replace").decode()

@@ -2,10 +2,9 @@
 
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.losses import saved_step
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
-
-from .finish import saved_step
 
 
 def forget_plan(draft: Draft) -> None:

@@ -7,24 +7,23 @@ left as told is no failure of the job, nor is one whose stage was packed into to
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 from pipetransformer_contract.api.status import (
     ConditionStatus,
     ConditionType,
     Reason,
-    ResizePhase,
     TooShort,
 )
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.plan import budget, generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.losses import blames_device, describe, says_succeeded, words
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
-from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType, Worker
+from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType
 from pipetransformer_operator.plan.view import View
 
 from . import start
-from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
+from .incident import Incident
 from .lost_steps import forget_plan
 from .prepare import (
     back_off,
@@ -34,17 +33,11 @@ from .prepare import (
     expendable_last,
     go_on,
     is_late,
-    may_go_on,
     sleep,
     try_at_once,
     why_not_ready,
 )
 from .stall import suspicion
-
-#: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
-UNATTENDED = timedelta(seconds=30)
-#: Where others fell silent lately.
-UNATTENDED_IN_DOUBT = timedelta(seconds=5)
 
 _NO_REPLACEMENTS = "too few workers are left for any layout, and the next attempt to replace the others comes later"
 
@@ -94,70 +87,61 @@ def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
     if leaves and (draft.view.has_left(member) or (worker is not None and worker.exit_code == 0)):  # not yet confirmed
         return ""
     if not draft.view.alive(member):
-        return _describe(worker)
+        return describe(worker)
     if suspect := suspicion(draft.view, member):
         draft.suspects[member.name] = suspect
     return suspect
 
 
-def _drop(draft: Draft, lost: dict[str, str]) -> bool:
+def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
     """Takes lost members and failed joiners from the wanted workers: one incident, however many fell at once.
 
     Returns whether it was a failure.
     """
-    workers = {worker.id: worker for worker in draft.view.wanted}
-    wanted = {key: draft.view.name_of(key) for key in draft.status.worker_ids}
-    members = [key for key, name in wanted.items() if name in lost]
-    stranded = {
-        key: words
-        for key in draft.view.joining_ids
-        if key in workers and (words := _why_stranded(draft.view, workers[key]))
-    }
-    joiners = [key for key in draft.view.joining_ids if key in stranded or (key in workers and not workers[key].alive)]
-    if not members and not joiners:
+    incident = Incident(draft.view, lost, draft.suspects)
+    if not incident.why:
         return bool(lost)
-    why = {
-        key: lost.get(wanted[key]) or stranded.get(key) or _describe(workers.get(key)) for key in (*members, *joiners)
-    }
-    nodes = {key: workers[key].node for key in why if key in workers and workers[key].node}
-    named = {key: f"{wanted[key]} on {nodes[key]}" if key in nodes else wanted[key] for key in why}
-    preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
-    starting = draft.status.generation is None
-    short = _note_too_short(draft, {key: workers[key] for key in members if key in workers})
-    failed = [key for key in members if key not in short and not _is_excused(workers.get(key))]
-    ended = [workers[key] for key in joiners if not workers[key].alive]
-    failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
-    disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
-    gone = [workers[key] for key in why if key in workers]
+    _note_too_short(draft, incident)
+    _blame_nodes(draft, incident)
+    _follow_up(draft, incident)
+    draft.explained_ids = frozenset(incident.why)
+    draft.keep_workers(draft.view.wanted_ids - incident.why.keys(), incident.why)
+    _count(draft, incident)
+    if incident.starting and not draft.status.finished:
+        start.replace(draft, incident.described, incident.retry)
+    return incident.counts
+
+
+def _blame_nodes(draft: Draft, incident: Incident) -> None:
+    """Notes nodes that refused workers, or whose accelerators failed. Says which nodes are avoided from now on."""
+    gone = incident.observed
     draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
     draft.broken = {worker.uid: worker.node for worker in gone if worker.node and blames_device(worker)}
     _tell_avoided(draft)
-    if preparing and not starting and not members:
-        if at_fault := [*failed_joiners, *disrupted]:
-            key = at_fault[0]
-            cancel(draft, Reason.WORKER_FAILED, f"{named[key]} ({why[key]}) before it was ready")
-        else:
+
+
+def _follow_up(draft: Draft, incident: Incident) -> None:
+    """Cancels or renews what is prepared, and decides when the next attempt begins."""
+    if draft.view.prepares and not incident.starting and not incident.members:
+        if (key := incident.at_fault) is None:
             go_on(draft)
-    if any(key not in draft.status.claimed_ids for key in members):
+        else:
+            cancel(draft, Reason.WORKER_FAILED, f"{incident.named(key)} ({incident.why[key]}) before it was ready")
+    if any(key not in draft.view.claimed_ids for key in incident.members):
         try_at_once(draft)  # what the job lost of its own is no claim
-    elif members and not failed:
+    elif incident.members and not incident.failed:
         back_off(draft)
-    draft.explained_ids = frozenset(why)
-    draft.keep_workers((key for key in wanted if key not in why), why)
-    described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
-    counts = bool(failed or (starting and failed_joiners))
-    silent = [workers[key] for key in failed if key in workers and budget.is_of_node(draft, workers[key])]
-    if counts:
-        draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
-        budget.note(draft, silent, described)
-        # Those that fall while others are awaited fell with them.
-        if len(failed) > len(silent) or (starting and failed_joiners and not draft.view.asleep):
-            budget.count(draft, described)
-    elif stranded or set(members) - short:
-        draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
-    if starting and not draft.status.finished:
-        start.replace(draft, described, start.RETRY_TAKEN if disrupted else start.RETRY if failed_joiners else None)
-    return counts
+
+
+def _count(draft: Draft, incident: Incident) -> None:
+    """Counts the failure against the job's budget, and tells who is lost."""
+    if incident.counts:
+        draft.tell(Reason.WORKER_LOST, f"Lost {incident.described}", EventType.WARNING)
+        budget.note(draft, incident.silent, incident.described)
+        if incident.counts_now:
+            budget.count(draft, incident.described)
+    elif incident.stranded or set(incident.members) - incident.short.keys():
+        draft.tell(Reason.WORKER_DRAINED, f"Without {incident.described}")
 
 
 def _tell_avoided(draft: Draft) -> None:
@@ -169,56 +153,17 @@ def _tell_avoided(draft: Draft) -> None:
             draft.tell(Reason.NODE_AVOIDED, f"Node {node}: {failed} accelerators failed; {until}", EventType.WARNING)
 
 
-def _note_too_short(draft: Draft, members: Mapping[int, Worker]) -> set[int]:
-    """Of members that are lost, those whose pipelines were packed into too little memory: that is no failure of the
-    job, and longer ones follow."""
-    stages = {key: out_of_memory_at(worker) for key, worker in members.items()}
-    short = {key for key, count in stages.items() if 0 < count < draft.spec.pipeline.stages}
-    if short:
-        report, most, one = draft.status.last_report, max(stages[key] for key in short), members[min(short)]
-        boundary = report.boundary if report else 0
-        draft.update(too_short=TooShort(stages=most, boundary=boundary))
-        message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
-        until = f"longer ones follow until more than {boundary} blocks are frozen"
-        draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
-    return short
-
-
-def _why_stranded(view: View, worker: Worker) -> str:
-    """Why a worker that is to join will not start where it is; empty when it may.
-
-    Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself,
-    if nothing else speaks against the node. It also keeps workers off a node that is emptied, but not those for long
-    that tolerate it and come back ever again.
-    """
-    if worker.draining and may_go_on(view):
-        return f"its node {worker.node} takes no pods any more"
-    if view.hears(worker.uid):
-        return ""
-    if worker.node_lost:
-        return "its node is lost"
-    if worker.unattended_since is None or not (worker.node_doubted or view.status.generation):
-        return ""
-    patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
-    if view.clock.reached(worker.unattended_since + patience):
-        return f"its node has said nothing of it for {patience.seconds} s"
-    return ""
-
-
-def _is_excused(worker: Worker | None) -> bool:
-    """Whether a worker's end is no failure: somebody took it away, maybe while nobody looked, or it had left as told. A
-    worker that fails leaves its pod behind."""
-    return worker is None or worker.disrupted or worker.terminating or says_left(worker)
-
-
-def _describe(worker: Worker | None) -> str:
-    if worker is None:
-        return "its pod is gone"
-    if worker.terminating or worker.disrupted:
-        return ": ".join(filter(None, ["taken away", "" if worker.exit_code == 0 else words(worker)]))
-    if worker.exit_code is not None:
-        return ": ".join(filter(None, [f"exit code {worker.exit_code}", words(worker)]))
-    return words(worker) or worker.phase.value
+def _note_too_short(draft: Draft, incident: Incident) -> None:
+    """Notes that pipelines of lost members were packed into too little memory, so that longer ones follow."""
+    if not incident.short:
+        return
+    report, most = draft.status.last_report, max(incident.short.values())
+    one = incident.workers[min(incident.short)]
+    boundary = report.boundary if report else 0
+    draft.update(too_short=TooShort(stages=most, boundary=boundary))
+    message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
+    until = f"longer ones follow until more than {boundary} blocks are frozen"
+    draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:

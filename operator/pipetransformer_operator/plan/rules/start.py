@@ -20,10 +20,6 @@ from pipetransformer_operator.plan.view import View
 from . import undeleted
 from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
 
-#: Before one is replaced that failed, as with a Job's pods; doubled with each in a row, for the others wait.
-RETRY = timedelta(seconds=10)
-#: Before one is replaced that the cluster took away: what took it may still be there.
-RETRY_TAKEN = timedelta(seconds=30)
 LONGEST_RETRY = timedelta(minutes=4)
 #: So many times a start has its time anew, however far apart: what ends its workers ever again holds the others' nodes.
 RENEWALS = 16

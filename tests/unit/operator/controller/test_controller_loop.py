@@ -283,7 +283,7 @@ async def test_what_cannot_be_written_now_is_tried_again_and_holds_up_neither_de
         await make_loop(failing, writes=2).turn(failing.jobs[KEY])
 
     assert failing.deleted == ["digits-w7"]
-    assert failing.told == ["Creating 2 workers, 2 in all"]
+    assert failing.told == ["Creating 2 workers, 2 in all", "Deleting digits-w7: the job no longer needs it"]
 
 
 async def test_what_is_refused_holds_up_neither_deletions_nor_events_and_shows_in_the_status(failing: Failing) -> None:
@@ -293,7 +293,7 @@ async def test_what_is_refused_holds_up_neither_deletions_nor_events_and_shows_i
     await loop.turn(failing.jobs[KEY])
 
     assert failing.deleted == ["digits-w7"]
-    assert failing.told == ["Creating 2 workers, 2 in all"]
+    assert failing.told == ["Creating 2 workers, 2 in all", "Deleting digits-w7: the job no longer needs it"]
     with pytest.raises(Refused):  # the words are in the status by then
         await loop.turn(failing.jobs[KEY])
     running = failing.status("digits").condition(ConditionType.RUNNING)

@@ -1,0 +1,135 @@
+"""How workers end: whether it is a failure of the job, when a start replaces the worker, and in which words it is told.
+
+`LOSSES` is the one table of it. Whether a silent node is lost is not known from its workers: see `budget`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from operator import attrgetter
+
+from pipetransformer_contract.api.status import MAX_CONDITION_REASON, Reason
+from pipetransformer_contract.messages import Outcome
+
+from .last_words import MAX_WORDS, report_in
+from .types import Worker
+
+#: Exit code of a trainer that cannot do what its spec says.
+EXIT_USER_ERROR = 2
+#: What a trainer gives as the reason when its accelerator failed.
+DEVICE_FAILED = "DeviceFailed"
+#: Before a start replaces a worker that failed, as with a Job's pods; doubled with each in a row.
+RETRY = timedelta(seconds=10)
+#: Before a start replaces a worker that the cluster took away: what took it may still be there.
+RETRY_TAKEN = timedelta(seconds=30)
+
+
+# -- what a trainer says as it ends
+
+
+def report_of(worker: Worker) -> dict[str, object]:
+    """The trainer's own report; empty where it left none."""
+    return report_in(worker.message)
+
+
+def termination(worker: Worker) -> tuple[str, str]:
+    """Reason and message of a trainer that has ended; without a report the message is the end of its log."""
+    return _text(worker, "reason")[:MAX_CONDITION_REASON], _text(worker, "message") or worker.message
+
+
+def words(worker: Worker) -> str:
+    """How a trainer that has ended explains it: what it wrote for us, or the end of its log."""
+    if worker.exit_code == 0 and not _text(worker, "outcome"):
+        return "it did not say that it trained to the end; the command of the pod template has to call train()"
+    reason, message = termination(worker)
+    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
+
+
+def says_succeeded(worker: Worker | None) -> bool:
+    """Whether a worker exited because the training is done."""
+    return worker is not None and worker.exit_code == 0 and _text(worker, "outcome") == Outcome.SUCCEEDED
+
+
+def says_left(worker: Worker) -> bool:
+    """Whether a worker exited because it was told to leave, although it is wanted again."""
+    return worker.exit_code == 0 and _text(worker, "outcome") == "Left"
+
+
+def saved_step(worker: Worker) -> int:
+    """Committed steps of the durable checkpoint that a worker left before it ended as told; 0 where it left none."""
+    step = report_of(worker).get("savedStep")
+    return step if isinstance(step, int) and step > 0 else 0
+
+
+def blames_device(worker: Worker) -> bool:
+    """Whether a worker ended because its accelerator failed."""
+    return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
+
+
+def out_of_memory_at(worker: Worker) -> int:
+    """Stages of the pipelines in which a worker had too little memory; 0 where that is not what ended it."""
+    stages = report_of(worker).get("stages")
+    short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
+    return stages if short and isinstance(stages, int) and stages > 0 else 0
+
+
+def _text(worker: Worker, field: str) -> str:
+    """A field of the termination message, as text that a status can hold."""
+    return str(report_of(worker).get(field, "")).encode(errors="replace").decode()
+
+
+# -- what follows from it
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A way in which a worker is lost.
+
+    Attributes:
+        fits: whether the worker ended in this way.
+        counts: whether that is a failure of the job, against `runPolicy.backoffLimit`.
+        retry: how long a start waits before it replaces the worker; None: it replaces it at once.
+        told: in which words; the worker's own follow. `{code}` is its exit code, `{phase}` that of its pod.
+    """
+
+    fits: Callable[[Worker], bool]
+    counts: bool
+    retry: timedelta | None
+    told: str
+
+
+_GONE = Loss(bool, counts=False, retry=None, told="its pod is gone")
+_PACKED_TOO_TIGHT = Loss(bool, counts=False, retry=None, told="exit code {code}")
+#: The first row that fits holds.
+LOSSES = (
+    Loss(attrgetter("disrupted"), counts=False, retry=RETRY_TAKEN, told="taken away"),
+    Loss(attrgetter("terminating"), counts=False, retry=None, told="taken away"),
+    Loss(says_left, counts=False, retry=None, told="exit code {code}"),
+    Loss(says_succeeded, counts=False, retry=None, told="exit code {code}"),
+    Loss(lambda worker: worker.exit_code is not None, counts=True, retry=RETRY, told="exit code {code}"),
+    Loss(lambda worker: bool(words(worker)), counts=True, retry=RETRY, told=""),
+    Loss(bool, counts=True, retry=RETRY, told="{phase}"),
+)
+
+
+def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
+    """The row of a worker that is lost; None is one whose pod is gone, taken away while the operator did not look.
+
+    A worker that fails leaves its pod behind. A member of pipelines that are shorter than `longest` stages, the spec's,
+    may have too little memory: that is no failure, because longer pipelines follow.
+    """
+    if worker is None:
+        return _GONE
+    if 0 < out_of_memory_at(worker) < longest:
+        return _PACKED_TOO_TIGHT
+    return next(row for row in LOSSES if row.fits(worker))
+
+
+def describe(worker: Worker | None) -> str:
+    """How a worker was lost, in words."""
+    told = loss_of(worker).told
+    if worker is None:
+        return told
+    told = told.format(code=worker.exit_code, phase=worker.phase.value)
+    silent = told == "taken away" and worker.exit_code == 0
+    return ": ".join(filter(None, [told, "" if silent else words(worker)]))
