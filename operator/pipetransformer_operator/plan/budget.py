@@ -1,11 +1,8 @@
-"""Failures that count against the job's budget, and losses of nodes, which do not.
+"""Counts failures against the job's budget, and losses of nodes, which are no failures.
 
-A failure counts until the job has committed `forgetFailuresAfterSteps` more steps, so a long run is not ended by what
-it has outlived.
-
-A worker that falls silent may hang, or its node may be dead; the cluster knows which about a minute later. Until then
-the silence is kept with its node. If the node is lost, that is one loss of a node, whenever its other workers fall
-silent, and no failure. If the cluster sees nothing wrong with it, the silence is one failure.
+A failure is forgotten after `forgetFailuresAfterSteps` more steps, so old failures do not end a long run. A silent
+worker may hang, or its node may be dead; the cluster knows which about a minute later. Until then the silence is kept
+with its node. If the node is lost, that is one node loss for all its workers. Otherwise the silence is one failure.
 """
 
 from collections.abc import Container, Iterable
@@ -19,7 +16,7 @@ from .view import OVERDUE, View
 
 #: Longest words of a worker that are kept while its node is judged.
 MAX_WORDS = 1024
-#: So long after its last worker fell silent a lost node is remembered: it may stay lost for days, or be gone for good.
+#: How long a lost node is remembered after its last worker fell silent: it may stay lost for days, or be deleted.
 KEPT = timedelta(minutes=30)
 
 
@@ -36,8 +33,8 @@ def forget(draft: Draft) -> None:
 def count(draft: Draft, described: str) -> int:
     """Counts a failure of the job; past its budget the job ends. Returns the step at which it counts."""
     policy, steps = draft.spec.run_policy, draft.status.failure_steps
-    # Mere progress is written now and then, so the newest report may know more. After a restart from a checkpoint the
-    # job is at an earlier step: those that it makes again are no progress.
+    # The newest report may know of more steps than the status, where progress is written now and then. After a restart
+    # the job is at an earlier step: steps that it makes again are no progress.
     reports = (draft.status.last_report, draft.observed.report)
     step = max([0, *steps, *(one.step for one in reports if one is not None and one.job_uid == draft.observed.uid)])
     steps = [*steps, step]
@@ -52,14 +49,14 @@ def count(draft: Draft, described: str) -> int:
 
 
 def is_of_node(view: View, worker: Worker, suspects: Container[str]) -> bool:
-    """Whether a member that is lost has not ended by itself, so that its node may be the reason."""
+    """Whether the node of a lost member may be the reason, because the member has not ended by itself."""
     if worker.exit_code is not None or not worker.node:
         return False
     return worker.node_lost or (worker.name in suspects and not view.hears(worker.uid))
 
 
 def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
-    """Notes lost members whose nodes may be the reason; those of a node that is noted already add nothing."""
+    """Notes the nodes of lost members that may be the reason. More members of a known node add no second loss."""
     known = {silence.node: silence for silence in draft.status.silences}
     for node in dict.fromkeys(worker.node for worker in workers):
         before = known.get(node)
@@ -72,7 +69,7 @@ def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
 
 
 def judge(draft: Draft) -> None:
-    """Decides of silent nodes whether they are lost, as far as that is known, and forgets those that are well again."""
+    """Decides which silent nodes are lost, as far as that is known, and forgets those that are well again."""
     before = draft.status.silences
     if not before:
         return
@@ -92,7 +89,7 @@ def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSil
     if silence.lost:
         return silence
     if silence.node in lost:
-        # The cluster may take longer than it was given: then it was no failure after all.
+        # The cluster may take longer than `DOUBT`: then the silence was no failure after all.
         steps = list(draft.status.failure_steps)
         if silence.failure_step is not None and silence.failure_step in steps:
             steps.remove(silence.failure_step)

@@ -1,4 +1,4 @@
-"""Layouts that a job may have: `choose` on what its leader offers, within the bounds of its spec and its data order."""
+"""Layouts that a job may have: `choose` on its leader's offers, within the bounds of its spec and its data order."""
 
 from dataclasses import replace
 from itertools import product
@@ -12,7 +12,7 @@ from .view import View
 
 
 def bounds_of(view: View) -> Bounds:
-    """Limits of a layout; workers were told of `num_shards` pipelines at most, so there are never more."""
+    """Limits of a layout. There are never more pipelines than `num_shards`, of which workers were told."""
     elastic, stages, status = view.spec.elastic_policy, view.spec.pipeline.stages, view.status
     report = status.last_report
     return Bounds(
@@ -26,7 +26,7 @@ def bounds_of(view: View) -> Bounds:
 
 
 def best(view: View, workers: int) -> Layout | None:
-    """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
+    """The best layout on `workers` workers by the last report; without offers, only with the present length."""
     generation, bounds = view.status.generation, bounds_of(view)
     offers = offered(view)
     if not offers and generation:
@@ -36,25 +36,25 @@ def best(view: View, workers: int) -> Layout | None:
 
 
 def offered(view: View) -> list[Offer]:
-    """What the leader last offered and memory is known not to rule out."""
+    """The leader's last offers, except those that memory is known to rule out."""
     report = view.status.last_report
     return [offer for offer in report.offers if fits(view, offer.stages, report.boundary)] if report else []
 
 
 def fits(view: View, stages: int, boundary: int) -> bool:
-    """Whether nothing is known against the memory of workers in pipelines of so many stages."""
+    """Whether pipelines of that many stages are not known to need too much memory."""
     return view.status.too_short is None or not view.status.too_short.rules_out(stages, boundary)
 
 
 def awaited(view: View, present: Layout) -> Layout:
-    """What a job waits for that has lost workers: the present layout, or the spec's if memory did not hold that."""
+    """The layout that a job with lost workers waits for: the present one, or the spec's if memory rules that out."""
     report = view.status.last_report
     return present if fits(view, present.stages, report.boundary if report else 0) else bounds_of(view).initial
 
 
 def starting(view: View) -> Layout | None:
-    """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost. It is as wide
-    as the spec's ceiling and the queue's quota allow; None where the ceiling allows none."""
+    """The layout of a start: as long as the spec or the durable checkpoint needs, and as wide as the spec's ceiling and
+    the queue's quota allow. None where the ceiling allows none."""
     bounds, lost = bounds_of(view), quota.lost(view.status, view.observed)
     own = (one for one in view.status.own_requests if one.admitted)
     granted = [one.granted for one in own if one not in lost]
@@ -86,20 +86,20 @@ def limited(view: View, workers: int) -> int:
 
 
 def pays_to_recut(view: View) -> bool:
-    """Whether the members should go on in the same layout with other stages."""
+    """Whether the members should continue in the same layout with stages cut again."""
     report, present = view.status.last_report, _present(view)
     packing = view.spec.pipeline.packing
     return report is not None and present is not None and cut_pays(report.offers, present, packing)
 
 
 def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
-    """Offers and bounds of pipelines of so many stages, of which nothing is measured."""
+    """Offers and bounds of pipelines of that many stages, without measurements."""
     initial = Layout(stages, bounds.initial.pipelines)
     return [Offer(stages=stages, bytes_per_worker=0)], replace(bounds, initial=initial, bytes_budget=0)
 
 
 def _present(view: View) -> Present | None:
-    """What trains now; its step only once the leader of the published generation has reported it."""
+    """The layout that trains now, with its step time once the leader of the published generation reported it."""
     generation, report = view.status.generation, view.status.last_report
     if generation is None:
         return None

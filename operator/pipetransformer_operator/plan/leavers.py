@@ -1,6 +1,6 @@
-"""Which members leave where a smaller layout needs fewer: claimed ones first, and among equals whole nodes.
+"""Chooses which members leave when a smaller layout needs fewer: claimed ones first, and among equals whole nodes.
 
-A node that is empty can be removed, or take a large pod; the same workers spread over many nodes leave only crumbs.
+An empty node can be removed or take a large pod. Leavers that are spread over many nodes free no whole node.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,7 @@ from .view import View
 
 
 def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
-    """The members with those behind that leave where only the first `staying` stay."""
+    """The members in an order in which the first `staying` stay and the others leave."""
     claimed_names = {view.name_of(key) for key in view.status.claimed_ids}
     own = [member for member in members if member.name not in claimed_names]
     claimed = [member for member in members if member.name in claimed_names]
@@ -28,8 +28,8 @@ def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
 
 
 def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
-    """Names of so many members: those on the node that is wanted, then of nodes that they leave empty, the smallest
-    first, then of nodes that others keep busy anyway. Of one node the last ones go."""
+    """Names of `number` members that leave: those on the node that is asked for, then on nodes that they leave empty,
+    the smallest first, then on nodes that other pods keep busy. On each node the last members leave first."""
     there = Counter(worker.node for worker in view.wanted if worker.scheduled)
     shared = {worker.node for worker in view.wanted if worker.shares_node}
     groups: dict[str, list[Member]] = defaultdict(list)

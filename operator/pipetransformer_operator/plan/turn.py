@@ -16,8 +16,8 @@ from .types import Observed, Plan
 def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
     """Decides what a job needs now. See `Plan` for the order in which the answer is executed.
 
-    The same question always gets the same answer, and executing it leads to a state in which nothing is left to do
-    until something happens. A job with a foreign `managedBy` is left alone.
+    The same question always gets the same answer. After it was executed, nothing is left to do until something happens.
+    A job with a foreign `managedBy` is not touched.
     """
     draft = Draft(spec, observed, now)
     if not spec.managed:
@@ -67,6 +67,6 @@ def _advance(draft: Draft) -> None:
 
 
 def _try_an_edit_at_once(draft: Draft) -> None:
-    """Who edits the spec does not wait until earlier attempts are slept over."""
+    """Forgets failed attempts when the spec was edited, so that the user does not wait for the next one."""
     if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
         prepare.forget_failures(draft)

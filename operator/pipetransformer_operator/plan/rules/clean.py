@@ -1,8 +1,8 @@
-"""The third phase of a resize: leavers are given back once a checkpoint that knows its boundary is durable.
+"""The third phase of a resize: leavers are given back once a checkpoint that knows the layout's boundary is durable.
 
-Before that they are kept, with their accelerators: a job that has to start again must find the size that it starts
-with. Those of a cordoned node go at once: nobody else can have what they hold. Others stay as spares, like any worker
-that is to join: with `onPack: Hold` all of them, else those that lost peers left over and the next layout needs again.
+Until then they keep their accelerators, because a job that has to start again needs the size that it starts with.
+Leavers on a cordoned node go at once, because no other pod can use what they hold. Some stay as spares, like other
+joiners: all of them with `onPack: Hold`, otherwise those that a loss left over and the next layout needs again.
 """
 
 from pipetransformer_contract.api.status import ResizePhase
@@ -14,7 +14,7 @@ from pipetransformer_operator.plan.view import View
 
 
 def under_way(draft: Draft) -> bool:
-    """Gives back what may go; whether leavers still wait for a checkpoint."""
+    """Gives back leavers that may go. Returns whether some still wait for a checkpoint."""
     status, generation = draft.status, draft.status.generation
     assert generation is not None
     _let_go(draft, _draining(draft.view), "its node is emptied, and it has left")
@@ -26,7 +26,7 @@ def under_way(draft: Draft) -> bool:
     gone = [key for key in draft.status.leaving_ids if key not in spares]
     _let_go(draft, gone, "it has left, and the present layout needs fewer workers")
     draft.update(leaving_ids=[])
-    if gone and status.next_resize_time and generation.published_time:  # only now can anybody else have what it gave up
+    if gone and status.next_resize_time and generation.published_time:  # other jobs can only now have what it gave up
         draft.update(next_resize_time=status.next_resize_time + (draft.now - generation.published_time))
     if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
         draft.update(resize=None)

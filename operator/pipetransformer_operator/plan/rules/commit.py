@@ -1,10 +1,9 @@
-"""The second phase of a resize: a generation is published, and the trainers' vote decides; it is never taken back.
+"""The second phase of a resize: a generation is published, and the trainers' vote decides. It is never taken back.
 
-Workers say with each heartbeat what they have committed and whether they wait for a newer generation: then their group
-broke, or never met. When all of them live, another generation follows: with the same layout if anyone has committed
-this one, else with the layout before it, and the attempt is slept over. Where each breaks without a step the job says
-so, and in the end it fails: they cannot reach each other, or each of them fails alike. Where one of them comes to none,
-the others wait for that one, until it is lost (`stall`).
+A heartbeat says what the worker has committed, and whether it waits for a newer generation because its group broke or
+never met. If all members live, another generation follows: with the same layout if a worker has committed this one,
+otherwise with the layout before it. Generation after generation that breaks without a step is a failure: the members
+cannot reach each other, or each fails alike. If one of them comes to none, the others wait until it is lost (`stall`).
 """
 
 from datetime import datetime, timedelta
@@ -20,18 +19,18 @@ from pipetransformer_operator.plan.view import View
 from .prepare import back_off
 from .stall import last_words
 
-#: Between generations in which no step is made, at most; from two seconds on, doubled each time.
+#: Longest pause between generations in which no step is made; it begins with two seconds and doubles each time.
 LONGEST_PAUSE_SECONDS = 300
-#: So many in a row, in two minutes at least, are a failure of the job, and so is each that follows: networks come back.
+#: This many in a row, in two minutes at least, are a failure of the job, and so is each that follows.
 BROKEN_IN_A_ROW = 6
-#: So many in a row may break while a worker is still in an older group; it comes to none of them: it is slow, or hangs.
+#: This many in a row may break while a worker is still in an older group and joins none, because it is slow or hangs.
 MISSED_IN_A_ROW = 3
 #: Generations that have no layout to go back to.
 _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
 def under_way(draft: Draft) -> bool:
-    """Watches over the published generation; whether it is not confirmed yet, or another had to follow."""
+    """Publishes another generation if the present one broke. Returns whether none is confirmed yet."""
     generation = draft.status.generation
     assert generation is not None
     since = draft.view.broken_since
@@ -65,7 +64,7 @@ def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
 
 
 def _is_outside(view: View, generation: Generation, member: Member, since: datetime) -> bool:
-    """Whether the worker is not in the published generation's group: it waits, or is still in the old group."""
+    """Whether the worker waits, or is still in the group of an older generation."""
     if view.waits(member):
         return True
     if generation.broken_before >= MISSED_IN_A_ROW:
@@ -100,9 +99,9 @@ def _committed_by_some(view: View, generation: Generation) -> bool:
 
 
 def _go_back(draft: Draft, generation: Generation, why: str) -> None:
-    """Publishes the layout before this one. Who joined for this one comes last, and so leaves again.
+    """Publishes the layout before this one. Workers that joined for this one come last, so they leave again.
 
-    Those of the old layout must be heard: silence may be the operator's own deafness, and proves nothing.
+    All members of the old layout must be heard, because the operator may be the one that hears nothing.
     """
     resize = draft.status.resize
     assert resize is not None and resize.from_ is not None

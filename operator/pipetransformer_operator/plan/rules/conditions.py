@@ -1,4 +1,4 @@
-"""Says in conditions what the other rules decided, and in one word for the printer column what the conditions say."""
+"""Sets the conditions from what other rules decided, and the state: one word for the printer column."""
 
 from collections.abc import Iterable
 
@@ -34,7 +34,7 @@ _STATES = (
     (ConditionType.RUNNING, ConditionStatus.TRUE, State.RUNNING),
     (ConditionType.ADMITTED, ConditionStatus.TRUE, State.STARTING),
 )
-#: Reasons that a silent queue does not take back.
+#: Reasons that stay while nothing is known of the queue.
 _OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
 _SILENT = (
     "no member is heard, so none is taken for lost: they may train on and not reach the operator;"
@@ -48,9 +48,9 @@ _PHASES = {
 
 
 def derive_state(conditions: Iterable[Condition]) -> State:
-    """The state that a person would name: what the first condition says that outranks the others."""
+    """The state in one word: that of the first condition in `_STATES` that holds."""
     found = {(condition.type, condition.status) for condition in conditions}
-    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train without those it prepares
+    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train, so it does not resize
         found -= {(ConditionType.RESIZING, ConditionStatus.TRUE)}
     return next((state for kind, status, state in _STATES if (kind, status) in found), State.PENDING)
 
@@ -66,7 +66,7 @@ def describe(draft: Draft) -> None:
         _resizing(draft)
         _stalled(draft)
     undeleted.describe(draft)
-    number = draft.observed.metadata_generation  # what no rule changed still holds
+    number = draft.observed.metadata_generation  # conditions that no rule changed still hold
     conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
     draft.update(state=derive_state(conditions), conditions=conditions)
 
@@ -142,7 +142,8 @@ def _running(draft: Draft) -> None:
 
 
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
-    """Whether the cluster refuses to create workers; the condition then says why, and an event once."""
+    """Says in the condition, and once in an event, that the cluster refuses to create workers. Returns whether it
+    does."""
     refusal, before = draft.observed.refusal, draft.status.condition(kind)
     if refusal:
         if before is None or before.reason != Reason.CREATION_REFUSED:
@@ -174,7 +175,7 @@ def _resizing(draft: Draft) -> None:
 
 
 def _above_the_ceiling(view: View) -> str:
-    """Why a job has more workers than its spec allows; empty when that is not so."""
+    """Why a job has more workers than its spec allows; empty if it has not."""
     generation, ceiling = view.status.generation, view.spec.elastic_policy.ceiling
     if generation is None or generation.layout.workers <= ceiling or layouts.best(view, generation.layout.workers):
         return ""
@@ -183,7 +184,7 @@ def _above_the_ceiling(view: View) -> str:
 
 
 def _pause(view: View) -> str:
-    """Until when a job does not try to grow; empty when it may, or is as large as its spec allows."""
+    """Until when a job does not try to grow; empty if it may, or is as large as its spec allows."""
     generation, until = view.status.generation, view.status.next_resize_time
     if generation is None or generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.sleeps():
         return ""
@@ -192,7 +193,7 @@ def _pause(view: View) -> str:
 
 
 def _no_room(draft: Draft) -> str:
-    """Why a job that would grow claims nothing now; empty when it does not wait for room."""
+    """Why a job that would grow claims nothing now; empty if it does not wait for room."""
     if not draft.waits_for_room:
         return ""
     if draft.observed.free is None:
@@ -202,7 +203,7 @@ def _no_room(draft: Draft) -> str:
 
 
 def _limit_of_pipelines(view: View) -> str:
-    """Why a job does not grow although its spec allows it; empty when that is not so."""
+    """Why a job does not grow although its spec allows it; empty if it may grow."""
     generation, most, elastic = view.status.generation, view.status.num_shards, view.spec.elastic_policy
     if generation is None or most is None or generation.pipelines < most or not view.on_pack.widens:
         return ""
@@ -260,7 +261,7 @@ def _stalled(draft: Draft) -> None:
         message += suspects or (_SILENT if silent else "every member is heard")
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     elif stood and before is not None and (report is None or report.time < before.last_transition_time):
-        draft.clock.wake_at(stall)  # somebody was replaced: it lasts until a step is made
+        draft.clock.wake_at(stall)  # a member was replaced: Stalled lasts until a step is made
     elif silent:
         draft.clock.wake_at(stall)
         _not_heard(draft)

@@ -1,9 +1,8 @@
-"""Nodes that are emptied: how many workers others may take away, and new workers for those that have to move.
+"""Replaces workers on nodes that are being emptied, and says how many workers evictions have to leave.
 
-A cordon is the signal, or the taint of an autoscaler that empties the node. Evictions are refused, so workers on a
-cordoned node are replaced first, however many pipelines there are. Then they leave, and the node is empty. If
-replacements are not all warm in time, those that are take their places, or all are given back and tried again. Past the
-drain's own deadline the job lets go: an evicted worker leaves a checkpoint before it ends.
+The signal is a cordon, or the taint of an autoscaler. Evictions are refused at first, so the workers are replaced
+before they leave, however many pipelines there are. Replacements that are warm in time take their places; if none is,
+all are given back and tried again. Past the drain's deadline evictions pass: an evicted worker leaves a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
 
 
 def replace(draft: Draft) -> bool:
-    """Publishes the same layout without the workers that have to move, or prepares that; whether there is a need to."""
+    """Publishes the same layout without the workers that have to move, or prepares that. Returns whether it did."""
     generation = draft.status.generation
     assert generation is not None
     going = [member for member in generation.members if (worker := draft.view.worker(member)) and worker.draining]
@@ -31,9 +30,7 @@ def replace(draft: Draft) -> bool:
     if draft.view.sleeps() or undeleted.leaks(draft):
         return False
     begin(draft, ResizeReason.DRAIN)
-    cordoned = {
-        worker.name for worker in draft.view.wanted if worker.draining
-    }  # joiners, too, that land there ever again
+    cordoned = {worker.name for worker in draft.view.wanted if worker.draining}  # joiners may land there again
     staying = [member for member in generation.members if member.name not in cordoned]
     fresh = [member for member in draft.view.ready_joiners if member.name not in cordoned]
     late = is_late(draft)
@@ -57,8 +54,8 @@ def replace(draft: Draft) -> bool:
 
 
 def _give_up_replacements(draft: Draft) -> None:
-    """Those of workers that need not move any more: a claim with them would have more than the starting size's priority
-    and quota is for."""
+    """Drops replacements of workers that no longer have to move. They have the priority and quota of the starting size,
+    which a claim must not have."""
     generation, claimed = draft.status.generation, set(draft.status.claimed_ids)
     members = draft.view.ids_of(generation.members) if generation else ()
     base = sum(key not in claimed for key in members)
@@ -70,7 +67,8 @@ def _give_up_replacements(draft: Draft) -> None:
 
 
 def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
-    """Who takes whose place: a worker of the starting size has none that was claimed, or it would be one for good."""
+    """Pairs of a worker that goes and the one that takes its place. A claimed worker never replaces one of the starting
+    size, because it would stay one for good."""
     claimed = set(view.status.claimed_ids)
     base = [key for key in joining if key not in claimed]
     claims = [key for key in joining if key in claimed]
@@ -83,15 +81,14 @@ def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tup
 
 
 def limit(draft: Draft) -> None:
-    """Says how many workers must stay: all of them where drains are seen, because those of a cordoned node are replaced
-    before they go, however many copies of a stage there are. Past a drain's deadline, or where drains are not seen, one
-    less than there are: evictions would be refused for ever.
+    """Sets how many workers evictions must leave.
 
-    Before the first layout there is nothing to lose; and the cluster would count anew with each pod that gets ready.
-    Nor have workers anything that wait for a start: any of them may go.
-    Workers that do not run yet count as well, for once they run the cluster counts them; but past a drain's deadline
-    they are not waited for. Nor are those then whose pods are not ready, though they may train: the cluster never
-    counts them, so where each has such a pod it would let none go.
+    Where drains are seen that is all of them, because workers on a cordoned node are replaced first. Past a drain's
+    deadline, or where drains are not seen, it is one less: otherwise no eviction would ever pass. Before the first
+    layout and while a job waits for a start any worker may go, because none holds state.
+    Workers that do not run yet count too, because the cluster counts them once they run. Past a drain's deadline they
+    do not, and neither do workers whose pods are not ready although they may train: the cluster never counts those, so
+    it would refuse every eviction.
     """
     if draft.status.layout_generation == 0:
         return
@@ -109,11 +106,11 @@ def limit(draft: Draft) -> None:
 
 
 def _set_deadline(draft: Draft) -> None:
-    """A drain has its time from the cordon on, whatever the job is busy with; and so has the next one, but not without
-    end: nodes that are cordoned one after the other would keep the first from being emptied. So it counts from the
-    newest cordon, and twice from the oldest, of those whose workers are still there.
+    """Sets until when evictions are refused.
 
-    Who is to join has nothing to lose, and is made elsewhere. A leaver's cordon renews nothing.
+    The time counts from the newest cordon whose workers are still there, whatever the job is busy with. It ends at the
+    latest two times that long after the oldest cordon: nodes that are cordoned one after the other must not keep the
+    first from being emptied. Joiners do not count, because they hold no state. A leaver's cordon renews nothing.
     """
     status, generation = draft.status, draft.status.generation
     joining = set(draft.view.joining_ids)
@@ -127,7 +124,7 @@ def _set_deadline(draft: Draft) -> None:
         for one in status.drains or ()
         if (left := [key for key in one.worker_ids if key in going])
     ]
-    if not drains and not status.drains and status.drain_deadline is not None:  # an operator before noted the time only
+    if not drains and not status.drains and status.drain_deadline is not None:  # an older operator noted the time only
         drains = [Drain(time=status.drain_deadline - timeout, worker_ids=list(going))]
     known = {key for one in drains for key in one.worker_ids}
     new = [worker for key, worker in going.items() if key not in known]

@@ -1,4 +1,4 @@
-"""How a job ends: by its leader's word, by a worker that refuses the spec, or by its deadline."""
+"""Ends a job: by its leader's word, by a worker that refuses the spec, or by its deadline."""
 
 from datetime import timedelta
 
@@ -17,8 +17,8 @@ from pipetransformer_operator.plan.losses import (
 from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
-#: Workers of a job whose leader told its end leave by themselves, and their logs stay; those that still run after so
-#: long are deleted.
+#: When a leader reports the end, the workers end by themselves and their logs stay. Those that still run after this
+#: time are deleted.
 FINISH_GRACE = timedelta(seconds=30)
 
 
@@ -34,7 +34,7 @@ def judge(draft: Draft) -> None:
         draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
     elif refusal := _refusal(draft.view):
         reason, message = termination(refusal)
-        if not report_of(refusal):  # the program's own, or Python's where the program is not there
+        if not report_of(refusal):  # the exit code is the program's own, or Python's if there is no program
             message = ": ".join(filter(None, [f"{refusal.name} exited with code {EXIT_USER_ERROR}", message]))
         draft.fail(reason or Reason.USER_ERROR, message)
     elif _ended_in_success(draft.view):
@@ -44,7 +44,7 @@ def judge(draft: Draft) -> None:
 
 
 def clean(draft: Draft) -> None:
-    """After the end: nothing is created any more, workers go by `cleanPodPolicy`, the job by its time to live."""
+    """Deletes workers of a job that has ended as `cleanPodPolicy` says, and the job after its time to live."""
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
@@ -53,7 +53,7 @@ def clean(draft: Draft) -> None:
     workers = draft.observed.workers
     draft.spared_ids = frozenset(one.id for one in workers if not _goes(draft.view, one, had_time=had_time))
     if any(worker.holds for worker in draft.observed.workers):
-        draft.min_available = 0  # what is kept running keeps no node from being emptied
+        draft.min_available = 0  # workers that are kept do not keep a node from being emptied
     else:
         draft.update(quota_requests=[])
     if policy.ttl_seconds_after_finished is not None:
@@ -62,7 +62,7 @@ def clean(draft: Draft) -> None:
 
 
 def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
-    """Whether the worker's pod is deleted now that its job has ended, and had time to end by itself or not."""
+    """Whether the pod of a job that has ended is deleted; `had_time` if it could have ended by itself."""
     policy = view.spec.run_policy.clean_pod_policy
     if view.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
         policy = CleanPodPolicy.RUNNING  # pods that hold nothing go with the job
@@ -76,8 +76,8 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
 
 
 def _refusal(view: View) -> Worker | None:
-    """A worker that cannot do what its spec says, or that the longest pipeline leaves too much. While a job trains, a
-    joiner that cannot is a failed change: its node may lack what those of the members have."""
+    """A worker that cannot do what its spec says, or has too little memory in the longest pipelines. While a job trains
+    only members count: the node of a joiner may lack what theirs have, and then the change fails."""
     generation = view.status.generation
     judged = {member.uid for member in generation.members} if generation else {worker.uid for worker in view.wanted}
     longest = view.spec.pipeline.stages
@@ -98,9 +98,9 @@ def _complete(draft: Draft, message: str) -> None:
 
 
 def _ended_in_success(view: View) -> bool:
-    """How an end is found that was reported to nobody: members exit as successful only once the model is durable.
+    """Whether the job ended without a report: members exit as successful only once the model is durable.
 
-    While the leader lives its report is waited for.
+    While the leader lives, its report is awaited.
     """
     generation = view.status.generation
     if generation is None:

@@ -12,9 +12,9 @@ from pipetransformer_operator.plan.view import View
 
 from .prepare import may_go_on
 
-#: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
+#: A working node reports on a pod within seconds; the cluster takes most of a minute to see that a node is dead.
 UNATTENDED = timedelta(seconds=30)
-#: Where others fell silent lately.
+#: The same on a node where other workers fell silent lately.
 UNATTENDED_IN_DOUBT = timedelta(seconds=5)
 
 
@@ -144,9 +144,9 @@ class Incident:
 def _why_stranded(view: View, worker: Worker) -> str:
     """Why a worker that is to join will not start where it is; empty when it may.
 
-    Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself,
-    if nothing else speaks against the node. It also keeps workers off a node that is emptied, but not those for long
-    that tolerate it and come back ever again.
+    Many pods that start at once may wait for a slow control plane. So only a job that trains gives up on a node when
+    nothing else speaks against the node. It also keeps workers off a node that is being emptied, except workers that
+    tolerate the mark and return again and again.
     """
     if worker.draining and may_go_on(view):
         return f"its node {worker.node} takes no pods any more"

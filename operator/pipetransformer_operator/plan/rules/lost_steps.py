@@ -1,4 +1,4 @@
-"""Says which steps are lost when no worker is left that holds them, and the job resumes from its checkpoint."""
+"""Tells which steps are lost when no worker holds them and the job resumes from its checkpoint."""
 
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.plan.draft import Draft
@@ -7,10 +7,10 @@ from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 
-def forget_plan(draft: Draft) -> None:
-    """Forgets the published plan, but never its number, because no worker holds its state.
+def forget_generation(draft: Draft) -> None:
+    """Forgets the published generation, but never its number, because no worker holds its state.
 
-    Members that others take away may still leave a checkpoint. Then the next start tells what is lost.
+    Members that the cluster takes away may still leave a checkpoint. Then the next start tells what is lost.
     """
     generation = draft.status.generation
     if generation is not None:
@@ -55,8 +55,8 @@ def tell_lost(draft: Draft) -> None:
 
 
 def saved_by_members(view: View) -> int:
-    """Steps of the durable checkpoint that members left which have ended; 0 while none has. One that left a generation
-    before this one knows nothing of the steps since."""
+    """Steps of the durable checkpoint that members left as they ended; 0 if none did. A worker that left with an older
+    generation knows nothing of the steps since."""
     generation = view.status.generation
     ended = [worker for member in generation.members if (worker := view.worker(member))] if generation else []
     return max(map(saved_step, ended), default=0)

@@ -1,6 +1,6 @@
 """The first phase of a resize: workers are created and warm up while the old layout trains; then it is published.
 
-A preparation that is not done by its deadline is cancelled, says why, and is tried again, each time twice as late.
+A preparation that is not done by its deadline is cancelled, says why, and is tried again. Each wait is twice as long.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from pipetransformer_operator.plan.sharing.claim import is_claim, target
 from pipetransformer_operator.plan.types import NOT_SET_UP, EventType, Worker
 from pipetransformer_operator.plan.view import View
 
-#: How reasons of containers that cannot be started begin: it is the image; it is the rest of the template.
+#: How the reasons of containers that cannot be started begin: because of the image, or of the rest of the template.
 _IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 _CONTAINER = ("CreateContainer", "RunContainerError")
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
-#: The same of a job that does not train: it waits with nothing to do, and what was full may be free again.
+#: The same for a job that does not train: it has nothing else to do, and nodes may be free again.
 LONGEST_SLEEP = timedelta(minutes=5)
-#: So many times a preparation has all its time anew, for one that was to join was taken away.
+#: At most this many times a preparation gets all its time again because a joiner was taken away.
 RENEWALS = 4
 
 
 def publish(draft: Draft) -> bool:
-    """Publishes a better layout, or a better cut, if the members, with all joiners or with none, carry one.
+    """Publishes a better layout, or a better cut, if the members carry one, with all joiners or with none.
 
-    Past the deadline those joiners are taken that are ready.
+    Past the deadline it takes the joiners that are ready. Returns whether it published one.
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
@@ -65,19 +65,17 @@ def publish(draft: Draft) -> bool:
 
 
 def prepare(draft: Draft) -> None:
-    """Wants the workers of the next layout, until they are ready or its time is up."""
+    """Wants the workers of the next layout, until they are ready or the time for it is up."""
     generation = draft.status.generation
     assert generation is not None
-    begin(draft, ResizeReason.CLAIM)  # what was prepared may be a drain that is over
+    begin(draft, ResizeReason.CLAIM)  # a drain that was prepared may be over
     if draft.status.resize is not None and is_late(draft):
         cancel(draft, *why_not_ready(draft.view))
     to = target(draft)
     members = draft.view.ids_of(generation.members)
     most = max(to.workers, len(members), _held(draft.view) if draft.view.on_pack is OnPack.HOLD else 0)
     joining = draft.view.joining_ids
-    if (
-        to == generation.layout
-    ):  # spares: one that is gone, or has to leave its node, has lost nothing, and nobody needs another
+    if to == generation.layout:  # joiners are spares: one that is gone or has to leave its node is not replaced
         joining = [worker.id for worker in draft.view.joiners if not worker.draining]
     kept = [*members, *joining][:most]
     workforce.want(draft, kept, max(to.workers, len(kept)))
@@ -88,7 +86,7 @@ def prepare(draft: Draft) -> None:
 
 
 def begin(draft: Draft, reason: ResizeReason) -> None:
-    """Forgets what else is being prepared: it has had its time, and what begins now has all of its own."""
+    """Drops what is prepared for another reason, so that the new preparation has all its time."""
     resize = draft.status.resize
     if resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is not reason:
         draft.update(resize=None)
@@ -106,8 +104,10 @@ def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
 
 
 def cancel(draft: Draft, reason: Reason, why: str) -> None:
-    """Drops a preparation, says why, and waits before the next. Of survivors that could start anew from a checkpoint
-    only the attempt is dropped: all their attempts together have the time of one."""
+    """Drops a preparation, says why, and waits before the next.
+
+    Survivors that could start again from a checkpoint drop the attempt only: all their attempts share one deadline.
+    """
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
     wait = sleep(draft, reason) if is_recovery(draft.view) else back_off(draft)
@@ -119,8 +119,8 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
 
 
 def go_on(draft: Draft) -> None:
-    """Lets a preparation go on with others in the place of joiners that were taken away: they have all its time anew,
-    but not for ever."""
+    """Gives a preparation all its time again, because joiners were taken away and others replace them. That happens
+    at most `RENEWALS` times."""
     resize = draft.status.resize
     if resize is not None and may_go_on(draft.view):
         draft.update(resize=resize.model_copy(update={"renewals": resize.renewals + 1}))
@@ -128,7 +128,7 @@ def go_on(draft: Draft) -> None:
 
 
 def may_go_on(view: View) -> bool:
-    """Whether it is a job that trains which prepares something, and joiners may still be taken away for others."""
+    """Whether a job that trains prepares something, and may still replace joiners that were taken away."""
     resize = view.status.resize
     if view.status.generation is None or resize is None or resize.phase is not ResizePhase.PREPARE:
         return False
@@ -136,12 +136,12 @@ def may_go_on(view: View) -> bool:
 
 
 def back_off(draft: Draft) -> timedelta:
-    """Lets no worker be created for a while, doubled with each time in a row. Returns how long."""
+    """Puts the next attempt off, twice as long each time in a row. Returns how long."""
     return _back_off(draft, LONGEST_BACKOFF)
 
 
 def sleep(draft: Draft, reason: Reason) -> timedelta:
-    """Lets a job that does not train create no worker for a while, doubled with each time in a row. Returns how long.
+    """Puts the next attempt of a job that does not train off, twice as long each time in a row. Returns how long.
 
     A job that found no nodes (`reason`) also wakes when accelerators are released or a node appears, see `wake`."""
     wait = _back_off(draft, LONGEST_SLEEP)
@@ -158,7 +158,7 @@ def _back_off(draft: Draft, longest: timedelta) -> timedelta:
 
 
 def wake(draft: Draft) -> None:
-    """Ends the sleep of a job that waits for nodes: something released accelerators since, or others give way to it."""
+    """Ends the wait of a job that found no nodes, if accelerators were released since or other jobs give way to it."""
     since, released = draft.status.waits_for_nodes_since, draft.observed.released
     if since is None or not draft.view.asleep:
         return
@@ -167,12 +167,12 @@ def wake(draft: Draft) -> None:
 
 
 def try_at_once(draft: Draft) -> None:
-    """Ends the wait after attempts that failed: what comes now was not what they were for."""
+    """Ends the wait after failed attempts, because the next attempt is for something else."""
     draft.update(resize_failures=0, next_resize_time=None, waits_for_nodes_since=None)
 
 
 def forget_failures(draft: Draft) -> None:
-    """What failed before says nothing any more: it has come about, or is another thing now."""
+    """Forgets failed attempts, because one succeeded or the job's spec changed."""
     try_at_once(draft)
     draft.update(not_committed=None, slow_starts=0, grants_in_vain=0, next_grant_time=None)
 
@@ -193,7 +193,7 @@ def reason_of(view: View, before: Layout, after: Layout) -> ResizeReason:
 
 
 def why_not_ready(view: View) -> tuple[Reason, str]:
-    """What the workers that are to join wait for: the worst reason, and each late worker's own words."""
+    """What joiners wait for: the worst reason, and the reason of each late joiner."""
     if view.observed.refusal:
         return Reason.CREATION_REFUSED, view.observed.refusal
     ready = {member.name for member in view.ready_joiners}
@@ -230,24 +230,24 @@ def all_scheduled(view: View) -> bool:
 
 
 def can_start(view: View) -> bool:
-    """Whether no worker that is to join has a container that its node cannot start, or not even set up its pod for."""
+    """Whether the nodes of all joiners can set up their pods and start their containers."""
     return not any(worker.waiting.startswith((*_IMAGE, *_CONTAINER, NOT_SET_UP)) for worker in view.joiners)
 
 
 def _held(view: View) -> int:
-    """What a job keeps that gives nothing back, members and spares: its starting size, below its ceiling."""
+    """Workers that a job with `onPack: Hold` keeps, members and spares: its starting size, up to its ceiling."""
     return min(view.status.initial_workers, view.spec.elastic_policy.ceiling)
 
 
 def queue_says(view: View) -> str:
-    """What was asked of the queue and is not granted yet, and what it says to that."""
+    """What the queue was asked for and has not granted yet, and what it says to that."""
     waiting = [request for request in view.status.quota_requests if not request.admitted]
     asked = ", ".join(f"{one.queue} is asked for {one.granted} workers" for one in waiting)
     return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
 
 
 def expendable_last(view: View, members: Sequence[Member]) -> list[Member]:
-    """Members with the claimed ones behind: when some leave, those go."""
+    """Members with the claimed ones last: when some leave, those leave first."""
     claimed = {view.name_of(key) for key in view.status.claimed_ids}
     return sorted(members, key=lambda member: member.name in claimed)
 
@@ -269,15 +269,17 @@ def is_late(draft: Draft) -> bool:
 
 
 def is_recovery(view: View) -> bool:
-    """Whether what is prepared is for survivors that are too few for any layout."""
+    """Whether replacements are prepared for survivors that are too few for any layout."""
     resize = view.status.resize
     return resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is ResizeReason.FAILURE
 
 
 def _deadline(draft: Draft, resize: Resize) -> datetime:
-    """When a preparation is cancelled: a claim has less time, as long as some of its workers have no node. An operator
-    that was away has the time anew: it has to hear first who is ready, and maybe to create whom the one before it did
-    not."""
+    """When a preparation is cancelled. A claim has less time, as long as some of its workers have no node.
+
+    The time counts again from the start of a new operator, which first has to hear which workers are ready and may have
+    to create some that its predecessor did not.
+    """
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
     if (
@@ -291,7 +293,7 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
 
 
 def snoozed(view: View, layout: Layout) -> bool:
-    """Whether the members could not commit this very layout a short time ago."""
+    """Whether the members could not commit this layout a short time ago."""
     status = view.status
     if status.not_committed != LayoutSize.of(layout) or not status.next_resize_time:
         return False

@@ -1,9 +1,8 @@
-"""Lost workers: the rest trains on in the best layout that it carries, and replacements are grown back later.
+"""Drops lost workers: the survivors train on in the best layout that they carry, and replacements follow later.
 
-A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
-worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
-left as told is no failure of the job, nor is one whose stage was packed into too little memory, or whose node is lost
-(`budget`). A joiner that the scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
+Each turn compares the published members with the pods. A lost member is counted once, when its id is removed from the
+wanted ones; `losses` says which losses are failures of the job. A joiner on a dead node, or on one that is being
+emptied, is dropped like one that ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from pipetransformer_operator.plan.view import View
 
 from . import start
 from .incident import Incident
-from .lost_steps import forget_plan
+from .lost_steps import forget_generation
 from .prepare import (
     back_off,
     begin,
@@ -43,7 +42,7 @@ _NO_REPLACEMENTS = "too few workers are left for any layout, and the next attemp
 
 
 def recover(draft: Draft) -> None:
-    """Drops lost workers, counts the incident, and publishes a generation of the survivors if members were lost."""
+    """Removes lost workers from the wanted ones, counts the incident, and publishes a generation of the survivors."""
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids
@@ -52,35 +51,34 @@ def recover(draft: Draft) -> None:
         return
     assert generation is not None
     survivors = draft.view.state_holders
-    if generation.confirmed:  # until then those come first that surely hold state
+    if generation.confirmed:  # before that, workers that surely hold state come first
         survivors = expendable_last(draft.view, survivors)
     if not survivors:
-        forget_plan(draft)
+        forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
         draft.keep_workers((worker.id for worker in draft.view.joiners), "no worker holds the job's state any longer")
         return
     candidates = [*survivors, *draft.view.ready_joiners]
-    candidates += draft.view.idle_leavers[
-        : max(0, generation.layout.workers - len(candidates))
-    ]  # in the place of who is lost
+    places = max(0, generation.layout.workers - len(candidates))  # those of lost members
+    candidates += draft.view.idle_leavers[:places]
     if layout := layouts.best(draft.view, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
         generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
         if any(draft.view.name_of(key) in lost for key in wanted):
-            try_at_once(draft)  # what was slept over, as over a claim, was not what nobody trains without
+            try_at_once(draft)  # the wait was for another attempt, such as a claim
         _wait_for_replacements(draft, survivors)
 
 
 def find_lost(draft: Draft, generation: Generation) -> dict[str, str]:
-    """Names of the holders of state that can train no more, and why."""
+    """Names of the holders of state that can no longer train, and why."""
     holders = generation.members if generation.confirmed else [*generation.members, *generation.leavers]
     leavers = {member.name for member in generation.leavers}
     return {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
 
 
 def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
-    """Why a member or leaver can train no more; empty when it can, or did as told."""
+    """Why a member or leaver can no longer train; empty when it can, or left as told."""
     worker = draft.view.worker(member)
     if says_succeeded(worker):
         return ""
@@ -94,7 +92,7 @@ def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
 
 
 def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
-    """Takes lost members and failed joiners from the wanted workers: one incident, however many fell at once.
+    """Removes lost members and failed joiners from the wanted workers; all that fell at once are one incident.
 
     Returns whether it was a failure.
     """
@@ -128,7 +126,7 @@ def _follow_up(draft: Draft, incident: Incident) -> None:
         else:
             cancel(draft, Reason.WORKER_FAILED, f"{incident.named(key)} ({incident.why[key]}) before it was ready")
     if any(key not in draft.view.claimed_ids for key in incident.members):
-        try_at_once(draft)  # what the job lost of its own is no claim
+        try_at_once(draft)  # a replacement of its own worker is no claim
     elif incident.members and not incident.failed:
         back_off(draft)
 
@@ -145,7 +143,7 @@ def _count(draft: Draft, incident: Incident) -> None:
 
 
 def _tell_avoided(draft: Draft) -> None:
-    """Says which nodes are avoided from now on, because accelerators failed there more than once."""
+    """Tells which nodes are avoided from now on, because accelerators failed there more than once."""
     for node in dict.fromkeys(draft.broken.values()):
         failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
         if failed > FAILURES_ALLOWED:
@@ -167,13 +165,13 @@ def _note_too_short(draft: Draft, incident: Incident) -> None:
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
-    """Too few are left for any layout: they hold their state until the best layout that is no larger can be manned, or
-    the spec's where memory rules all of those out.
+    """Wants replacements, because too few workers are left for any layout. The survivors hold their state meanwhile.
 
-    Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
-    job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
-    That deadline counts from the first turn in which they are too few, however often replacements end before they join.
-    Leavers that wait for a checkpoint stay: until it is durable the job may have to start again in its old size.
+    The target is the best layout that is no larger than the present one, or the spec's if memory rules those out. Past
+    the deadline, with a durable checkpoint, all workers are given back and the job starts again from it. Without one
+    the survivors keep the only copies, and new workers are tried later. The deadline counts from the first turn with
+    too few workers, however often replacements end before they join. Leavers that wait for a checkpoint stay, because
+    the job may have to start again in its old size.
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
@@ -184,7 +182,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
-    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
+    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # workers above it would join nothing
     most = max(len(kept), most - len(draft.view.idle_leavers))
     if asleep:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
@@ -199,19 +197,19 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         cancel(draft, reason, f"too few workers are left, {why}")
         draft.keep_workers(staying, f"too few replacements joined in time, {why}")
         return
-    try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
+    try_at_once(draft)  # a start has other workers, and maybe other nodes
     wait = sleep(draft, reason)
     message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
-    forget_plan(draft)
+    forget_generation(draft)
     draft.update(resize=None, leaving_ids=[])
     draft.keep_workers([], f"too few workers were left, {why}; the job starts again from its checkpoint")
 
 
 def _why_not_replaced(view: View) -> tuple[Reason, str]:
-    """What replacements wait for; between two attempts, what ended the last one."""
+    """What replacements wait for; between two attempts, what ended the last attempt."""
     last = view.status.condition(ConditionType.RESIZING)
     if view.asleep and last is not None and last.status is ConditionStatus.FALSE:
-        return Reason(last.reason), "nobody came to join them, and Resizing says why"
+        return Reason(last.reason), "no replacement joined them, and Resizing says why"
     return why_not_ready(view)

@@ -1,4 +1,4 @@
-"""Folds the leader's report into the status: what decides something at once, mere progress now and then."""
+"""Writes the leader's report into the status: at once if it decides something, mere progress now and then."""
 
 from datetime import timedelta
 
@@ -15,7 +15,8 @@ PROGRESS_INTERVAL = timedelta(seconds=30)
 
 
 def fold(draft: Draft) -> None:
-    """Takes what is new from the newest report; a replay or a report of another life of the job changes nothing."""
+    """Writes what the newest report says into the status. A replay, or a report of an earlier job of that name, changes
+    nothing."""
     report, last = draft.observed.report, draft.status.last_report
     if report is None or report.job_uid != draft.observed.uid:
         return
@@ -53,7 +54,7 @@ def _confirm(draft: Draft, number: int) -> None:
         return
     draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))
     if number == generation.layout_generation:
-        if generation.reason is ResizeReason.CLAIM:  # only now: published, it could still be undone
+        if generation.reason is ResizeReason.CLAIM:  # not earlier: a published claim could still be undone
             forget_failures(draft)
         draft.tell(
             Reason.GENERATION_CONFIRMED,
@@ -76,7 +77,7 @@ def _decides(report: Report, last: Report) -> bool:
 
 
 def _interval(view: View) -> timedelta:
-    """Not so long that silence in the status looks like a stall."""
+    """How often progress is written: often enough that the status does not look like a stall."""
     stall = view.spec.run_policy.stall_timeout_seconds
     return PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
 

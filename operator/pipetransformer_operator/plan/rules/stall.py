@@ -1,9 +1,9 @@
-"""When a job makes no steps, and who is the reason: a member that is not heard, or that its peers wait for in vain.
+"""Tells when a job makes no steps, and which member is the reason: one that is silent, or that its peers wait for.
 
-Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
-hear. It counts only once something else is wrong: peers lost their group, no step is made, its node is not heard
-either, or a published generation is not confirmed. And it counts only beside somebody who is heard: where all are
-silent, the way from them may be cut, and the cluster itself has to say that their pods are gone, or their nodes.
+Silence alone proves nothing, because members train on when the operator cannot hear them. It counts once something else
+is wrong: peers lost their group, no step is made, the node is silent too, or a generation is not confirmed. It also
+counts only if another member is heard. If all are silent, the network to the operator may be cut, and the cluster has
+to say that pods or nodes are gone.
 """
 
 from datetime import datetime, timedelta
@@ -11,23 +11,23 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.messages import Member
 from pipetransformer_operator.plan.view import SILENCE, View
 
-#: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive; one
-#: that nobody names has `SILENCE`.
+#: A member that peers name as lost and that is silent for this long is lost, although its pod looks alive. One that no
+#: peer names has `SILENCE`.
 NAMED_SILENCE = timedelta(seconds=10)
-#: Without `stallTimeoutSeconds` a job may make no step for so long, or for so many median steps if that is longer.
+#: Without `stallTimeoutSeconds` a job may make no step for the longer of this time and this many median steps.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 STEPS_AWAITED = 20
 LONGEST_TIMEOUT = timedelta(days=7)
-#: Reports of progress that must be overdue, where many jobs share one operator, and each reports rarely.
+#: This many reports of progress must be overdue. Where many jobs share one operator, each reports rarely.
 REPORTS_AWAITED = 3
-#: So many generations in a row may break before it is said: the network was away for a moment.
+#: This many generations in a row may break before it is told, because a network may be away for a moment.
 BROKEN_ALLOWED = 1
-#: Somebody else says something within so long, if anybody does.
+#: If another member is alive, it says something within this time.
 NEXT_WORD = timedelta(seconds=1)
 
 
 def stall_timeout(view: View) -> timedelta:
-    """How long the job may make no step: what its spec says, else the larger of 30 minutes and 20 median steps."""
+    """How long the job may make no step: as its spec says, by default the larger of 30 minutes and 20 median steps."""
     seconds, report = view.spec.run_policy.stall_timeout_seconds, view.status.last_report
     if seconds is not None:
         return timedelta(seconds=seconds)
@@ -39,8 +39,8 @@ def stall_timeout(view: View) -> timedelta:
 
 
 def stall_time(view: View) -> datetime | None:
-    """When the job counts as stalled unless a step comes before; None while it is not to be judged. Before the first
-    step it counts from the publication of a generation."""
+    """When the job counts as stalled unless a step is made before; None if it does not train. Before the first step the
+    time counts from the publication of a generation."""
     report, generation = view.status.last_report, view.status.generation
     if generation is None or (report is None and generation.published_time is None):
         return None
@@ -56,7 +56,7 @@ def is_stalled(view: View) -> bool:
 
 
 def why_broken(view: View) -> str:
-    """Why a job whose members all live makes no steps, if one generation after the other breaks; else empty."""
+    """Why a job whose members all live makes no steps; empty unless generation after generation breaks."""
     generation, report = view.status.generation, view.status.last_report
     if generation is None or generation.broken_before <= BROKEN_ALLOWED or not all(map(view.alive, generation.members)):
         return ""
@@ -68,7 +68,7 @@ def why_broken(view: View) -> str:
 
 
 def last_words(view: View) -> str:
-    """Why a generation broke, as its leader says, or the first member that knows; to be appended."""
+    """Why a generation broke, in the words of its leader or of the first member that knows; to be appended."""
     generation = view.status.generation
     assert generation is not None
     for member in sorted(generation.members, key=lambda member: member.name != generation.leader):
@@ -87,7 +87,7 @@ def _is_awaited(view: View) -> bool:
 
 
 def hears_nobody(view: View) -> bool:
-    """Whether all who hold state are silent, for longer than any of them should be."""
+    """Whether all holders of state are silent, each for longer than it should be."""
     holders = view.state_holders
     return bool(holders) and all(
         view.now >= _last_heard(view, member) + view.patience(member.uid) for member in holders
@@ -101,8 +101,8 @@ def _last_heard(view: View, member: Member) -> datetime:
 
 
 def _was_heard(view: View, member: Member) -> bool:
-    """Whether the operator heard it since it listens: what it said of a break before that was for nobody, and it may
-    say the next word a whole pace later."""
+    """Whether this operator heard the member. What it said of a break to an earlier operator is unknown, and its next
+    heartbeat may come a whole pace later."""
     heard = view.observed.heard.get(member.uid)
     return heard is not None and (view.observed.since is None or heard >= view.observed.since)
 
@@ -119,12 +119,12 @@ def suspicion(view: View, member: Member) -> str:
     heard = _last_heard(view, member)
     due = heard + view.patience(member.uid, NAMED_SILENCE if named else SILENCE)
     if named and unseen and broken is not None and _was_heard(view, member):
-        # Who lives beats when its group breaks, whatever its pace. Peers' word alone is not enough for that: they name
-        # all others, and one that is in a callback, or a long round, notices the break after it.
+        # A living member beats when its group breaks, whatever its pace. The peers' word alone is not enough: they name
+        # all others, and a member in a callback or a long round notices the break only afterwards.
         due = min(due, max(broken, heard) + SILENCE)
     gone = worker is not None and worker.node_gone and view.now >= due
     newest = view.newest_word
-    if gone or (newest is not None and newest >= due):  # somebody was heard since; before, the operator may be deaf
+    if gone or (newest is not None and newest >= due):  # another was heard since, so the operator is not deaf
         return f"not heard for {(due - heard).total_seconds():.0f} s"
     if view.clock.reached(due) and view.hears_holders:
         view.clock.wake_at(view.now + NEXT_WORD)

@@ -1,8 +1,8 @@
-"""Starting, and starting again: workers are created, and when all are warm a generation is published.
+"""Starts a job, also after a stop: creates its workers, and publishes a generation when all are warm.
 
-All or none: workers of a start that the cluster cannot place whole, or whose containers it cannot start, are given back
-after a time, and tried again later; where it can, after six times that time. They are given back at once where another
-waiting job fits on them (`gangs`). One that ends before the job began is replaced, and the others stay warm meanwhile.
+All or none: workers that the cluster cannot place or start together are given back after a time and tried again later.
+Workers that are all placed have six times that time. All are given back at once if another waiting job can start on
+what they hold (`gangs`). A worker that ends before the job trains is replaced, and the others stay warm meanwhile.
 """
 
 from datetime import datetime, timedelta
@@ -21,19 +21,19 @@ from . import undeleted
 from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
 
 LONGEST_RETRY = timedelta(minutes=4)
-#: So many times a start has its time anew, however far apart: what ends its workers ever again holds the others' nodes.
+#: This many times a start gets all its time again, because workers that end again and again hold the others' nodes.
 RENEWALS = 16
-#: So many times `startTimeoutSeconds` a start has whose workers are all placed; doubled with each that was too slow.
+#: A start whose workers are all placed has this many times `startTimeoutSeconds`; doubled with each that was too slow.
 PLACED = 6
 
 
 def take_size(draft: Draft) -> Layout | None:
-    """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again; the
-    layout that comes of it, None if none is legal.
+    """Takes the starting size from the spec, which users may edit until the job trains. Returns the layout to start
+    with, None if none is legal.
 
-    Workers that wait were told another size, so they make room for others. Once a generation was published, there are
-    no more pipelines than shards in the checkpoint's order of the data; or if there is none yet, than the first workers
-    were told of.
+    Workers that were told another size are deleted, and new ones are created. Once a generation was published, there
+    are at most as many pipelines as the checkpoint's data order has shards, or, without a checkpoint, as the first
+    workers were told.
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
@@ -48,7 +48,7 @@ def take_size(draft: Draft) -> Layout | None:
 
 
 def wait(draft: Draft) -> None:
-    """Holds nothing and says why, as long as no layout to start with lies within the spec's bounds."""
+    """Holds no workers and says why, because no layout to start with is within the spec's bounds."""
     bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
     message = (
         f"spec.elasticPolicy allows no start: pipelines of {' or '.join(map(str, lengths))} stages,"
@@ -62,7 +62,7 @@ def wait(draft: Draft) -> None:
 
 
 def hold_nothing(draft: Draft, reason: Reason, message: str) -> None:
-    """Gives everything back until the job is another; the condition says why."""
+    """Gives all workers back until the job's spec changes; the condition says why."""
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.update(start_time=None, resize=None)
     draft.keep_workers([], f"the job cannot start: {message}")
@@ -109,7 +109,7 @@ def _give_way(draft: Draft) -> None:
 
 
 def _is_in_vain(draft: Draft, layout: Layout) -> bool:
-    """Whether the start waits until nodes have room for all of its workers; the condition says so."""
+    """Waits until nodes have room for all workers of the start, and says so. Returns whether it waits."""
     if not is_in_vain(draft, layout.workers):
         return False
     draft.waits_for_room = True
@@ -140,14 +140,16 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
 
 
 def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
-    """Lets a start go on after workers that ended before it began: others are created after a while, and have all the
-    time that a start has. All are given back where too many were lost, in a row or in all; those of one node, or of one
-    cause, end one after the other, so who ends while others are awaited is replaced with them.
+    """Replaces workers that ended before the job trained: others are created after a wait, and have all the time of a
+    start. All workers are given back if too many ended, in a row or in total.
+
+    Workers of one node or one cause end one after the other. So one that ends while others are awaited is replaced with
+    them.
 
     Args:
         draft: of a job that does not train yet.
-        lost: who ended, and how.
-        first: the wait for the first that is replaced; None, at once, if nothing speaks against it.
+        lost: which workers ended, and how.
+        first: how long to wait before the first replacement; None for no wait.
     """
     begin, again, resize = draft.now, draft.status.next_resize_time, draft.status.resize
     if again is not None and draft.view.asleep:
@@ -156,7 +158,7 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
         replacements, renewals = 0, 1
         if resize is not None:
             renewals += resize.renewals
-            if draft.now <= resize.start_time + LONGEST_RETRY:  # else the last one stayed
+            if draft.now <= resize.start_time + LONGEST_RETRY:  # otherwise the last replacement stayed
                 replacements = resize.replacements
         if first is not None:
             begin += first * (1 << min(replacements, 16))
@@ -176,16 +178,19 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
 
 
 def _deadline(view: View, resize: Resize) -> datetime:
-    """When a start is put off. Where each worker is placed, images, init containers and models have longer, and longer
-    each time; but none holds its accelerator for ever. A pod may have vanished, and a container begun to fail, just
-    now: an image is pulled after the init containers, and what a registry refuses once it may give the next time."""
+    """When a start is put off. Once each worker is placed, images, init containers and models have more time, and more
+    with each attempt, but not without end.
+
+    Trouble counts from when it began: a pod may vanish and a container may begin to fail late. An image is pulled after
+    the init containers, and a registry that refuses once may serve the next time.
+    """
     timeout = timedelta(seconds=view.spec.run_policy.start_timeout_seconds)
     if resize.trouble_time is not None:
         times = (resize.start_time, resize.trouble_time, view.observed.preferred_since)
         return max(time for time in times if time is not None) + timeout
     longer = resize.start_time + PLACED * timeout * (1 << min(view.status.slow_starts, 4))
     since = view.observed.since
-    return max(longer, since + timeout) if since else longer  # a new operator has to hear first who is ready
+    return max(longer, since + timeout) if since else longer  # a new operator first has to hear which workers are ready
 
 
 def _put_off(draft: Draft, reason: Reason, why: str) -> None:

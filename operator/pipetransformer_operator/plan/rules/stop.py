@@ -1,9 +1,8 @@
-"""Ends a job that trains: its members are told to leave a checkpoint, and are deleted once it is durable.
+"""Stops a job that trains: its members leave a checkpoint, and are deleted once it is durable.
 
-The channel tells them with the answers to their heartbeats. Each member ends by itself when the checkpoint is durable,
-so a pod that has ended proves it. Until then a member that is lost is left out by another generation, as in a job that
-trains on. Members that have not ended after `runPolicy.stopTimeoutSeconds` are deleted, and an event says how many
-steps are lost.
+The channel tells them in its answers to heartbeats. Each member ends by itself when the checkpoint is durable, so a pod
+that has ended proves it. Until then a lost member is left out by another generation, as in a job that trains on.
+Members that have not ended after `runPolicy.stopTimeoutSeconds` are deleted, and an event says how many steps are lost.
 """
 
 from datetime import datetime, timedelta
@@ -16,7 +15,7 @@ from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 from . import commit, recover
-from .lost_steps import forget_plan, newest_step, saved_by_members, tell_lost
+from .lost_steps import forget_generation, newest_step, saved_by_members, tell_lost
 
 #: Members whose trouble with the storage a condition names.
 _MAX_NAMES = 3
@@ -36,7 +35,7 @@ def begin(draft: Draft) -> None:
 def give_back(draft: Draft, why: str) -> None:
     """Gives all workers back, members last: those that may still leave a checkpoint are kept until the stop's end.
 
-    Once no member is kept and no pod is left, the plan is forgotten, but never its number.
+    Once no member is kept and no pod is left, the generation is forgotten, but never its number.
     """
     begin(draft)
     draft.keep_workers(draft.view.ids_of(_saving(draft)), why)
@@ -44,11 +43,12 @@ def give_back(draft: Draft, why: str) -> None:
     if not draft.status.worker_ids:
         draft.update(resize=None)
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
-        forget_plan(draft)
+        forget_generation(draft)
 
 
 def end_finished(draft: Draft) -> None:
-    """As `give_back`, of a job past its deadline: its plan stays, and its pods go as `cleanPodPolicy` says."""
+    """Stops a job past its deadline like `give_back`, except that the generation stays and `cleanPodPolicy` says which
+    pods are deleted."""
     failed = draft.status.condition(ConditionType.FAILED)
     if failed is None or failed.reason != Reason.DEADLINE_EXCEEDED:
         draft.update(stop=None)
@@ -65,7 +65,7 @@ def end_finished(draft: Draft) -> None:
 
 
 def words(view: View) -> str:
-    """Says in a condition what the stop waits for; empty where it waits for nothing."""
+    """What the stop waits for, for a condition; empty where it waits for nothing."""
     stop, generation = view.status.stop, view.status.generation
     if stop is None or generation is None or not view.status.worker_ids:
         return ""
@@ -82,7 +82,7 @@ def words(view: View) -> str:
 
 
 def _deadline(view: View, stop: Stop) -> datetime:
-    """When members are deleted that have not ended. An operator that was away has all the time anew, because its
+    """When members that have not ended are deleted. The time counts again from the start of a new operator, because its
     predecessor may not have told them."""
     begin = max(stop.time, view.observed.since or stop.time)
     return begin + timedelta(seconds=view.spec.run_policy.stop_timeout_seconds)
@@ -93,7 +93,7 @@ def _saving(draft: Draft) -> list[Member]:
     stop, generation = draft.status.stop, draft.status.generation
     if stop is None or generation is None:
         return []
-    if draft.observed.status.stop is None:  # they go in the next turn, after the event that says what is lost
+    if draft.observed.status.stop is None:  # they are deleted in the next turn, after the event that says what is lost
         return draft.view.state_holders
     _note_saved(draft, stop)
     deadline = _deadline(draft.view, stop)
@@ -119,8 +119,8 @@ def _is_saved(view: View) -> bool:
 
 
 def _regroup_survivors(draft: Draft) -> None:
-    """Publishes a generation of the members that are left, if some were lost or lost each other. The survivors are let
-    go where they are too few, or hold no copy of what was lost."""
+    """Publishes a generation of the members that are left, if some were lost or lost each other. If the survivors are
+    too few, or hold no copy of what was lost, they are given back."""
     generation = draft.status.generation
     assert generation is not None
     lost = recover.find_lost(draft, generation)

@@ -1,6 +1,6 @@
-"""Suspending gives every worker back; resuming starts again, in the size that the checkpoint needs.
+"""Suspends a job, which gives all workers back, and resumes it in the size that the checkpoint needs.
 
-A job that is being deleted and that a finalizer of others keeps is suspended for good.
+A job that is being deleted and that a foreign finalizer keeps is suspended for good.
 """
 
 from pipetransformer_contract.api.status import ConditionType, Reason
@@ -9,7 +9,7 @@ from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
 from . import stop
-from .lost_steps import forget_plan
+from .lost_steps import forget_generation
 
 
 def suspend(draft: Draft) -> None:
@@ -34,7 +34,7 @@ def suspend(draft: Draft) -> None:
     if draft.status.finished:
         return
     if not draft.observed.workers:
-        draft.update(quota_requests=[], too_short=None)  # other accelerators may be asked for meanwhile
+        draft.update(quota_requests=[], too_short=None)  # the user may ask for other accelerators meanwhile
     message = "; ".join(filter(None, [message, stop.words(draft.view)]))
     draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
 
@@ -47,16 +47,17 @@ def is_ending(view: View) -> bool:
 
 
 def _is_awaited(view: View, worker: Worker) -> bool:
-    """Nobody awaits a pod that is stuck, as on a lost node, or one that has ended and that a finalizer keeps."""
+    """Whether a resume waits for the pod's end: not if it is stuck, as on a lost node, or has ended and a finalizer
+    keeps it."""
     return not (worker.terminating and not worker.holds) and not view.is_stuck(worker)
 
 
 def resume(draft: Draft) -> None:
-    """Lets a suspended job start again."""
+    """Sets Suspended to False, so that the job starts again."""
     if draft.status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
         if draft.status.stop is not None:  # of pods that are stuck
             draft.keep_workers([], "the job was suspended, and resumes with new workers")
-            forget_plan(draft)
-        draft.update(start_time=None)  # the time of the deadline begins anew, as a Job's does
+            forget_generation(draft)
+        draft.update(start_time=None)  # the deadline counts from the next start, as a Job's does
