@@ -26,11 +26,8 @@ def publish(
     _note_leavers(draft, generation)
     draft.update(generation=generation, layout_generation=number)
     draft.enter(ResizePhase.COMMIT, layout, reason, before.layout if before else None)
-    draft.tell(
-        Reason.GENERATION_PUBLISHED,
-        f"Generation {number} ({reason.value}): {layout.pipelines} pipelines of {layout.stages} stages,"
-        f" {len(leavers)} workers leave",
-    )
+    leave = f"; workers that leave: {len(leavers)}" if leavers else ""
+    draft.tell(Reason.GENERATION_PUBLISHED, f"Generation {number} ({reason.value}): {layout.words}{leave}")
 
 
 def _generation(

@@ -6,7 +6,6 @@ from pipetransformer_contract.api.status import (
     Condition,
     ConditionStatus,
     ConditionType,
-    LayoutSize,
     Reason,
     Resize,
     ResizePhase,
@@ -137,7 +136,7 @@ def _running(draft: Draft) -> None:
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        message = f"generation {generation.layout_generation}: {_size(generation)}"
+        message = f"generation {generation.layout_generation}: {generation.layout.words}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
@@ -170,7 +169,7 @@ def _resizing(draft: Draft) -> None:
         resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
-        message = f"{_size(resize.from_)} to {_size(resize.to)} ({resize.reason.value}){until}: "
+        message = f"{resize.from_.layout.words} to {resize.to.layout.words} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
 
 
@@ -231,10 +230,6 @@ def _awaited(view: View, resize: Resize) -> str:
     if resize.phase is ResizePhase.COMMIT:
         return f"generation {generation.layout_generation} is published"
     return f"{len(view.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {generation.boundary}"
-
-
-def _size(layout: Generation | LayoutSize) -> str:
-    return f"{layout.pipelines} pipelines of {layout.stages} stages"
 
 
 def _stalled(draft: Draft) -> None:

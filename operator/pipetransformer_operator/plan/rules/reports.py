@@ -58,7 +58,7 @@ def _confirm(draft: Draft, number: int) -> None:
             forget_failures(draft)
         draft.tell(
             Reason.GENERATION_CONFIRMED,
-            f"Generation {number} trains: {generation.pipelines} pipelines of {generation.stages} stages",
+            f"Generation {number} trains: {generation.layout.words}",
         )
 
 

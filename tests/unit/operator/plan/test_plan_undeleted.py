@@ -68,7 +68,7 @@ def test_a_job_that_trains_says_so_while_it_trains_on_and_recovers() -> None:
     world.commit(checkpoint=8)
     assert world.shape == (2, 1)
     left = "the cluster refuses to delete digits-w2, digits-w3: " + WORDS
-    assert says(world) == (ConditionStatus.TRUE, "DeletionRefused", f"generation 2: 1 pipelines of 2 stages; {left}")
+    assert says(world) == (ConditionStatus.TRUE, "DeletionRefused", f"generation 2: 1 pipeline of 2 stages; {left}")
     assert (world.state(), world.status.gpus.held, world.status.gpus.released) == (State.RUNNING, 4, 0)
     assert reasons(world).count("DeletionRefused") == 1
 
