@@ -13,3 +13,9 @@ class Layout:
     @property
     def workers(self) -> int:
         return self.stages * self.pipelines
+
+    @property
+    def words(self) -> str:
+        """Such as `1 pipeline of 4 stages`, for messages."""
+        pipelines = "1 pipeline" if self.pipelines == 1 else f"{self.pipelines} pipelines"
+        return f"{pipelines} of {self.stages} stage{'' if self.stages == 1 else 's'}"

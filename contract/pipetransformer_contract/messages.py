@@ -76,9 +76,9 @@ class Generation(Wire):
 
     `leavers` hold state until the members have committed this generation; then they wait for one that names them, or
     for their end. The leader hosts the store of the rendezvous; `nonce` keeps the keys of two generations, or of two
-    jobs that got the same address, apart. A checkpoint must know `boundary` before leavers are given back. Below
-    `layout_generation` the `confirmed_generation` says that the change is still under way. Workers do not get the
-    last three fields, which the operator changes.
+    jobs that got the same address, apart. A checkpoint must know `boundary`, in force since `boundary_step`, before
+    leavers are given back. A `confirmed_generation` below `layout_generation` says that the change is still under way.
+    Workers do not get the last three fields, which the operator changes.
     """
 
     job_uid: Name = Field(description="Of the job that it belongs to.")

@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.plan import Plan, worker_name
+from pipetransformer_operator.plan import Deletion, Plan, worker_name
 
 from .deletions import Deletions
 from .ports import JobKey, JobStore, NameConflict, Quota, Refused, WorkerPool
@@ -77,7 +77,7 @@ class Applier:
             outcome.errors += await _together([self._protect(job, decided, outcome)])
             outcome.errors += await _together([self._prepare_and_create(job, decided, outcome)])
         due = self._deletions.due(decided.delete, clock.time())
-        outcome.errors += await _together([self._delete(job, name, uid) for name, uid in due])
+        outcome.errors += await _together([self._delete(job, deletion) for deletion in due])
         for event in decided.events:
             await self._store.tell(job, event)
         if decided.expired:
@@ -125,15 +125,15 @@ class Applier:
             except Refused as error:
                 outcome.refusals.append(error)
 
-    async def _delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
+    async def _delete(self, job: PipeTrainingJob, deletion: Deletion) -> None:
         async with self._slots.of(self._key.namespace):
             try:
-                await self._pool.delete(job, name, uid)
+                await self._pool.delete(job, deletion.name, deletion.uid)
             except Refused as error:
-                pause = self._deletions.refuse(uid, str(error), asyncio.get_running_loop().time())
+                pause = self._deletions.refuse(deletion.uid, str(error), asyncio.get_running_loop().time())
                 logger.warning("%s: %s; trying again in %g s", self._key, error, pause)
             else:
-                self._deletions.accept(uid)
+                self._deletions.accept(deletion.uid)
 
 
 async def _together(calls: list[Coroutine[None, None, None]]) -> list[Exception]:

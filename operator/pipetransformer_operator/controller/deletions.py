@@ -7,6 +7,8 @@ else that the job needs continues meanwhile.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pipetransformer_operator.plan import Deletion
+
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
@@ -33,12 +35,12 @@ class Deletions:
         """The cluster's last explanation, by UID of the worker."""
         return {uid: refusal.words for uid, refusal in self._refused.items()}
 
-    def due(self, wanted: Iterable[tuple[str, str]], now: float) -> list[tuple[str, str]]:
-        """Returns the deletions (name, uid) to try now. Forgets workers that are not in `wanted`."""
+    def due(self, wanted: Iterable[Deletion], now: float) -> list[Deletion]:
+        """Which of the deletions are tried now. A worker that is not among them ends, or is gone."""
         wanted = list(wanted)
-        uids = {uid for _, uid in wanted}
+        uids = {one.uid for one in wanted}
         self._refused = {uid: refusal for uid, refusal in self._refused.items() if uid in uids}
-        return [(name, uid) for name, uid in wanted if uid not in self._refused or now >= self._refused[uid].again]
+        return [one for one in wanted if one.uid not in self._refused or now >= self._refused[one.uid].again]
 
     def refuse(self, uid: str, words: str, now: float) -> float:
         """The cluster refused. Returns the pause before the next attempt."""

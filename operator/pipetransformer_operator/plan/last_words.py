@@ -1,19 +1,21 @@
-"""What a trainer leaves when it ends: a report of its own, one line of JSON, or only its log, whose end the kubelet
-gives where there is no report (`FallbackToLogsOnError`). A report that is there holds; of a log a few words are kept.
+"""Reads what a trainer leaves when it ends: its own report, one line of JSON, or else the end of its log.
+
+The kubelet gives the log where there is no report (`FallbackToLogsOnError`). A few words of it are kept.
 """
 
 import json
 import re
 
-#: Characters of one worker, among others.
+#: Characters of one worker in a message about several.
 MAX_WORDS = 200
-#: Of a process that was ended by its kubelet, or for its memory: it cannot say why. A local one's are negative.
+#: Exit codes of a process that its kubelet ended, or that used too much memory: it cannot say why. Local ones are
+#: negative.
 _KILLED = (137, 143, -9, -15)
 _FRAME = re.compile(r'  File ".*", line \d+')
 
 
 def report_in(message: str) -> dict[str, object]:
-    """The trainer's own report; empty where the message is none, as after a crash."""
+    """The trainer's own report; empty if the message is not one, as after a crash."""
     try:
         line = json.loads(message.strip().rpartition("\n")[2] or "{}")
     except (ValueError, RecursionError):
@@ -22,9 +24,9 @@ def report_in(message: str) -> dict[str, object]:
 
 
 def last_words(left: str, exit_code: int) -> str:
-    """What is worth keeping of what a trainer left: its report as it is, or the end of its log, in one line.
+    """The trainer's report as it is, or the end of its log in one line.
 
-    After a traceback that is its error, else as many whole lines as there is room for.
+    After a traceback that is its error, otherwise as many whole lines as fit.
     """
     if report_in(left):
         return left

@@ -1,4 +1,4 @@
-"""Layouts that a job may have: `choose` on what its leader offers, within the bounds of its spec and its data order."""
+"""Layouts that a job may have: `choose` on its leader's offers, within the bounds of its spec and its data order."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,100 +7,100 @@ from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Pre
 from pipetransformer_contract.choose import pays_to_recut as cut_pays
 from pipetransformer_contract.messages import Offer
 
-from .draft import Draft
 from .quota import quota
+from .view import View
 
 
-def bounds_of(draft: Draft) -> Bounds:
-    """Limits of a layout; workers were told of `num_shards` pipelines at most, so there are never more."""
-    elastic, stages, status = draft.spec.elastic_policy, draft.spec.pipeline.stages, draft.status
+def bounds_of(view: View) -> Bounds:
+    """Limits of a layout. There are never more pipelines than `num_shards`, of which workers were told."""
+    elastic, stages, status = view.spec.elastic_policy, view.spec.pipeline.stages, view.status
     report = status.last_report
     return Bounds(
         initial=Layout(stages, max(1, (status.initial_workers or elastic.workers) // stages)),
         min_workers=elastic.min_workers,
         max_workers=elastic.ceiling,
         min_pipelines=elastic.min_pipelines,
-        max_pipelines=min(draft.spec.max_pipelines, status.num_shards or draft.spec.max_pipelines),
+        max_pipelines=min(view.spec.max_pipelines, status.num_shards or view.spec.max_pipelines),
         bytes_budget=report.bytes_budget if report else 0,
     )
 
 
-def best(draft: Draft, workers: int) -> Layout | None:
-    """The best layout on `workers` workers by what was last reported; without offers, the present length only."""
-    generation, bounds = draft.status.generation, bounds_of(draft)
-    offers = offered(draft)
+def best(view: View, workers: int) -> Layout | None:
+    """The best layout on `workers` workers by the last report; without offers, only with the present length."""
+    generation, bounds = view.status.generation, bounds_of(view)
+    offers = offered(view)
     if not offers and generation:
-        offers, bounds = _of_one_length(awaited(draft, generation.layout).stages, bounds)
-    packing = draft.spec.pipeline.packing
-    return choose(offers, workers, bounds, on_pack=draft.on_pack, packing=packing, present=_present(draft))
+        offers, bounds = _of_one_length(awaited(view, generation.layout).stages, bounds)
+    packing = view.spec.pipeline.packing
+    return choose(offers, workers, bounds, on_pack=view.on_pack, packing=packing, present=_present(view))
 
 
-def offered(draft: Draft) -> list[Offer]:
-    """What the leader last offered and memory is known not to rule out."""
-    report = draft.status.last_report
-    return [offer for offer in report.offers if fits(draft, offer.stages, report.boundary)] if report else []
+def offered(view: View) -> list[Offer]:
+    """The leader's last offers, except those that memory is known to rule out."""
+    report = view.status.last_report
+    return [offer for offer in report.offers if fits(view, offer.stages, report.boundary)] if report else []
 
 
-def fits(draft: Draft, stages: int, boundary: int) -> bool:
-    """Whether nothing is known against the memory of workers in pipelines of so many stages."""
-    return draft.status.too_short is None or not draft.status.too_short.rules_out(stages, boundary)
+def fits(view: View, stages: int, boundary: int) -> bool:
+    """Whether pipelines of that many stages are not known to need too much memory."""
+    return view.status.too_short is None or not view.status.too_short.rules_out(stages, boundary)
 
 
-def awaited(draft: Draft, present: Layout) -> Layout:
-    """What a job waits for that has lost workers: the present layout, or the spec's if memory did not hold that."""
-    report = draft.status.last_report
-    return present if fits(draft, present.stages, report.boundary if report else 0) else bounds_of(draft).initial
+def awaited(view: View, present: Layout) -> Layout:
+    """The layout that a job with lost workers waits for: the present one, or the spec's if memory rules that out."""
+    report = view.status.last_report
+    return present if fits(view, present.stages, report.boundary if report else 0) else bounds_of(view).initial
 
 
-def starting(draft: Draft) -> Layout | None:
-    """The spec's layout, or what the durable checkpoint needs: never the size of a plan that may be lost. It is as wide
-    as the spec's ceiling and the queue's quota allow; None where the ceiling allows none."""
-    bounds, lost = bounds_of(draft), quota.lost(draft.status, draft.observed)
-    own = (one for one in draft.status.own_requests if one.admitted)
+def starting(view: View) -> Layout | None:
+    """The layout of a start: as long as the spec or the durable checkpoint needs, and as wide as the spec's ceiling and
+    the queue's quota allow. None where the ceiling allows none."""
+    bounds, lost = bounds_of(view), quota.lost(view.status, view.observed)
+    own = (one for one in view.status.own_requests if one.admitted)
     granted = [one.granted for one in own if one not in lost]
     most = min(bounds.initial.workers, sum(granted)) if granted else bounds.initial.workers
-    for stages, workers in product(starting_lengths(draft), (most, bounds.initial.workers)):
+    for stages, workers in product(starting_lengths(view), (most, bounds.initial.workers)):
         offers, of_this_length = _of_one_length(stages, bounds)
-        found = choose(offers, workers, of_this_length, on_pack=draft.on_pack, packing=Packing.PAPER)
+        found = choose(offers, workers, of_this_length, on_pack=view.on_pack, packing=Packing.PAPER)
         if found is not None:
             return found
     return None
 
 
-def starting_lengths(draft: Draft) -> list[int]:
+def starting_lengths(view: View) -> list[int]:
     """Stages that a start may have, the best first."""
-    checkpoint, stages = draft.status.checkpoint, draft.spec.pipeline.stages
-    if checkpoint is None or not fits(draft, checkpoint.min_stages, checkpoint.boundary):
+    checkpoint, stages = view.status.checkpoint, view.spec.pipeline.stages
+    if checkpoint is None or not fits(view, checkpoint.min_stages, checkpoint.boundary):
         return [stages]
     return [checkpoint.min_stages, stages]
 
 
-def limited(draft: Draft, workers: int) -> int:
+def limited(view: View, workers: int) -> int:
     """`workers`, or the job's share if that is less and up to date; only `onPack: Auto` obeys what jobs share."""
-    share = draft.status.share
-    if share is None or share.layout_generation != draft.status.layout_generation:
+    share = view.status.share
+    if share is None or share.layout_generation != view.status.layout_generation:
         return workers
-    if not (share.yields or draft.on_pack is OnPack.AUTO):
+    if not (share.yields or view.on_pack is OnPack.AUTO):
         return workers
     return min(workers, share.workers)
 
 
-def pays_to_recut(draft: Draft) -> bool:
-    """Whether the members should go on in the same layout with other stages."""
-    report, present = draft.status.last_report, _present(draft)
-    packing = draft.spec.pipeline.packing
+def pays_to_recut(view: View) -> bool:
+    """Whether the members should continue in the same layout with stages cut again."""
+    report, present = view.status.last_report, _present(view)
+    packing = view.spec.pipeline.packing
     return report is not None and present is not None and cut_pays(report.offers, present, packing)
 
 
 def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
-    """Offers and bounds of pipelines of so many stages, of which nothing is measured."""
+    """Offers and bounds of pipelines of that many stages, without measurements."""
     initial = Layout(stages, bounds.initial.pipelines)
     return [Offer(stages=stages, bytes_per_worker=0)], replace(bounds, initial=initial, bytes_budget=0)
 
 
-def _present(draft: Draft) -> Present | None:
-    """What trains now; its step only once the leader of the published generation has reported it."""
-    generation, report = draft.status.generation, draft.status.last_report
+def _present(view: View) -> Present | None:
+    """The layout that trains now, with its step time once the leader of the published generation reported it."""
+    generation, report = view.status.generation, view.status.last_report
     if generation is None:
         return None
     if report is None or report.layout_generation != generation.layout_generation:

@@ -1,6 +1,6 @@
-"""Which members leave where a smaller layout needs fewer: claimed ones first, and among equals whole nodes.
+"""Chooses which members leave when a smaller layout needs fewer: claimed ones first, and among equals whole nodes.
 
-A node that is empty can be removed, or take a large pod; the same workers spread over many nodes leave only crumbs.
+An empty node can be removed or take a large pod. Leavers that are spread over many nodes free no whole node.
 """
 
 from collections import Counter, defaultdict
@@ -8,35 +8,35 @@ from collections.abc import Collection, Sequence
 
 from pipetransformer_contract.messages import Member
 
-from .draft import Draft
+from .view import View
 
 
-def last(draft: Draft, members: Sequence[Member], staying: int) -> list[Member]:
-    """The members with those behind that leave where only the first `staying` stay."""
-    claimed_names = {draft.name_of(key) for key in draft.status.claimed_ids}
+def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
+    """The members in an order in which the first `staying` stay and the others leave."""
+    claimed_names = {view.name_of(key) for key in view.status.claimed_ids}
     own = [member for member in members if member.name not in claimed_names]
     claimed = [member for member in members if member.name in claimed_names]
     going = len(members) - staying
     if going <= 0:
         return [*own, *claimed]
     if going <= len(claimed):
-        left = _choose(draft, claimed, going)
+        left = _choose(view, claimed, going)
     else:
-        left = {*_choose(draft, own, going - len(claimed)), *(member.name for member in claimed)}
+        left = {*_choose(view, own, going - len(claimed)), *(member.name for member in claimed)}
     stay = [member for member in (*own, *claimed) if member.name not in left]
     return [*stay, *(member for member in (*own, *claimed) if member.name in left)]
 
 
-def _choose(draft: Draft, members: Sequence[Member], number: int) -> set[str]:
-    """Names of so many members: those on the node that is wanted, then of nodes that they leave empty, the smallest
-    first, then of nodes that others keep busy anyway. Of one node the last ones go."""
-    there = Counter(worker.node for worker in draft.wanted if worker.scheduled)
-    shared = {worker.node for worker in draft.wanted if worker.shares_node}
+def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
+    """Names of `number` members that leave: those on the node that is asked for, then on nodes that they leave empty,
+    the smallest first, then on nodes that other pods keep busy. On each node the last members leave first."""
+    there = Counter(worker.node for worker in view.wanted if worker.scheduled)
+    shared = {worker.node for worker in view.wanted if worker.shares_node}
     groups: dict[str, list[Member]] = defaultdict(list)
     for member in reversed(members):
-        worker = draft.worker(member)
+        worker = view.worker(member)
         groups[worker.node if worker else ""].append(member)
-    share = draft.status.share
+    share = view.status.share
     asked = share.node if share is not None and share.yields else ""
     emptied = {node for node, group in groups.items() if node and len(group) >= there[node] and node not in shared}
     chosen: list[str] = [member.name for member in groups.pop(asked, ())][:number]

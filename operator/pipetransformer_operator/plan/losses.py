@@ -1,107 +1,135 @@
-"""Failures that count against the job's budget, and losses of nodes, which do not.
+"""How workers end: whether it is a failure of the job, when a start replaces the worker, and in which words it is told.
 
-A failure counts until the job has committed `forgetFailuresAfterSteps` more steps, so a long run is not ended by what
-it has outlived.
-
-A worker that falls silent may hang, or its node may be dead; the cluster knows which about a minute later. Until then
-the silence is kept with its node. If the node is lost, that is one loss of a node, whenever its other workers fall
-silent, and no failure. If the cluster sees nothing wrong with it, the silence is one failure.
+`LOSSES` is the one table of it. Whether a silent node is lost is not known from its workers: see `budget`.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 
-from pipetransformer_contract.api.status import NodeSilence, Reason
+from pipetransformer_contract.api.status import MAX_CONDITION_REASON, Reason
+from pipetransformer_contract.messages import Outcome
 
-from .draft import DOUBT, OVERDUE, Draft
+from .last_words import MAX_WORDS, report_in
 from .types import Worker
 
-#: Longest words of a worker that are kept while its node is judged.
-MAX_WORDS = 1024
-#: So long after its last worker fell silent a lost node is remembered: it may stay lost for days, or be gone for good.
-KEPT = timedelta(minutes=30)
+#: Exit code of a trainer that cannot do what its spec says.
+EXIT_USER_ERROR = 2
+#: What a trainer gives as the reason when its accelerator failed.
+DEVICE_FAILED = "DeviceFailed"
+#: Before a start replaces a worker that failed, as with a Job's pods; doubled with each in a row.
+RETRY = timedelta(seconds=10)
+#: Before a start replaces a worker that the cluster took away: what took it may still be there.
+RETRY_TAKEN = timedelta(seconds=30)
 
 
-def forget(draft: Draft) -> None:
-    """Forgets failures after which the job has committed enough steps."""
-    report, steps = draft.status.last_report, draft.status.failure_steps
-    if report is None or not steps:
-        return
-    outlived = report.step - draft.spec.run_policy.forget_failures_after_steps
-    if steps[0] <= outlived:
-        draft.update(failure_steps=[step for step in steps if step > outlived])
+# -- what a trainer says as it ends
 
 
-def count(draft: Draft, described: str) -> int:
-    """Counts a failure of the job; past its budget the job ends. Returns the step at which it counts."""
-    policy, steps = draft.spec.run_policy, draft.status.failure_steps
-    # Mere progress is written now and then, so the newest report may know more. After a restart from a checkpoint the
-    # job is at an earlier step: those that it makes again are no progress.
-    reports = (draft.status.last_report, draft.observed.report)
-    step = max([0, *steps, *(one.step for one in reports if one is not None and one.job_uid == draft.observed.uid)])
-    steps = [*steps, step]
-    draft.update(failures=draft.status.failures + 1, failure_steps=steps)
-    if len(steps) > policy.backoff_limit and not draft.status.finished:
-        draft.fail(
-            Reason.BACKOFF_LIMIT_EXCEEDED,
-            f"spec.runPolicy.backoffLimit: {len(steps)} failures within {policy.forget_failures_after_steps} steps"
-            f" (forgetFailuresAfterSteps), {policy.backoff_limit} allowed; {described}",
-        )
-    return step
+def report_of(worker: Worker) -> dict[str, object]:
+    """The trainer's own report; empty where it left none."""
+    return report_in(worker.message)
 
 
-def is_of_node(draft: Draft, worker: Worker) -> bool:
-    """Whether a member that is lost has not ended by itself, so that its node may be the reason."""
-    if worker.exit_code is not None or not worker.node:
-        return False
-    return worker.node_lost or (worker.name in draft.suspects and not draft.hears(worker.uid))
+def termination(worker: Worker) -> tuple[str, str]:
+    """Reason and message of a trainer that has ended; without a report the message is the end of its log."""
+    return _text(worker, "reason")[:MAX_CONDITION_REASON], _text(worker, "message") or worker.message
 
 
-def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
-    """Notes lost members whose nodes may be the reason; those of a node that is noted already add nothing."""
-    known = {silence.node: silence for silence in draft.status.silences}
-    for node in dict.fromkeys(worker.node for worker in workers):
-        before = known.get(node)
-        if before is None:
-            known[node] = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_WORDS])
-        else:
-            known[node] = before.model_copy(update={"newest": draft.now})
-    draft.update(silences=list(known.values()))
-    judge(draft)
+def words(worker: Worker) -> str:
+    """How a trainer that has ended explains it: what it wrote for us, or the end of its log."""
+    if worker.exit_code == 0 and not _text(worker, "outcome"):
+        return "it did not say that it trained to the end; the command of the pod template has to call train()"
+    reason, message = termination(worker)
+    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
 
 
-def judge(draft: Draft) -> None:
-    """Decides of silent nodes whether they are lost, as far as that is known, and forgets those that are well again."""
-    before = draft.status.silences
-    if not before:
-        return
-    lost = draft.observed.nodes.lost | {worker.node for worker in draft.observed.workers if worker.node_lost}
-    kept = []
-    for silence in before:
-        silence = _decide(draft, silence, lost)
-        # Its workers beat at different times, in a large fleet minutes apart.
-        until = silence.newest + (KEPT if silence.node in lost else OVERDUE) + draft.observed.pace
-        if not silence.decided or draft.now < until:
-            kept.append(silence)
-    if kept != before:
-        draft.update(silences=kept)
+def says_succeeded(worker: Worker | None) -> bool:
+    """Whether a worker exited because the training is done."""
+    return worker is not None and worker.exit_code == 0 and _text(worker, "outcome") == Outcome.SUCCEEDED
 
 
-def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSilence:
-    if silence.lost:
-        return silence
-    if silence.node in lost:
-        # The cluster may take longer than it was given: then it was no failure after all.
-        steps = list(draft.status.failure_steps)
-        if silence.failure_step is not None and silence.failure_step in steps:
-            steps.remove(silence.failure_step)
-        draft.update(node_losses=draft.status.node_losses + 1, failure_steps=steps)
-        draft.tell(Reason.NODE_LOST, f"Node {silence.node} is lost; no failure of the job: {silence.words}")
-        return silence.model_copy(update={"lost": True, "failure_step": None, "words": ""})
-    if silence.decided:
-        return silence
-    due = silence.time + DOUBT
-    if draft.now < due and draft.observed.sees_drains and not draft.status.finished:
-        draft.wake_at(due)
-        return silence
-    return silence.model_copy(update={"failure_step": count(draft, silence.words)})
+def says_left(worker: Worker) -> bool:
+    """Whether a worker exited because it was told to leave, although it is wanted again."""
+    return worker.exit_code == 0 and _text(worker, "outcome") == "Left"
+
+
+def saved_step(worker: Worker) -> int:
+    """Committed steps of the durable checkpoint that a worker left before it ended as told; 0 where it left none."""
+    step = report_of(worker).get("savedStep")
+    return step if isinstance(step, int) and step > 0 else 0
+
+
+def blames_device(worker: Worker) -> bool:
+    """Whether a worker ended because its accelerator failed."""
+    return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
+
+
+def out_of_memory_at(worker: Worker) -> int:
+    """Stages of the pipelines in which a worker had too little memory; 0 where that is not what ended it."""
+    stages = report_of(worker).get("stages")
+    short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
+    return stages if short and isinstance(stages, int) and stages > 0 else 0
+
+
+def _text(worker: Worker, field: str) -> str:
+    """A field of the termination message, as text that a status can hold."""
+    return str(report_of(worker).get(field, "")).encode(errors="replace").decode()
+
+
+# -- what follows from it
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A way in which a worker is lost.
+
+    Attributes:
+        fits: whether the worker ended in this way.
+        counts: whether that is a failure of the job, against `runPolicy.backoffLimit`.
+        retry: how long a start waits before it replaces the worker; None: it replaces it at once.
+        told: in which words; the worker's own follow. `{code}` is its exit code, `{phase}` that of its pod.
+    """
+
+    fits: Callable[[Worker], bool]
+    counts: bool
+    retry: timedelta | None
+    told: str
+
+
+_GONE = Loss(bool, counts=False, retry=None, told="its pod is gone")
+_PACKED_TOO_TIGHT = Loss(bool, counts=False, retry=None, told="exit code {code}")
+#: The first row that fits holds.
+LOSSES = (
+    Loss(attrgetter("disrupted"), counts=False, retry=RETRY_TAKEN, told="taken away"),
+    Loss(attrgetter("terminating"), counts=False, retry=None, told="taken away"),
+    Loss(says_left, counts=False, retry=None, told="exit code {code}"),
+    Loss(says_succeeded, counts=False, retry=None, told="exit code {code}"),
+    Loss(lambda worker: worker.exit_code is not None, counts=True, retry=RETRY, told="exit code {code}"),
+    Loss(lambda worker: bool(words(worker)), counts=True, retry=RETRY, told=""),
+    Loss(bool, counts=True, retry=RETRY, told="{phase}"),
+)
+
+
+def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
+    """The row of a worker that is lost; None is one whose pod is gone, taken away while the operator did not look.
+
+    A worker that fails leaves its pod behind. A member of pipelines that are shorter than `longest` stages, the spec's,
+    may have too little memory: that is no failure, because longer pipelines follow.
+    """
+    if worker is None:
+        return _GONE
+    if 0 < out_of_memory_at(worker) < longest:
+        return _PACKED_TOO_TIGHT
+    return next(row for row in LOSSES if row.fits(worker))
+
+
+def describe(worker: Worker | None) -> str:
+    """How a worker was lost, in words."""
+    told = loss_of(worker).told
+    if worker is None:
+        return told
+    told = told.format(code=worker.exit_code, phase=worker.phase.value)
+    silent = told == "taken away" and worker.exit_code == 0
+    return ": ".join(filter(None, [told, "" if silent else words(worker)]))

@@ -5,24 +5,10 @@ from datetime import datetime
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.status import Reason
 
-from . import losses
+from . import budget
 from .draft import Draft
 from .quota import queue
-from .rules import (
-    accounting,
-    conditions,
-    drain,
-    finish,
-    prepare,
-    reports,
-    resize,
-    start,
-    stop,
-    suspend,
-)
-from .rules import (
-    recover as failure,
-)
+from .rules import accounting, conditions, drain, finish, prepare, recover, reports, resize, start, stop, suspend
 from .sharing import share
 from .types import Observed, Plan
 
@@ -30,16 +16,16 @@ from .types import Observed, Plan
 def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
     """Decides what a job needs now. See `Plan` for the order in which the answer is executed.
 
-    The same question always gets the same answer, and executing it leads to a state in which nothing is left to do
-    until something happens. A job with a foreign `managedBy` is left alone.
+    The same question always gets the same answer. After it was executed, nothing is left to do until something happens.
+    A job with a foreign `managedBy` is not touched.
     """
     draft = Draft(spec, observed, now)
     if not spec.managed:
         return Plan(status=observed.status)
     reports.fold(draft)
-    losses.forget(draft)
+    budget.forget(draft)
     finish.judge(draft)
-    losses.judge(draft)
+    budget.judge(draft)
     if not draft.status.finished:
         _advance(draft)
     if draft.status.finished:
@@ -53,7 +39,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
 
 
 def _advance(draft: Draft) -> None:
-    if draft.stopped or suspend.is_ending(draft):
+    if draft.view.stopped or suspend.is_ending(draft.view):
         suspend.suspend(draft)
         return
     suspend.resume(draft)
@@ -63,14 +49,14 @@ def _advance(draft: Draft) -> None:
     queue.follow(draft)
     if queue.sends_back(draft):
         return
-    failure.recover(draft)
+    recover.recover(draft)
     if draft.status.finished:
         return
     if draft.status.generation is not None:
         resize.resize(draft)
-    elif draft.spec_errors:
+    elif draft.view.spec_errors:
         prepare.try_at_once(draft)
-        start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.spec_errors)))
+        start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.view.spec_errors)))
     else:
         layout = start.take_size(draft)
         if layout is None:
@@ -81,6 +67,6 @@ def _advance(draft: Draft) -> None:
 
 
 def _try_an_edit_at_once(draft: Draft) -> None:
-    """Who edits the spec does not wait until earlier attempts are slept over."""
+    """Forgets failed attempts when the spec was edited, so that the user does not wait for the next one."""
     if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
         prepare.forget_failures(draft)

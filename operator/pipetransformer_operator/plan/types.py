@@ -1,6 +1,6 @@
 """What `plan()` sees and what it answers.
 
-Everything is frozen: a plan is made from one look at the world, and executed or thrown away as a whole.
+All types are frozen: a plan is made from one look at the cluster, and executed or thrown away as a whole.
 """
 
 from collections.abc import Mapping, Set
@@ -16,10 +16,10 @@ from pipetransformer_contract.messages import Ready, Report
 SHORTEST_PACE = timedelta(seconds=2)
 
 
-#: After this many accelerators failed on a node no worker is sent there for so long.
+#: If more than this many accelerators failed on a node, no worker is sent there for `AVOIDED`.
 FAILURES_ALLOWED = 1
 AVOIDED = timedelta(hours=1)
-#: How `Worker.waiting` begins where its node has not made ready what containers need; a slow image comes after that.
+#: How `Worker.waiting` begins while its node has not set up what containers need. Images are pulled after that.
 NOT_SET_UP = "PodNotSetUp"
 
 
@@ -114,9 +114,9 @@ class Answer:
     """What the queue says to one request now.
 
     Attributes:
-        admitted: the quota is the job's, and nobody wants it back.
+        admitted: the quota is the job's, and the queue does not want it back.
         message: why it is not admitted, or why it is wanted back.
-        withdrawn: somebody deleted the request: it has to be made anew.
+        withdrawn: the request was deleted, and has to be made again.
     """
 
     admitted: bool
@@ -171,23 +171,23 @@ class Observed:
         pace: between two heartbeats of a worker, as workers are asked for now.
         report_pace: between two reports of mere progress, as leaders are asked for now.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
-        conflicts: names of pods that should be workers of this job and belong to someone else.
-        kept_by: finalizers of others that keep a job which is being deleted; None: it is not.
+        conflicts: names of workers of this job that pods of another owner have.
+        kept_by: foreign finalizers that keep a job which is being deleted; None: it is not being deleted.
         refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
         undeleted: by worker uid, why the cluster refused to delete the worker when it was last asked.
-        share: workers that the job may have while others want some, as `allocate` says; None: as many as it gets.
+        share: workers that the job may have while other jobs want some, by `allocate`; None: as many as it gets.
         queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
-        released: when accelerators were last released by anything but this job, or a node appeared; None: not seen.
+        released: when another owner last released accelerators, or a node appeared; None: not seen.
         gives_way_to: another waiting job that can start if this one, which cannot, holds nothing; empty without one.
-        preferred_since: since when other waiting jobs give way to this one; None: none does.
+        preferred_since: since when other waiting jobs give way to this one; None: they do not.
         nonce: random text, fresh in every look, for the generation that this turn may publish.
         nodes: what is known of nodes.
-        sees_drains: whether workers are `draining` before somebody empties their node.
-        free: workers of the job that nodes would take now, besides those that have a node; None: nobody knows.
-        room: those of `free` that no other job is about to take; 0 where nobody knows, None where there is no bound.
-        reach: as `free`, with the workers that those of the starting size would preempt; None: nobody knows.
-        since: when this operator began to hear the job, at first or after a time without a word of anybody; silence
-            before it says nothing.
+        sees_drains: whether workers are seen as `draining` before their node is emptied.
+        free: more workers of the job that nodes would take now; None: unknown.
+        room: those of `free` that no other job is about to take; 0 if unknown, None if there is no bound.
+        reach: as `free`, with pods that workers of the starting size would preempt; None: unknown.
+        since: when this operator began to hear the job, at its start or after all were silent; earlier silence proves
+            nothing.
     """
 
     uid: str
@@ -237,21 +237,37 @@ class PlanEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Deletion:
+    """A worker to delete.
+
+    Attributes:
+        worker_id: of the worker.
+        name: of the worker.
+        uid: the precondition: another pod of that name stays.
+        why: in words; an event says it when the worker is deleted.
+    """
+
+    worker_id: int
+    name: str
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to do, in this order: write `status` (with the resourceVersion read) if it differs, create, delete, tell.
 
-    A crash between two steps loses nothing but events: the next plan, made from the status, repeats the rest.
+    A crash between two steps loses only events: the next plan, made from the status, repeats the rest.
 
     Attributes:
         create: ids of workers that ought to exist and do not; the worker's name is `worker_name(job, id)`.
-        delete: (name, uid) of workers to delete; the uid is the precondition.
+        delete: workers to delete, and why.
         requeue_after: seconds until time alone changes the answer; None when only an event can.
-        min_available: so many workers must stay when others take some away; None before the first layout, and once
-            none of a job that has ended holds anything.
-        keeps_unready: workers whose pods run and are not ready, as beside a helper that has ended, stay as others do.
-        doubted: nodes whose members fell silent: they may be lost, and the cluster not know it yet. The time is until
-            when.
-        unfit: nodes that rejected workers, or whose accelerator failed, and until when the job keeps off them.
+        min_available: workers that evictions must leave; None before the first layout, and once no worker of a job
+            that has ended holds anything.
+        keeps_unready: whether that includes pods that run and are not ready, for example because a sidecar ended.
+        doubted: nodes whose members fell silent, and until when the cluster may not know yet that they are lost.
+        unfit: nodes that rejected workers, or whose accelerator failed, and until when the job avoids them.
         broken: by uid, nodes of workers whose accelerator failed.
         waits_for_room: another turn is worth it once accelerators become free.
         expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
@@ -259,7 +275,7 @@ class Plan:
 
     status: JobStatus
     create: tuple[int, ...] = ()
-    delete: tuple[tuple[str, str], ...] = ()
+    delete: tuple[Deletion, ...] = ()
     events: tuple[PlanEvent, ...] = ()
     requeue_after: float | None = None
     expired: bool = False

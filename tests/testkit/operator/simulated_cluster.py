@@ -13,8 +13,8 @@ from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.messages import Offer, StepTime
 from pipetransformer_operator.plan import Demand, Plan, Worker, WorkerPhase, allocate, demand_of, layouts
-from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing.allocate import CLAIMED_PRIORITY
+from pipetransformer_operator.plan.view import View
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.world import World
 
@@ -254,8 +254,8 @@ class SimulatedCluster:
             return placed < spec.elastic_policy.workers <= placed + free
         if not spec.elastic_policy.on_pack.widens or placed > status.generation.layout.workers or status.leaving_ids:
             return False  # it is about to use what it has
-        draft = Draft(spec, world.observed(), world.now)
-        best = layouts.best(draft, min(spec.elastic_policy.ceiling, status.generation.layout.workers + free))
+        view = View.of(spec, world.observed(), world.now)
+        best = layouts.best(view, min(spec.elastic_policy.ceiling, status.generation.layout.workers + free))
         return best is not None and best.workers > status.generation.layout.workers
 
 

@@ -165,8 +165,9 @@ class World:
         if self.queue:
             self.queue.look(self.status)
             assert len(self.workers) <= self.queue.held or self.status.finished, "pods without quota"
-        for name, uid in decided.delete:
-            assert self.workers[name].uid == uid
+        for deletion in decided.delete:
+            name, uid = deletion.name, deletion.uid
+            assert self.workers[name].uid == uid and deletion.why
             if self.keeps_pods:
                 self.undeleted[uid] = self.keeps_pods
                 continue
@@ -200,7 +201,7 @@ class World:
         for _ in range(20):
             before, undeleted = self.status, set(self.undeleted)
             decided = self.turn()
-            kept = all(uid in undeleted.intersection(self.undeleted) for _, uid in decided.delete)
+            kept = all(uid in undeleted.intersection(self.undeleted) for uid in (one.uid for one in decided.delete))
             if self.status == before and not decided.create and kept:
                 return
         raise AssertionError("the plan does not converge")

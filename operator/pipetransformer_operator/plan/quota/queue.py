@@ -12,7 +12,7 @@ from collections.abc import Set
 from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan import layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.rules import stop
 from pipetransformer_operator.plan.rules.prepare import cancel, is_recovery, queue_says
@@ -61,14 +61,14 @@ def admits(draft: Draft, needed: int) -> bool:
         return True
     if first is not None and (first.queue, first.granted) != (name, needed):
         draft.update(quota_requests=[])
-    if queue is None or not name or draft.asleep:
+    if queue is None or not name or draft.view.asleep:
         return True
     if not draft.status.quota_requests and not queue.problem:
-        draft.ask_queue(name, needed)
+        workforce.ask_queue(draft, name, needed)
     draft.update(start_time=None)  # a job that waits in a queue is not active, like a Job that Kueue suspends
     running = status.condition(ConditionType.RUNNING)
     if running is not None and running.reason in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
-        draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
+        draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft.view))
     return False
 
 
@@ -90,7 +90,7 @@ def sends_back(draft: Draft) -> bool:
             f"{base.queue} reclaims the job's quota: {quota.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
-    stop.give_back(draft)
+    stop.give_back(draft, f"{base.queue} wants the job's quota back")
     if not draft.observed.workers:
         kept = _again(draft, base) if base in lost else _own(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
@@ -112,19 +112,19 @@ def tidy(draft: Draft) -> None:
 
 def _is_resizing(draft: Draft) -> bool:
     """Whether a resize is under way. A recovery that sleeps is not."""
-    return draft.status.resize is not None and not (is_recovery(draft) and draft.asleep)
+    return draft.status.resize is not None and not (is_recovery(draft.view) and draft.view.asleep)
 
 
 def _tidy_start(draft: Draft) -> None:
     used = any(request.worker_ids for request in draft.status.quota_requests)
     _return_claims(draft)
-    if draft.status.resize is None and draft.asleep and not used:
+    if draft.status.resize is None and draft.view.asleep and not used:
         draft.update(quota_requests=[])
 
 
 def _tidy_training(draft: Draft) -> None:
     needed: set[str] = set()
-    if draft.asleep:
+    if draft.view.asleep:
         _return_excess(draft)
         needed = {request.name for request in draft.status.own_requests}
     first, *others = draft.status.quota_requests
@@ -141,8 +141,8 @@ def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
     if generation is None:
         misses = any(request.granted for request in draft.status.own_requests if request in lost)
         return misses and not _own(draft, lost)
-    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.ids_of(generation.members))
-    return bool(leaving) and layouts.best(draft, len(generation.members) - len(leaving)) is None
+    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
+    return bool(leaving) and layouts.best(draft.view, len(generation.members) - len(leaving)) is None
 
 
 def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
@@ -150,7 +150,7 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     assert draft.observed.queue is not None
     answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
     draft.update(quota_requests=[])
-    layout = layouts.starting(draft)
+    layout = layouts.starting(draft.view)
     if answer.withdrawn or layout is None or layout.workers > base.workers:
         return []
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
@@ -159,19 +159,19 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
 def _own(draft: Draft, lost: list[QuotaRequest]) -> list[QuotaRequest]:
     """The remaining quota of the starting size; empty if it is too little for a start."""
     own = [request for request in draft.status.own_requests if request.admitted and request not in lost]
-    layout = layouts.starting(draft)
+    layout = layouts.starting(draft.view)
     return own if layout is not None and layout.workers <= sum(request.granted for request in own) else []
 
 
 def _drop_joiners(draft: Draft) -> None:
     """Drops workers that were to join on quota that the queue reclaims, and cancels the resize that they were for."""
-    going = quota.lost_ids(draft.status, draft.observed) & set(draft.joining_ids)
+    going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
     resize = draft.status.resize
     if resize is not None and resize.phase is ResizePhase.PREPARE and draft.status.generation is not None:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
-    draft.keep_workers(set(draft.status.worker_ids) - going)
+    draft.keep_workers(set(draft.status.worker_ids) - going, "the queue wants the quota back before they joined")
 
 
 def _return_excess(draft: Draft) -> None:

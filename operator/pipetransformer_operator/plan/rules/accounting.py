@@ -5,6 +5,7 @@ from datetime import datetime
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.view import View
 
 
 def count(draft: Draft) -> None:
@@ -12,10 +13,12 @@ def count(draft: Draft) -> None:
     status = draft.status
     there = {worker.id for worker in draft.observed.workers}
     gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]
-    # After the end nobody deletes pods that have ended, and they hold no device.
+    # Pods that have ended may be kept after the job's end, and hold no accelerator.
     held = sum(worker.holds for worker in draft.observed.workers) if status.finished else len(there)
-    training = status.generation is not None and not status.finished and bool(status.worker_ids)  # else all of them end
-    saved = _saved(draft, held) if training else 0
+    training = (
+        status.generation is not None and not status.finished and bool(status.worker_ids)
+    )  # otherwise all of them end
+    saved = _saved(draft.view, held) if training else 0
     gpus = Gpus(held=held, released=status.gpus.released + len(gone), saved=saved)
     if gone:
         draft.tell(Reason.GPUS_RELEASED, f"{len(gone)} workers are gone, {held} are held")
@@ -37,14 +40,14 @@ def count(draft: Draft) -> None:
     )
 
 
-def _saved(draft: Draft, held: int) -> int:
-    """Workers that packing spares: by as many the job's pipelines are shorter, at its starting width, as far as those
-    are not held. What a ceiling or a failure takes is not among them."""
-    generation, spec = draft.status.generation, draft.spec
+def _saved(view: View, held: int) -> int:
+    """Workers that packing spares: shorter pipelines of the starting width need that many fewer, as far as the job does
+    not hold them. Workers that a ceiling or a failure takes do not count."""
+    generation, spec = view.status.generation, view.spec
     if generation is None:
         return 0
     stages = spec.pipeline.stages
-    pipelines = min(draft.status.initial_workers, spec.elastic_policy.ceiling) // stages
+    pipelines = min(view.status.initial_workers, spec.elastic_policy.ceiling) // stages
     return max(0, min(pipelines * (stages - generation.stages), pipelines * stages - held))
 
 

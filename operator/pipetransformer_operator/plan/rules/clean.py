@@ -1,58 +1,59 @@
-"""The third phase of a resize: leavers are given back once a checkpoint that knows its boundary is durable.
+"""The third phase of a resize: leavers are given back once a checkpoint that knows the layout's boundary is durable.
 
-Before that they are kept, with their accelerators: a job that has to start again must find the size that it starts
-with. Those of a cordoned node go at once: nobody else can have what they hold. Others stay as spares, like any worker
-that is to join: with `onPack: Hold` all of them, else those that lost peers left over and the next layout needs again.
+Until then they keep their accelerators, because a job that has to start again needs the size that it starts with.
+Leavers on a cordoned node go at once, because no other pod can use what they hold. Some stay as spares, like other
+joiners: all of them with `onPack: Hold`, otherwise those that a loss left over and the next layout needs again.
 """
 
-from pipetransformer_contract.api.status import Reason, ResizePhase
+from pipetransformer_contract.api.status import ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.sharing.claim import target
+from pipetransformer_operator.plan.view import View
 
 
 def under_way(draft: Draft) -> bool:
-    """Gives back what may go; whether leavers still wait for a checkpoint."""
+    """Gives back leavers that may go. Returns whether some still wait for a checkpoint."""
     status, generation = draft.status, draft.status.generation
     assert generation is not None
-    _let_go(draft, _draining(draft))
+    _let_go(draft, _draining(draft.view), "its node is emptied, and it has left")
     if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
         if status.resize is not None:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
     spares = _spares(draft)
     gone = [key for key in draft.status.leaving_ids if key not in spares]
-    _let_go(draft, gone)
+    _let_go(draft, gone, "it has left, and the present layout needs fewer workers")
     draft.update(leaving_ids=[])
-    if gone and status.next_resize_time and generation.published_time:  # only now can anybody else have what it gave up
+    if gone and status.next_resize_time and generation.published_time:  # other jobs can only now have what it gave up
         draft.update(next_resize_time=status.next_resize_time + (draft.now - generation.published_time))
     if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
         draft.update(resize=None)
     return False
 
 
-def _draining(draft: Draft) -> list[int]:
-    leaving = set(draft.status.leaving_ids)
-    return [worker.id for worker in draft.wanted if worker.id in leaving and worker.draining]
+def _draining(view: View) -> list[int]:
+    leaving = set(view.status.leaving_ids)
+    return [worker.id for worker in view.wanted if worker.id in leaving and worker.draining]
 
 
 def _spares(draft: Draft) -> set[int]:
     generation, status = draft.status.generation, draft.status
     assert generation is not None
-    living = {worker.id for worker in draft.wanted if worker.alive} & set(status.leaving_ids)
-    living -= {*draft.surplus_ids, *quota.lost_ids(status, draft.observed)}
-    if draft.on_pack is OnPack.HOLD:
+    living = {worker.id for worker in draft.view.wanted if worker.alive} & set(status.leaving_ids)
+    living -= {*draft.view.surplus_ids, *quota.lost_ids(status, draft.observed)}
+    if draft.view.on_pack is OnPack.HOLD:
         return living
     needed = max(0, target(draft).workers - len(generation.members))
     return set(sorted(living, key=lambda key: (key in status.claimed_ids, key))[:needed])
 
 
-def _let_go(draft: Draft, ids: list[int]) -> None:
+def _let_go(draft: Draft, ids: list[int], why: str) -> None:
     status, generation = draft.status, draft.status.generation
     assert generation is not None
     if not ids:
         return
-    draft.tell(Reason.WORKERS_DELETED, f"{len(ids)} workers have left generation {generation.layout_generation}")
-    draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.surplus_ids) & set(ids))}))
-    draft.keep_workers(set(status.worker_ids) - set(ids))
+    draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.view.surplus_ids) & set(ids))}))
+    why = f"generation {generation.layout_generation} ({generation.reason.value}): {why}"
+    draft.keep_workers(draft.view.wanted_ids - set(ids), why)

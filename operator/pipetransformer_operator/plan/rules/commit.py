@@ -1,39 +1,39 @@
-"""The second phase of a resize: a generation is published, and the trainers' vote decides; it is never taken back.
+"""The second phase of a resize: a generation is published, and the trainers' vote decides. It is never taken back.
 
-Workers say with each heartbeat what they have committed and whether they wait for a newer generation: then their group
-broke, or never met. When all of them live, another generation follows: with the same layout if anyone has committed
-this one, else with the layout before it, and the attempt is slept over. Where each breaks without a step the job says
-so, and in the end it fails: they cannot reach each other, or each of them fails alike. Where one of them comes to none,
-the others wait for that one, until it is lost (`stall`).
+A heartbeat says what the worker has committed, and whether it waits for a newer generation because its group broke or
+never met. If all members live, another generation follows: with the same layout if a worker has committed this one,
+otherwise with the layout before it. Generation after generation that breaks without a step is a failure: the members
+cannot reach each other, or each fails alike. If one of them comes to none, the others wait until it is lost (`stall`).
 """
 
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import LayoutSize, Reason, ResizePhase
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan import generations, layouts
+from pipetransformer_operator.plan.budget import count
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.losses import count
 from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.view import View
 
 from .prepare import back_off
 from .stall import last_words
 
-#: Between generations in which no step is made, at most; from two seconds on, doubled each time.
+#: Longest pause between generations in which no step is made; it begins with two seconds and doubles each time.
 LONGEST_PAUSE_SECONDS = 300
-#: So many in a row, in two minutes at least, are a failure of the job, and so is each that follows: networks come back.
+#: This many in a row, in two minutes at least, are a failure of the job, and so is each that follows.
 BROKEN_IN_A_ROW = 6
-#: So many in a row may break while a worker is still in an older group; it comes to none of them: it is slow, or hangs.
+#: This many in a row may break while a worker is still in an older group and joins none, because it is slow or hangs.
 MISSED_IN_A_ROW = 3
 #: Generations that have no layout to go back to.
 _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
 def under_way(draft: Draft) -> bool:
-    """Watches over the published generation; whether it is not confirmed yet, or another had to follow."""
+    """Publishes another generation if the present one broke. Returns whether none is confirmed yet."""
     generation = draft.status.generation
     assert generation is not None
-    since = draft.broken_since
+    since = draft.view.broken_since
     if since is not None:
         _mend(draft, generation, since)
     elif not generation.confirmed:
@@ -42,32 +42,34 @@ def under_way(draft: Draft) -> bool:
 
 
 def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
-    if not all(_is_outside(draft, generation, member, since) for member in draft.state_holders):
+    if not all(_is_outside(draft.view, generation, member, since) for member in draft.view.state_holders):
         return  # the others notice soon, or are lost
     due, broken = since, generation.broken_before + 1
     if (broken > 1 or not generation.confirmed) and generation.published_time:
         due = max(due, generation.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
-    if draft.now < due:
-        draft.wake_at(due)
-    elif generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft, generation):
-        words = last_words(draft)
+    if not draft.clock.reached(due):
+        return
+    if generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft.view, generation):
+        words = last_words(draft.view)
         message = f"Generation {generation.layout_generation} lost its connections{words}"
         draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
         if broken >= BROKEN_IN_A_ROW:
             count(draft, f"{broken} generations in a row broke although all members live{words}")
         if not draft.status.finished:
-            draft.publish(generation.layout, [*generation.members, *generation.leavers], ResizeReason.FAILURE, broken)
+            generations.publish(
+                draft, generation.layout, [*generation.members, *generation.leavers], ResizeReason.FAILURE, broken
+            )
     else:
         _go_back(draft, generation, "its members could not meet, or could not move their state")
 
 
-def _is_outside(draft: Draft, generation: Generation, member: Member, since: datetime) -> bool:
-    """Whether the worker is not in the published generation's group: it waits, or is still in the old group."""
-    if draft.waits(member):
+def _is_outside(view: View, generation: Generation, member: Member, since: datetime) -> bool:
+    """Whether the worker waits, or is still in the group of an older generation."""
+    if view.waits(member):
         return True
     if generation.broken_before >= MISSED_IN_A_ROW:
         return False
-    beat = draft.observed.beats.get(member.uid)
+    beat = view.observed.beats.get(member.uid)
     return beat is not None and beat.time > since and beat.layout_generation < generation.layout_generation
 
 
@@ -83,36 +85,36 @@ def _check_deadline(draft: Draft, generation: Generation) -> None:
     deadline = resize.deadline
     if draft.observed.since is not None:  # another operator's clock may differ
         deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
-    if draft.now < deadline:
-        draft.wake_at(deadline)
-    elif not _committed_by_some(draft, generation):
+    if draft.clock.reached(deadline) and not _committed_by_some(draft.view, generation):
         _go_back(draft, generation, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
 
 
-def _committed_by_some(draft: Draft, generation: Generation) -> bool:
+def _committed_by_some(view: View, generation: Generation) -> bool:
     beats = [
-        draft.observed.beats.get(member.uid)
+        view.observed.beats.get(member.uid)
         for member in (*generation.members, *generation.leavers)
-        if draft.alive(member)
+        if view.alive(member)
     ]
     return any(beat is not None and beat.layout_generation >= generation.layout_generation for beat in beats)
 
 
 def _go_back(draft: Draft, generation: Generation, why: str) -> None:
-    """Publishes the layout before this one. Who joined for this one comes last, and so leaves again.
+    """Publishes the layout before this one. Workers that joined for this one come last, so they leave again.
 
-    Those of the old layout must be heard: silence may be the operator's own deafness, and proves nothing.
+    All members of the old layout must be heard, because the operator may be the one that hears nothing.
     """
     resize = draft.status.resize
     assert resize is not None and resize.from_ is not None
     old = resize.from_.layout
     stayed = len(generation.members) - max(0, generation.layout.workers - old.workers)
     holders = [*generation.members[:stayed], *generation.leavers]
-    joined = [member for member in generation.members[stayed:] if draft.alive(member) and _is_heard(draft, member)]
-    if not all(_is_heard(draft, member) for member in holders if draft.alive(member)):
+    joined = [
+        member for member in generation.members[stayed:] if draft.view.alive(member) and _is_heard(draft.view, member)
+    ]
+    if not all(_is_heard(draft.view, member) for member in holders if draft.view.alive(member)):
         return
-    candidates = [*(member for member in holders if draft.alive(member)), *joined]
-    layout = old if old.workers <= len(candidates) else layouts.best(draft, len(candidates))
+    candidates = [*(member for member in holders if draft.view.alive(member)), *joined]
+    layout = old if old.workers <= len(candidates) else layouts.best(draft.view, len(candidates))
     if layout is None:
         return
     wait = back_off(draft)
@@ -120,12 +122,12 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     draft.tell(
         Reason.NOT_COMMITTED,
         f"Generation {generation.layout_generation}: {why};"
-        f" next attempt in {wait.total_seconds():.0f} s{last_words(draft)}",
+        f" next attempt in {wait.total_seconds():.0f} s{last_words(draft.view)}",
         EventType.WARNING,
     )
-    draft.publish(layout, candidates, ResizeReason.UNDO)
+    generations.publish(draft, layout, candidates, ResizeReason.UNDO)
 
 
-def _is_heard(draft: Draft, member: Member) -> bool:
-    beat = draft.observed.beats.get(member.uid)
-    return beat is not None and beat.time > draft.now - draft.patience(member.uid)
+def _is_heard(view: View, member: Member) -> bool:
+    beat = view.observed.beats.get(member.uid)
+    return beat is not None and beat.time > view.now - view.patience(member.uid)

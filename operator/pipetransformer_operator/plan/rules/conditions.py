@@ -1,4 +1,4 @@
-"""Says in conditions what the other rules decided, and in one word for the printer column what the conditions say."""
+"""Sets the conditions from what other rules decided, and the state: one word for the printer column."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,6 @@ from pipetransformer_contract.api.status import (
     Condition,
     ConditionStatus,
     ConditionType,
-    LayoutSize,
     Reason,
     Resize,
     ResizePhase,
@@ -15,11 +14,12 @@ from pipetransformer_contract.api.status import (
 from pipetransformer_contract.messages import Generation
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.losses import says_succeeded
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.types import EventType, Queue
+from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted
-from .finish import says_succeeded
 from .prepare import queue_says, why_not_ready
 from .stall import hears_nobody, stall_time, stall_timeout, why_broken
 
@@ -33,7 +33,7 @@ _STATES = (
     (ConditionType.RUNNING, ConditionStatus.TRUE, State.RUNNING),
     (ConditionType.ADMITTED, ConditionStatus.TRUE, State.STARTING),
 )
-#: Reasons that a silent queue does not take back.
+#: Reasons that stay while nothing is known of the queue.
 _OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
 _SILENT = (
     "no member is heard, so none is taken for lost: they may train on and not reach the operator;"
@@ -47,9 +47,9 @@ _PHASES = {
 
 
 def derive_state(conditions: Iterable[Condition]) -> State:
-    """The state that a person would name: what the first condition says that outranks the others."""
+    """The state in one word: that of the first condition in `_STATES` that holds."""
     found = {(condition.type, condition.status) for condition in conditions}
-    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train without those it prepares
+    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train, so it does not resize
         found -= {(ConditionType.RESIZING, ConditionStatus.TRUE)}
     return next((state for kind, status, state in _STATES if (kind, status) in found), State.PENDING)
 
@@ -65,15 +65,15 @@ def describe(draft: Draft) -> None:
         _resizing(draft)
         _stalled(draft)
     undeleted.describe(draft)
-    number = draft.observed.metadata_generation  # what no rule changed still holds
+    number = draft.observed.metadata_generation  # conditions that no rule changed still hold
     conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
     draft.update(state=derive_state(conditions), conditions=conditions)
 
 
 def _admitted(draft: Draft) -> None:
     conflicts = sorted(draft.observed.conflicts)
-    if draft.spec_errors:
-        message = "; ".join(map(str, draft.spec_errors))
+    if draft.view.spec_errors:
+        message = "; ".join(map(str, draft.view.spec_errors))
         draft.set_condition(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     elif conflicts:
         message = f"pods of others have the names of workers: {', '.join(conflicts[:8])}"
@@ -99,11 +99,11 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
     elif queue.problem:
         if before is None or before.reason not in _OF_QUEUES:
             draft.set_condition(ConditionType.ADMITTED, None, Reason.QUEUE_UNAVAILABLE, queue.problem)
-    elif draft.stopped:
+    elif draft.view.stopped:
         reason = Reason.SUSPENDED_BY_USER if draft.observed.kept_by is None else Reason.BEING_DELETED
         draft.set_condition(ConditionType.ADMITTED, False, reason)
     else:
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.WAITING_FOR_QUOTA, queue_says(draft))
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.WAITING_FOR_QUOTA, queue_says(draft.view))
 
 
 def _clear(draft: Draft, kind: ConditionType) -> None:
@@ -118,17 +118,17 @@ def _running(draft: Draft) -> None:
     if suspended is not None and suspended.status is ConditionStatus.TRUE:
         draft.set_condition(ConditionType.RUNNING, False, suspended.reason)
     elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
-        draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft))
+        draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft.view))
     elif generation is None:
-        if status.resize is not None and not draft.asleep and not _refused(draft, ConditionType.RUNNING, False):
-            reason, why = why_not_ready(draft)
-            message = f"{len(draft.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
+        if status.resize is not None and not draft.view.asleep and not _refused(draft, ConditionType.RUNNING, False):
+            reason, why = why_not_ready(draft.view)
+            message = f"{len(draft.view.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
             waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
             draft.set_condition(ConditionType.RUNNING, False, waiting, message)
-    elif _recovering(draft, generation):
+    elif _recovering(draft.view, generation):
         message = "too few workers are left for any layout; they hold their state until replacements are ready: "
-        draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft)[1])
-    elif broken := why_broken(draft):
+        draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft.view)[1])
+    elif broken := why_broken(draft.view):
         draft.set_condition(ConditionType.RUNNING, False, Reason.GROUP_BROKEN, broken)
     elif not generation.confirmed_generation:
         message = (
@@ -136,12 +136,13 @@ def _running(draft: Draft) -> None:
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        message = f"generation {generation.layout_generation}: {_size(generation)}"
+        message = f"generation {generation.layout_generation}: {generation.layout.words}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
-    """Whether the cluster refuses to create workers; the condition then says why, and an event once."""
+    """Says in the condition, and once in an event, that the cluster refuses to create workers. Returns whether it
+    does."""
     refusal, before = draft.observed.refusal, draft.status.condition(kind)
     if refusal:
         if before is None or before.reason != Reason.CREATION_REFUSED:
@@ -150,46 +151,48 @@ def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
     return bool(refusal)
 
 
-def _recovering(draft: Draft, generation: Generation) -> bool:
+def _recovering(view: View, generation: Generation) -> bool:
     """Whether members are lost and no layout could be published without them."""
-    return not all(draft.alive(member) or says_succeeded(draft.worker(member)) for member in generation.members)
+    return not all(view.alive(member) or says_succeeded(view.worker(member)) for member in generation.members)
 
 
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        limit = _above_the_ceiling(draft) or _limit_of_pipelines(draft) or _pause(draft) or _no_room(draft)
+        limit = (
+            _above_the_ceiling(draft.view) or _limit_of_pipelines(draft.view) or _pause(draft.view) or _no_room(draft)
+        )
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
     elif resize.from_ is not None and not (
-        resize.phase is ResizePhase.PREPARE and (draft.asleep or _refused(draft, ConditionType.RESIZING, True))
+        resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
-        message = f"{_size(resize.from_)} to {_size(resize.to)} ({resize.reason.value}){until}: "
-        draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft, resize))
+        message = f"{resize.from_.layout.words} to {resize.to.layout.words} ({resize.reason.value}){until}: "
+        draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
 
 
-def _above_the_ceiling(draft: Draft) -> str:
-    """Why a job has more workers than its spec allows; empty when that is not so."""
-    generation, ceiling = draft.status.generation, draft.spec.elastic_policy.ceiling
-    if generation is None or generation.layout.workers <= ceiling or layouts.best(draft, generation.layout.workers):
+def _above_the_ceiling(view: View) -> str:
+    """Why a job has more workers than its spec allows; empty if it has not."""
+    generation, ceiling = view.status.generation, view.spec.elastic_policy.ceiling
+    if generation is None or generation.layout.workers <= ceiling or layouts.best(view, generation.layout.workers):
         return ""
     words = "and no legal layout has so few workers: the job stays as it is"
     return f"spec.elasticPolicy.maxWorkers allows {ceiling}, {words}"
 
 
-def _pause(draft: Draft) -> str:
-    """Until when a job does not try to grow; empty when it may, or is as large as its spec allows."""
-    generation, until = draft.status.generation, draft.status.next_resize_time
-    if generation is None or generation.layout.workers >= draft.spec.elastic_policy.ceiling or not draft.sleeps():
+def _pause(view: View) -> str:
+    """Until when a job does not try to grow; empty if it may, or is as large as its spec allows."""
+    generation, until = view.status.generation, view.status.next_resize_time
+    if generation is None or generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.sleeps():
         return ""
     begins = f"the next attempt begins at {until:%Y-%m-%dT%H:%M:%SZ}"
     return f"workers were taken away, or a layout was not committed: {begins}"
 
 
 def _no_room(draft: Draft) -> str:
-    """Why a job that would grow claims nothing now; empty when it does not wait for room."""
+    """Why a job that would grow claims nothing now; empty if it does not wait for room."""
     if not draft.waits_for_room:
         return ""
     if draft.observed.free is None:
@@ -198,16 +201,16 @@ def _no_room(draft: Draft) -> str:
     return "no node has free accelerators for more workers; the job claims some once there are"
 
 
-def _limit_of_pipelines(draft: Draft) -> str:
-    """Why a job does not grow although its spec allows it; empty when that is not so."""
-    generation, most, elastic = draft.status.generation, draft.status.num_shards, draft.spec.elastic_policy
-    if generation is None or most is None or generation.pipelines < most or not draft.on_pack.widens:
+def _limit_of_pipelines(view: View) -> str:
+    """Why a job does not grow although its spec allows it; empty if it may grow."""
+    generation, most, elastic = view.status.generation, view.status.num_shards, view.spec.elastic_policy
+    if generation is None or most is None or generation.pipelines < most or not view.on_pack.widens:
         return ""
-    allowed = min(draft.spec.max_pipelines, elastic.ceiling // generation.stages)
+    allowed = min(view.spec.max_pipelines, elastic.ceiling // generation.stages)
     if allowed <= most:
         return ""
-    durable = draft.status.checkpoint
-    if draft.spec.checkpoint is not None and (durable is None or (durable.num_shards or 0) > most):
+    durable = view.status.checkpoint
+    if view.spec.checkpoint is not None and (durable is None or (durable.num_shards or 0) > most):
         return (
             f"spec.elasticPolicy allows {allowed} pipelines, but allowed {most} when the job started: it has more"
             " once it starts again from its checkpoint, as after a suspension"
@@ -219,25 +222,25 @@ def _limit_of_pipelines(draft: Draft) -> str:
     )
 
 
-def _awaited(draft: Draft, resize: Resize) -> str:
-    generation = draft.status.generation
+def _awaited(view: View, resize: Resize) -> str:
+    generation = view.status.generation
     assert generation is not None
     if resize.phase is ResizePhase.PREPARE:
-        return why_not_ready(draft)[1]
+        return why_not_ready(view)[1]
     if resize.phase is ResizePhase.COMMIT:
         return f"generation {generation.layout_generation} is published"
-    return f"{len(draft.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {generation.boundary}"
-
-
-def _size(layout: Generation | LayoutSize) -> str:
-    return f"{layout.pipelines} pipelines of {layout.stages} stages"
+    return f"{len(view.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {generation.boundary}"
 
 
 def _stalled(draft: Draft) -> None:
-    report, stall, before = draft.status.last_report, stall_time(draft), draft.status.condition(ConditionType.STALLED)
+    report, stall, before = (
+        draft.status.last_report,
+        stall_time(draft.view),
+        draft.status.condition(ConditionType.STALLED),
+    )
     stood = draft.status.is_true(ConditionType.STALLED) and before is not None and before.reason == Reason.NO_PROGRESS
-    silent = hears_nobody(draft)
-    if broken := why_broken(draft):
+    silent = hears_nobody(draft.view)
+    if broken := why_broken(draft.view):
         draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
     elif stall is None:
         if before is not None:
@@ -246,19 +249,19 @@ def _stalled(draft: Draft) -> None:
         message = f"no step after step {report.step}" if report else "no step yet"
         if draft.now >= stall:
             default = ", its default" if draft.spec.run_policy.stall_timeout_seconds is None else ""
-            seconds = stall_timeout(draft).total_seconds()
+            seconds = stall_timeout(draft.view).total_seconds()
             message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds:.0f} s{default})"
         message += "; "
         suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
         message += suspects or (_SILENT if silent else "every member is heard")
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     elif stood and before is not None and (report is None or report.time < before.last_transition_time):
-        draft.wake_at(stall)  # somebody was replaced: it lasts until a step is made
+        draft.clock.wake_at(stall)  # a member was replaced: Stalled lasts until a step is made
     elif silent:
-        draft.wake_at(stall)
+        draft.clock.wake_at(stall)
         _not_heard(draft)
     else:
-        draft.wake_at(stall)
+        draft.clock.wake_at(stall)
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
 
 

@@ -1,9 +1,8 @@
-"""Nodes that are emptied: how many workers others may take away, and new workers for those that have to move.
+"""Replaces workers on nodes that are being emptied, and says how many workers evictions have to leave.
 
-A cordon is the signal, or the taint of an autoscaler that empties the node. Evictions are refused, so workers on a
-cordoned node are replaced first, however many pipelines there are. Then they leave, and the node is empty. If
-replacements are not all warm in time, those that are take their places, or all are given back and tried again. Past the
-drain's own deadline the job lets go: an evicted worker leaves a checkpoint before it ends.
+The signal is a cordon, or the taint of an autoscaler. Evictions are refused at first, so the workers are replaced
+before they leave, however many pipelines there are. Replacements that are warm in time take their places; if none is,
+all are given back and tried again. Past the drain's deadline evictions pass: an evicted worker leaves a checkpoint.
 """
 
 from collections.abc import Sequence
@@ -11,61 +10,66 @@ from datetime import timedelta
 
 from pipetransformer_contract.api.status import Drain, Reason
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.plan import generations, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import WorkerPhase
+from pipetransformer_operator.plan.view import View
 
 from . import undeleted
 from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
 
 
 def replace(draft: Draft) -> bool:
-    """Publishes the same layout without the workers that have to move, or prepares that; whether there is a need to."""
+    """Publishes the same layout without the workers that have to move, or prepares that. Returns whether it did."""
     generation = draft.status.generation
     assert generation is not None
-    going = [member for member in generation.members if (worker := draft.worker(member)) and worker.draining]
+    going = [member for member in generation.members if (worker := draft.view.worker(member)) and worker.draining]
     if not going:
         _give_up_replacements(draft)
         return False
-    if draft.sleeps() or undeleted.leaks(draft):
+    if draft.view.sleeps() or undeleted.leaks(draft):
         return False
     begin(draft, ResizeReason.DRAIN)
-    cordoned = {worker.name for worker in draft.wanted if worker.draining}  # joiners, too, that land there ever again
+    cordoned = {worker.name for worker in draft.view.wanted if worker.draining}  # joiners may land there again
     staying = [member for member in generation.members if member.name not in cordoned]
-    fresh = [member for member in draft.ready_joiners if member.name not in cordoned]
+    fresh = [member for member in draft.view.ready_joiners if member.name not in cordoned]
     late = is_late(draft)
-    pairs = _pairs(draft, draft.ids_of(going), draft.ids_of(fresh))
+    pairs = _pairs(draft.view, draft.view.ids_of(going), draft.view.ids_of(fresh))
     if len(pairs) == len(going) or (pairs and late):
-        names = {draft.name_of(old): draft.name_of(new) for old, new in pairs}
+        names = {draft.view.name_of(old): draft.view.name_of(new) for old, new in pairs}
         joining = [member for member in fresh if member.name in names.values()]
         kept = [member for member in going if member.name not in names]
         leaving = [member for member in going if member.name in names]
-        draft.publish(generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
+        generations.publish(draft, generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
         try_at_once(draft)
         return True
     if late:
-        cancel(draft, *why_not_ready(draft))
+        cancel(draft, *why_not_ready(draft.view))
         return False
-    moving = draft.ids_of(going)
-    joiners = sorted(new for _, new in _pairs(draft, moving, draft.joining_ids))
-    draft.want([*draft.ids_of(staying), *joiners], len(generation.members), moving)
+    moving = draft.view.ids_of(going)
+    joiners = sorted(new for _, new in _pairs(draft.view, moving, draft.view.joining_ids))
+    workforce.want(draft, [*draft.view.ids_of(staying), *joiners], len(generation.members), moving)
     enter(draft, generation.layout, ResizeReason.DRAIN)
     return True
 
 
 def _give_up_replacements(draft: Draft) -> None:
-    """Those of workers that need not move any more: a claim with them would have more than the starting size's priority
-    and quota is for."""
+    """Drops replacements of workers that no longer have to move. They have the priority and quota of the starting size,
+    which a claim must not have."""
     generation, claimed = draft.status.generation, set(draft.status.claimed_ids)
-    members = draft.ids_of(generation.members) if generation else ()
+    members = draft.view.ids_of(generation.members) if generation else ()
     base = sum(key not in claimed for key in members)
-    joining = [key for key in draft.joining_ids if key not in claimed]
+    joining = [key for key in draft.view.joining_ids if key not in claimed]
     if surplus := joining[max(0, draft.status.initial_workers - base) :]:
-        draft.keep_workers(set(draft.status.worker_ids) - set(surplus))
+        draft.keep_workers(
+            set(draft.status.worker_ids) - set(surplus), "the node that it was to replace a worker of is back"
+        )
 
 
-def _pairs(draft: Draft, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
-    """Who takes whose place: a worker of the starting size has none that was claimed, or it would be one for good."""
-    claimed = set(draft.status.claimed_ids)
+def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of a worker that goes and the one that takes its place. A claimed worker never replaces one of the starting
+    size, because it would stay one for good."""
+    claimed = set(view.status.claimed_ids)
     base = [key for key in joining if key not in claimed]
     claims = [key for key in joining if key in claimed]
     pairs = []
@@ -77,23 +81,20 @@ def _pairs(draft: Draft, going: Sequence[int], joining: Sequence[int]) -> list[t
 
 
 def limit(draft: Draft) -> None:
-    """Says how many workers must stay: all of them where drains are seen, because those of a cordoned node are replaced
-    before they go, however many copies of a stage there are. Past a drain's deadline, or where drains are not seen, one
-    less than there are: evictions would be refused for ever.
+    """Sets how many workers evictions must leave.
 
-    Before the first layout there is nothing to lose; and the cluster would count anew with each pod that gets ready.
-    Nor have workers anything that wait for a start: any of them may go.
-    Workers that do not run yet count as well, for once they run the cluster counts them; but past a drain's deadline
-    they are not waited for. Nor are those then whose pods are not ready, though they may train: the cluster never
-    counts them, so where each has such a pod it would let none go.
+    Where drains are seen that is all of them, because workers on a cordoned node are replaced first. Past a drain's
+    deadline, or where drains are not seen, it is one less: otherwise no eviction would ever pass. Before the first
+    layout and while a job waits for a start any worker may go, because none holds state.
+    Workers that do not run yet count too, because the cluster counts them once they run. Past a drain's deadline they
+    do not, and neither do workers whose pods are not ready although they may train: the cluster never counts those, so
+    it would refuse every eviction.
     """
     if draft.status.layout_generation == 0:
         return
     _set_deadline(draft)
     deadline = draft.status.drain_deadline
-    overdue = deadline is not None and draft.now >= deadline
-    if deadline is not None and not overdue:
-        draft.wake_at(deadline)
+    overdue = deadline is not None and draft.clock.reached(deadline)
     ended = {worker.id for worker in draft.observed.workers if not worker.alive}
     running = {worker.id for worker in draft.observed.workers if worker.phase is WorkerPhase.RUNNING}
     wanted = set(draft.status.worker_ids)
@@ -105,15 +106,15 @@ def limit(draft: Draft) -> None:
 
 
 def _set_deadline(draft: Draft) -> None:
-    """A drain has its time from the cordon on, whatever the job is busy with; and so has the next one, but not without
-    end: nodes that are cordoned one after the other would keep the first from being emptied. So it counts from the
-    newest cordon, and twice from the oldest, of those whose workers are still there.
+    """Sets until when evictions are refused.
 
-    Who is to join has nothing to lose, and is made elsewhere. A leaver's cordon renews nothing.
+    The time counts from the newest cordon whose workers are still there, whatever the job is busy with. It ends at the
+    latest two times that long after the oldest cordon: nodes that are cordoned one after the other must not keep the
+    first from being emptied. Joiners do not count, because they hold no state. A leaver's cordon renews nothing.
     """
     status, generation = draft.status, draft.status.generation
-    joining = set(draft.joining_ids)
-    going = {one.id: one for one in draft.wanted if one.alive and one.draining and one.id not in joining}
+    joining = set(draft.view.joining_ids)
+    going = {one.id: one for one in draft.view.wanted if one.alive and one.draining and one.id not in joining}
     if not going:
         draft.update(drain_deadline=None, drains=None)
         return
@@ -123,7 +124,7 @@ def _set_deadline(draft: Draft) -> None:
         for one in status.drains or ()
         if (left := [key for key in one.worker_ids if key in going])
     ]
-    if not drains and not status.drains and status.drain_deadline is not None:  # an operator before noted the time only
+    if not drains and not status.drains and status.drain_deadline is not None:  # an older operator noted the time only
         drains = [Drain(time=status.drain_deadline - timeout, worker_ids=list(going))]
     known = {key for one in drains for key in one.worker_ids}
     new = [worker for key, worker in going.items() if key not in known]
@@ -131,7 +132,7 @@ def _set_deadline(draft: Draft) -> None:
     if not drains or any(worker.name in members for worker in new):
         drains.append(Drain(time=draft.now, worker_ids=[worker.id for worker in new]))
         try_at_once(draft)
-        draft.wake_at(draft.now)
+        draft.clock.wake_at(draft.now)
         names = ", ".join(f"{worker.name} ({worker.drain_reason or 'cordoned'})" for worker in new[:8])
         draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are emptied, or not well: {names}")
     elif new:

@@ -1,20 +1,24 @@
-"""How a job ends: by its leader's word, by a worker that refuses the spec, or by its deadline."""
+"""Ends a job: by its leader's word, by a worker that refuses the spec, or by its deadline."""
 
 from datetime import timedelta
 
 from pipetransformer_contract.api.job import CleanPodPolicy
-from pipetransformer_contract.api.status import MAX_CONDITION_REASON, ConditionType, Reason
+from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_contract.messages import Outcome
+from pipetransformer_operator.plan.deletions import ENDED
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.last_words import MAX_WORDS, report_in
+from pipetransformer_operator.plan.losses import (
+    EXIT_USER_ERROR,
+    out_of_memory_at,
+    report_of,
+    says_succeeded,
+    termination,
+)
 from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.view import View
 
-#: Exit code of a trainer that cannot do what its spec says.
-EXIT_USER_ERROR = 2
-#: What a trainer gives as the reason when its accelerator failed.
-DEVICE_FAILED = "DeviceFailed"
-#: Workers of a job whose leader told its end leave by themselves, and their logs stay; those that still run after so
-#: long are deleted.
+#: When a leader reports the end, the workers end by themselves and their logs stay. Those that still run after this
+#: time are deleted.
 FINISH_GRACE = timedelta(seconds=30)
 
 
@@ -28,90 +32,59 @@ def judge(draft: Draft) -> None:
         _complete(draft, report.message)
     elif report and report.outcome is Outcome.FAILED:
         draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
-    elif refusal := _refusal(draft):
-        reason, message = _termination(refusal)
-        if not _parsed(refusal):  # the program's own, or Python's where the program is not there
+    elif refusal := _refusal(draft.view):
+        reason, message = termination(refusal)
+        if not report_of(refusal):  # the exit code is the program's own, or Python's if there is no program
             message = ": ".join(filter(None, [f"{refusal.name} exited with code {EXIT_USER_ERROR}", message]))
         draft.fail(reason or Reason.USER_ERROR, message)
-    elif _ended_in_success(draft):
+    elif _ended_in_success(draft.view):
         _complete(draft, "")
     else:
         _check_deadline(draft)
 
 
 def clean(draft: Draft) -> None:
-    """After the end: nothing is created any more, workers go by `cleanPodPolicy`, the job by its time to live."""
+    """Deletes workers of a job that has ended as `cleanPodPolicy` says, and the job after its time to live."""
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
-    draft.keep_workers(draft.status.worker_ids if status.stop else [])
-    draft.spared_ids = frozenset(worker.id for worker in draft.observed.workers if not _goes(draft, worker))
+    draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
+    ended = status.completion_time or draft.now
+    had_time = draft.clock.reached(ended + FINISH_GRACE)
+    workers = draft.observed.workers
+    draft.spared_ids = frozenset(one.id for one in workers if not _goes(draft.view, one, had_time=had_time))
     if any(worker.holds for worker in draft.observed.workers):
-        draft.min_available = 0  # what is kept running keeps no node from being emptied
+        draft.min_available = 0  # workers that are kept do not keep a node from being emptied
     else:
         draft.update(quota_requests=[])
-    ended = status.completion_time or draft.now
-    if draft.now < ended + FINISH_GRACE:
-        draft.wake_at(ended + FINISH_GRACE)
     if policy.ttl_seconds_after_finished is not None:
         expiry = ended + timedelta(seconds=policy.ttl_seconds_after_finished)
-        draft.expired = draft.now >= expiry and draft.observed.kept_by is None and status.stop is None
-        if draft.now < expiry:
-            draft.wake_at(expiry)
+        draft.expired = draft.clock.reached(expiry) and draft.observed.kept_by is None and status.stop is None
 
 
-def _goes(draft: Draft, worker: Worker) -> bool:
-    """Whether the worker's pod is deleted now that its job has ended."""
-    policy = draft.spec.run_policy.clean_pod_policy
-    if draft.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
+def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
+    """Whether the pod of a job that has ended is deleted; `had_time` if it could have ended by itself."""
+    policy = view.spec.run_policy.clean_pod_policy
+    if view.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
         policy = CleanPodPolicy.RUNNING  # pods that hold nothing go with the job
     if policy is CleanPodPolicy.NONE:
         return False
-    had_time = draft.now >= (draft.status.completion_time or draft.now) + FINISH_GRACE
     if worker.alive:
-        report = draft.status.last_report
-        by_itself = draft.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
+        report = view.status.last_report
+        by_itself = view.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
         return had_time or not by_itself
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
 
 
-def says_succeeded(worker: Worker | None) -> bool:
-    """Whether a worker exited because the training is done."""
-    return worker is not None and worker.exit_code == 0 and _outcome(worker) == Outcome.SUCCEEDED
-
-
-def says_left(worker: Worker) -> bool:
-    """Whether a worker exited because it was told to leave, although it is wanted again."""
-    return worker.exit_code == 0 and _outcome(worker) == "Left"
-
-
-def saved_step(worker: Worker) -> int:
-    """Committed steps of the durable checkpoint that a worker left before it ended as told; 0 where it left none."""
-    step = _parsed(worker).get("savedStep")
-    return step if isinstance(step, int) and step > 0 else 0
-
-
-def blames_device(worker: Worker) -> bool:
-    """Whether a worker ended because its accelerator failed."""
-    return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
-
-
-def out_of_memory_at(worker: Worker) -> int:
-    """Stages of the pipelines in which a worker had too little memory; 0 where that is not what ended it."""
-    stages = _parsed(worker).get("stages")
-    short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
-    return stages if short and isinstance(stages, int) and stages > 0 else 0
-
-
-def _refusal(draft: Draft) -> Worker | None:
-    """A worker that cannot do what its spec says, or that the longest pipeline leaves too much. While a job trains, a
-    joiner that cannot is a failed change: its node may lack what those of the members have."""
-    generation = draft.status.generation
-    judged = {member.uid for member in generation.members} if generation else {worker.uid for worker in draft.wanted}
-    longest = draft.spec.pipeline.stages
+def _refusal(view: View) -> Worker | None:
+    """A worker that cannot do what its spec says, or has too little memory in the longest pipelines. While a job trains
+    only members count: the node of a joiner may lack what theirs have, and then the change fails."""
+    generation = view.status.generation
+    judged = {member.uid for member in generation.members} if generation else {worker.uid for worker in view.wanted}
+    longest = view.spec.pipeline.stages
     return next(
         (
             one
-            for one in draft.wanted
+            for one in view.wanted
             if one.uid in judged and (one.exit_code == EXIT_USER_ERROR or out_of_memory_at(one) >= longest)
         ),
         None,
@@ -124,49 +97,21 @@ def _complete(draft: Draft, message: str) -> None:
     draft.update(completion_time=draft.now)
 
 
-def _ended_in_success(draft: Draft) -> bool:
-    """How an end is found that was reported to nobody: members exit as successful only once the model is durable.
+def _ended_in_success(view: View) -> bool:
+    """Whether the job ended without a report: members exit as successful only once the model is durable.
 
-    While the leader lives its report is waited for.
+    While the leader lives, its report is awaited.
     """
-    generation = draft.status.generation
+    generation = view.status.generation
     if generation is None:
         return False
     leader = next(member for member in generation.members if member.name == generation.leader)
-    return not draft.alive(leader) and any(says_succeeded(draft.worker(member)) for member in generation.members)
+    return not view.alive(leader) and any(says_succeeded(view.worker(member)) for member in generation.members)
 
 
 def _check_deadline(draft: Draft) -> None:
     seconds, start = draft.spec.run_policy.active_deadline_seconds, draft.status.start_time
-    if seconds is None or start is None or draft.stopped or draft.status.is_true(ConditionType.SUSPENDED):
+    if seconds is None or start is None or draft.view.stopped or draft.status.is_true(ConditionType.SUSPENDED):
         return
-    deadline = start + timedelta(seconds=seconds)
-    if draft.now >= deadline:
+    if draft.clock.reached(start + timedelta(seconds=seconds)):
         draft.fail(Reason.DEADLINE_EXCEEDED, f"spec.runPolicy.activeDeadlineSeconds: not done within {seconds} s")
-    else:
-        draft.wake_at(deadline)
-
-
-def words(worker: Worker) -> str:
-    """How a trainer that has ended explains it: what it wrote for us, or the end of its log."""
-    if worker.exit_code == 0 and not _outcome(worker):
-        return "nothing says that it trained to the end; the command of the pod template has to call train()"
-    reason, message = _termination(worker)
-    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
-
-
-def _parsed(worker: Worker) -> dict[str, object]:
-    return report_in(worker.message)
-
-
-def _outcome(worker: Worker) -> str:
-    return _text(worker, "outcome")
-
-
-def _termination(worker: Worker) -> tuple[str, str]:
-    return _text(worker, "reason")[:MAX_CONDITION_REASON], _text(worker, "message") or worker.message
-
-
-def _text(worker: Worker, field: str) -> str:
-    """A field of the termination message, as text that a status can hold."""
-    return str(_parsed(worker).get(field, "")).encode(errors="replace").decode()

@@ -1,24 +1,26 @@
-"""Says which steps are lost when no worker is left that holds them, and the job resumes from its checkpoint."""
+"""Tells which steps are lost when no worker holds them and the job resumes from its checkpoint."""
 
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.losses import saved_step
 from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.view import View
 
-from .finish import saved_step
 
+def forget_generation(draft: Draft) -> None:
+    """Forgets the published generation, but never its number, because no worker holds its state.
 
-def forget_plan(draft: Draft) -> None:
-    """Forgets the published plan, but never its number, because no worker holds its state.
-
-    Members that others take away may still leave a checkpoint. Then the next start tells what is lost.
+    Members that the cluster takes away may still leave a checkpoint. Then the next start tells what is lost.
     """
     generation = draft.status.generation
     if generation is not None:
         ending = [
-            worker for member in generation.members if (worker := draft.worker(member)) and worker.exit_code is None
+            worker
+            for member in generation.members
+            if (worker := draft.view.worker(member)) and worker.exit_code is None
         ]
         if any(worker.terminating and worker.holds for worker in ending) and draft.spec.checkpoint is not None:
-            draft.update(unsettled_step=newest_step(draft))
+            draft.update(unsettled_step=newest_step(draft.view))
         else:
             tell_lost(draft)
     draft.update(generation=None, stop=None)
@@ -44,23 +46,23 @@ def tell_lost(draft: Draft) -> None:
         or (stop is not None and draft.spec.checkpoint is None)
     ):
         return  # the stop began with the words that all are lost
-    durable = max(saved_by_members(draft), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
-    newest = newest_step(draft)
+    durable = max(saved_by_members(draft.view), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
+    newest = newest_step(draft.view)
     if newest > durable:
         steps = f"{newest - durable} steps are lost: step {newest} was reached, and "
         steps += f"the newest durable checkpoint is of step {durable}" if durable else "no checkpoint is durable"
         draft.tell(Reason.STEPS_LOST, steps, EventType.WARNING)
 
 
-def saved_by_members(draft: Draft) -> int:
-    """Steps of the durable checkpoint that members left which have ended; 0 while none has. One that left a generation
-    before this one knows nothing of the steps since."""
-    generation = draft.status.generation
-    ended = [worker for member in generation.members if (worker := draft.worker(member))] if generation else []
+def saved_by_members(view: View) -> int:
+    """Steps of the durable checkpoint that members left as they ended; 0 if none did. A worker that left with an older
+    generation knows nothing of the steps since."""
+    generation = view.status.generation
+    ended = [worker for member in generation.members if (worker := view.worker(member))] if generation else []
     return max(map(saved_step, ended), default=0)
 
 
-def newest_step(draft: Draft) -> int:
+def newest_step(view: View) -> int:
     """Committed steps that the operator knows of; the workers may have made a few more."""
-    reports = (draft.status.last_report, draft.observed.report)
-    return max((one.step for one in reports if one is not None and one.job_uid == draft.observed.uid), default=0)
+    reports = (view.status.last_report, view.observed.report)
+    return max((one.step for one in reports if one is not None and one.job_uid == view.observed.uid), default=0)

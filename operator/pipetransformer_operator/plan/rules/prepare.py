@@ -1,6 +1,6 @@
 """The first phase of a resize: workers are created and warm up while the old layout trains; then it is published.
 
-A preparation that is not done by its deadline is cancelled, says why, and is tried again, each time twice as late.
+A preparation that is not done by its deadline is cancelled, says why, and is tried again. Each wait is twice as long.
 """
 
 from collections.abc import Sequence
@@ -9,82 +9,84 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import Layout, OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_operator.plan import layouts, leavers
+from pipetransformer_operator.plan import generations, layouts, leavers, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.sharing import share
 from pipetransformer_operator.plan.sharing.claim import is_claim, target
 from pipetransformer_operator.plan.types import NOT_SET_UP, EventType, Worker
+from pipetransformer_operator.plan.view import View
 
-#: How reasons of containers that cannot be started begin: it is the image; it is the rest of the template.
+#: How the reasons of containers that cannot be started begin: because of the image, or of the rest of the template.
 _IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 _CONTAINER = ("CreateContainer", "RunContainerError")
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
-#: The same of a job that does not train: it waits with nothing to do, and what was full may be free again.
+#: The same for a job that does not train: it has nothing else to do, and nodes may be free again.
 LONGEST_SLEEP = timedelta(minutes=5)
-#: So many times a preparation has all its time anew, for one that was to join was taken away.
+#: At most this many times a preparation gets all its time again because a joiner was taken away.
 RENEWALS = 4
 
 
 def publish(draft: Draft) -> bool:
-    """Publishes a better layout, or a better cut, if the members, with all joiners or with none, carry one.
+    """Publishes a better layout, or a better cut, if the members carry one, with all joiners or with none.
 
-    Past the deadline those joiners are taken that are ready.
+    Past the deadline it takes the joiners that are ready. Returns whether it published one.
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
-    without_quota = {draft.name_of(key) for key in quota.lost_ids(status, draft.observed)}
+    without_quota = {draft.view.name_of(key) for key in quota.lost_ids(status, draft.observed)}
     going = [member for member in generation.members if member.name in without_quota]
     staying = [member for member in generation.members if member.name not in without_quota]
-    warm = [] if draft.asleep else draft.ready_joiners
-    complete = len(warm) == len(draft.joining_ids)
+    warm = [] if draft.view.asleep else draft.view.ready_joiners
+    complete = len(warm) == len(draft.view.joining_ids)
     joining = warm if complete or is_late(draft) else []
     number = len(staying) + len(joining)
-    layout = layouts.best(draft, layouts.limited(draft, number)) or layouts.best(draft, number)
-    unchanged = layout == generation.layout and not going and not layouts.pays_to_recut(draft)
-    if layout is None or unchanged or snoozed(draft, layout):
+    layout = layouts.best(draft.view, layouts.limited(draft.view, number)) or layouts.best(draft.view, number)
+    unchanged = layout == generation.layout and not going and not layouts.pays_to_recut(draft.view)
+    if layout is None or unchanged or snoozed(draft.view, layout):
         return False
-    candidates = [*leavers.last(draft, staying, layout.workers), *joining]
-    yields = bool(going) or layouts.limited(draft, len(generation.members)) < len(generation.members)
-    reason = ResizeReason.RELEASE if going else reason_of(draft, generation.layout, layout)
-    draft.publish(layout, [*candidates, *going], reason)
+    candidates = [*leavers.last(draft.view, staying, layout.workers), *joining]
+    yields = bool(going) or layouts.limited(draft.view, len(generation.members)) < len(generation.members)
+    reason = ResizeReason.RELEASE if going else reason_of(draft.view, generation.layout, layout)
+    generations.publish(draft, layout, [*candidates, *going], reason)
     if layout.workers <= generation.layout.workers:
         if yields:
             back_off(draft)
             if not going:
                 share.rest(draft)
-            draft.keep_workers(set(draft.status.worker_ids) - set(draft.joining_ids))
+            draft.keep_workers(
+                set(draft.status.worker_ids) - set(draft.view.joining_ids),
+                "the job releases workers and needs none to join",
+            )
         elif status.not_committed:
             draft.update(not_committed=None)
     return True
 
 
 def prepare(draft: Draft) -> None:
-    """Wants the workers of the next layout, until they are ready or its time is up."""
+    """Wants the workers of the next layout, until they are ready or the time for it is up."""
     generation = draft.status.generation
     assert generation is not None
-    begin(draft, ResizeReason.CLAIM)  # what was prepared may be a drain that is over
+    begin(draft, ResizeReason.CLAIM)  # a drain that was prepared may be over
     if draft.status.resize is not None and is_late(draft):
-        cancel(draft, *why_not_ready(draft))
+        cancel(draft, *why_not_ready(draft.view))
     to = target(draft)
-    members = draft.ids_of(generation.members)
-    most = max(to.workers, len(members), _held(draft) if draft.on_pack is OnPack.HOLD else 0)
-    joining = draft.joining_ids
-    if (
-        to == generation.layout
-    ):  # spares: one that is gone, or has to leave its node, has lost nothing, and nobody needs another
-        joining = [worker.id for worker in draft.joiners if not worker.draining]
+    members = draft.view.ids_of(generation.members)
+    most = max(to.workers, len(members), _held(draft.view) if draft.view.on_pack is OnPack.HOLD else 0)
+    joining = draft.view.joining_ids
+    if to == generation.layout:  # joiners are spares: one that is gone or has to leave its node is not replaced
+        joining = [worker.id for worker in draft.view.joiners if not worker.draining]
     kept = [*members, *joining][:most]
-    draft.want(kept, max(to.workers, len(kept)))
+    workforce.want(draft, kept, max(to.workers, len(kept)))
     if to == generation.layout:
         draft.update(resize=None)
         return
-    enter(draft, to, reason_of(draft, generation.layout, to))
+    enter(draft, to, reason_of(draft.view, generation.layout, to))
 
 
 def begin(draft: Draft, reason: ResizeReason) -> None:
-    """Forgets what else is being prepared: it has had its time, and what begins now has all of its own."""
+    """Drops what is prepared for another reason, so that the new preparation has all its time."""
     resize = draft.status.resize
     if resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is not reason:
         draft.update(resize=None)
@@ -98,16 +100,18 @@ def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
     assert resize is not None
     deadline = _deadline(draft, resize)
     draft.update(resize=resize.model_copy(update={"deadline": deadline}))
-    draft.wake_at(deadline)
+    draft.clock.wake_at(deadline)
 
 
 def cancel(draft: Draft, reason: Reason, why: str) -> None:
-    """Drops a preparation, says why, and waits before the next. Of survivors that could start anew from a checkpoint
-    only the attempt is dropped: all their attempts together have the time of one."""
+    """Drops a preparation, says why, and waits before the next.
+
+    Survivors that could start again from a checkpoint drop the attempt only: all their attempts share one deadline.
+    """
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
-    wait = sleep(draft, reason) if is_recovery(draft) else back_off(draft)
-    if not (is_recovery(draft) and draft.status.checkpoint):
+    wait = sleep(draft, reason) if is_recovery(draft.view) else back_off(draft)
+    if not (is_recovery(draft.view) and draft.status.checkpoint):
         draft.update(resize=None)
     message = f"cancelled: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RESIZING, False, reason, message)
@@ -115,29 +119,29 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
 
 
 def go_on(draft: Draft) -> None:
-    """Lets a preparation go on with others in the place of joiners that were taken away: they have all its time anew,
-    but not for ever."""
+    """Gives a preparation all its time again, because joiners were taken away and others replace them. That happens
+    at most `RENEWALS` times."""
     resize = draft.status.resize
-    if resize is not None and may_go_on(draft):
+    if resize is not None and may_go_on(draft.view):
         draft.update(resize=resize.model_copy(update={"renewals": resize.renewals + 1}))
         draft.prepare_anew(draft.now)
 
 
-def may_go_on(draft: Draft) -> bool:
-    """Whether it is a job that trains which prepares something, and joiners may still be taken away for others."""
-    resize = draft.status.resize
-    if draft.status.generation is None or resize is None or resize.phase is not ResizePhase.PREPARE:
+def may_go_on(view: View) -> bool:
+    """Whether a job that trains prepares something, and may still replace joiners that were taken away."""
+    resize = view.status.resize
+    if view.status.generation is None or resize is None or resize.phase is not ResizePhase.PREPARE:
         return False
     return resize.renewals < RENEWALS
 
 
 def back_off(draft: Draft) -> timedelta:
-    """Lets no worker be created for a while, doubled with each time in a row. Returns how long."""
+    """Puts the next attempt off, twice as long each time in a row. Returns how long."""
     return _back_off(draft, LONGEST_BACKOFF)
 
 
 def sleep(draft: Draft, reason: Reason) -> timedelta:
-    """Lets a job that does not train create no worker for a while, doubled with each time in a row. Returns how long.
+    """Puts the next attempt of a job that does not train off, twice as long each time in a row. Returns how long.
 
     A job that found no nodes (`reason`) also wakes when accelerators are released or a node appears, see `wake`."""
     wait = _back_off(draft, LONGEST_SLEEP)
@@ -154,26 +158,26 @@ def _back_off(draft: Draft, longest: timedelta) -> timedelta:
 
 
 def wake(draft: Draft) -> None:
-    """Ends the sleep of a job that waits for nodes: something released accelerators since, or others give way to it."""
+    """Ends the wait of a job that found no nodes, if accelerators were released since or other jobs give way to it."""
     since, released = draft.status.waits_for_nodes_since, draft.observed.released
-    if since is None or not draft.asleep:
+    if since is None or not draft.view.asleep:
         return
     if draft.observed.preferred_since is not None or (released is not None and released > since):
         draft.update(next_resize_time=None, waits_for_nodes_since=None)
 
 
 def try_at_once(draft: Draft) -> None:
-    """Ends the wait after attempts that failed: what comes now was not what they were for."""
+    """Ends the wait after failed attempts, because the next attempt is for something else."""
     draft.update(resize_failures=0, next_resize_time=None, waits_for_nodes_since=None)
 
 
 def forget_failures(draft: Draft) -> None:
-    """What failed before says nothing any more: it has come about, or is another thing now."""
+    """Forgets failed attempts, because one succeeded or the job's spec changed."""
     try_at_once(draft)
     draft.update(not_committed=None, slow_starts=0, grants_in_vain=0, next_grant_time=None)
 
 
-def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
+def reason_of(view: View, before: Layout, after: Layout) -> ResizeReason:
     """Why a job goes from one layout to the other."""
     if after == before:
         return ResizeReason.BALANCE
@@ -181,70 +185,70 @@ def reason_of(draft: Draft, before: Layout, after: Layout) -> ResizeReason:
         return ResizeReason.CLAIM
     if after.stages > before.stages:
         return ResizeReason.DEEPEN
-    if after.workers == before.workers or draft.on_pack is OnPack.HOLD:
+    if after.workers == before.workers or view.on_pack is OnPack.HOLD:
         return ResizeReason.PACK
-    if after.stages < before.stages or layouts.limited(draft, before.workers) < before.workers:
+    if after.stages < before.stages or layouts.limited(view, before.workers) < before.workers:
         return ResizeReason.RELEASE
     return ResizeReason.SPEC
 
 
-def why_not_ready(draft: Draft) -> tuple[Reason, str]:
-    """What the workers that are to join wait for: the worst reason, and each late worker's own words."""
-    if draft.observed.refusal:
-        return Reason.CREATION_REFUSED, draft.observed.refusal
-    ready = {member.name for member in draft.ready_joiners}
-    workers = {worker.id: worker for worker in draft.joiners}
-    if draft.status.generation is not None:  # a drain takes none on a cordoned node
-        ready -= {worker.name for worker in draft.joiners if worker.draining}
-    late = [key for key in draft.joining_ids if draft.name_of(key) not in ready]
+def why_not_ready(view: View) -> tuple[Reason, str]:
+    """What joiners wait for: the worst reason, and the reason of each late joiner."""
+    if view.observed.refusal:
+        return Reason.CREATION_REFUSED, view.observed.refusal
+    ready = {member.name for member in view.ready_joiners}
+    workers = {worker.id: worker for worker in view.joiners}
+    if view.status.generation is not None:  # a drain takes none on a cordoned node
+        ready -= {worker.name for worker in view.joiners if worker.draining}
+    late = [key for key in view.joining_ids if view.name_of(key) not in ready]
     reasons = [_why(workers.get(key)) for key in late]
-    if draft.awaits_quota:
-        return Reason.WAITING_FOR_QUOTA, queue_says(draft)
+    if view.awaits_quota:
+        return Reason.WAITING_FOR_QUOTA, queue_says(view)
     order = [Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY]
     found = {reason for reason, _ in reasons}
     worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
-    words = "; ".join(f"{draft.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
-    if worst is Reason.UNSCHEDULABLE and draft.observed.nodes.avoided:
-        words += f"; avoided because accelerators failed there: {', '.join(sorted(draft.observed.nodes.avoided)[:8])}"
-    ceiling = draft.spec.elastic_policy.ceiling
-    if not words and draft.asleep:
-        words = f"the next attempt begins at {draft.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
-    elif not words and draft.status.quota_requests:
+    words = "; ".join(f"{view.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
+    if worst is Reason.UNSCHEDULABLE and view.observed.nodes.avoided:
+        words += f"; avoided because accelerators failed there: {', '.join(sorted(view.observed.nodes.avoided)[:8])}"
+    ceiling = view.spec.elastic_policy.ceiling
+    if not words and view.asleep:
+        words = f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
+    elif not words and view.status.quota_requests:
         words = "quota is not free before the pods of earlier workers are gone"
-    elif not words and len(draft.status.worker_ids) >= ceiling:
+    elif not words and len(view.status.worker_ids) >= ceiling:
         words = f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"
     return worst, words or "no worker is awaited"
 
 
-def all_scheduled(draft: Draft) -> bool:
+def all_scheduled(view: View) -> bool:
     """Whether each worker that is to join may exist, does, and has a node."""
     return (
-        not draft.awaits_quota
-        and len(draft.joiners) == len(draft.joining_ids)
-        and all(worker.scheduled for worker in draft.joiners)
+        not view.awaits_quota
+        and len(view.joiners) == len(view.joining_ids)
+        and all(worker.scheduled for worker in view.joiners)
     )
 
 
-def can_start(draft: Draft) -> bool:
-    """Whether no worker that is to join has a container that its node cannot start, or not even set up its pod for."""
-    return not any(worker.waiting.startswith((*_IMAGE, *_CONTAINER, NOT_SET_UP)) for worker in draft.joiners)
+def can_start(view: View) -> bool:
+    """Whether the nodes of all joiners can set up their pods and start their containers."""
+    return not any(worker.waiting.startswith((*_IMAGE, *_CONTAINER, NOT_SET_UP)) for worker in view.joiners)
 
 
-def _held(draft: Draft) -> int:
-    """What a job keeps that gives nothing back, members and spares: its starting size, below its ceiling."""
-    return min(draft.status.initial_workers, draft.spec.elastic_policy.ceiling)
+def _held(view: View) -> int:
+    """Workers that a job with `onPack: Hold` keeps, members and spares: its starting size, up to its ceiling."""
+    return min(view.status.initial_workers, view.spec.elastic_policy.ceiling)
 
 
-def queue_says(draft: Draft) -> str:
-    """What was asked of the queue and is not granted yet, and what it says to that."""
-    waiting = [request for request in draft.status.quota_requests if not request.admitted]
+def queue_says(view: View) -> str:
+    """What the queue was asked for and has not granted yet, and what it says to that."""
+    waiting = [request for request in view.status.quota_requests if not request.admitted]
     asked = ", ".join(f"{one.queue} is asked for {one.granted} workers" for one in waiting)
-    return ": ".join(filter(None, [asked, quota.words(waiting, draft.observed.queue)]))
+    return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
 
 
-def expendable_last(draft: Draft, members: Sequence[Member]) -> list[Member]:
-    """Members with the claimed ones behind: when some leave, those go."""
-    claimed = {draft.name_of(key) for key in draft.status.claimed_ids}
+def expendable_last(view: View, members: Sequence[Member]) -> list[Member]:
+    """Members with the claimed ones last: when some leave, those leave first."""
+    claimed = {view.name_of(key) for key in view.status.claimed_ids}
     return sorted(members, key=lambda member: member.name in claimed)
 
 
@@ -264,28 +268,33 @@ def is_late(draft: Draft) -> bool:
     return resize is not None and resize.phase is ResizePhase.PREPARE and draft.now >= _deadline(draft, resize)
 
 
-def is_recovery(draft: Draft) -> bool:
-    """Whether what is prepared is for survivors that are too few for any layout."""
-    resize = draft.status.resize
+def is_recovery(view: View) -> bool:
+    """Whether replacements are prepared for survivors that are too few for any layout."""
+    resize = view.status.resize
     return resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is ResizeReason.FAILURE
 
 
 def _deadline(draft: Draft, resize: Resize) -> datetime:
-    """When a preparation is cancelled: a claim has less time, as long as some of its workers have no node. An operator
-    that was away has the time anew: it has to hear first who is ready, and maybe to create whom the one before it did
-    not."""
+    """When a preparation is cancelled. A claim has less time, as long as some of its workers have no node.
+
+    The time counts again from the start of a new operator, which first has to hear which workers are ready and may have
+    to create some that its predecessor did not.
+    """
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
-    if resize.reason is not ResizeReason.FAILURE and is_claim(draft, resize.to.layout) and not all_scheduled(draft):
+    if (
+        resize.reason is not ResizeReason.FAILURE
+        and is_claim(draft, resize.to.layout)
+        and not all_scheduled(draft.view)
+    ):
         seconds = min(seconds, policy.claim_timeout_seconds)
     begin = max(resize.start_time, draft.observed.since or resize.start_time)
     return begin + timedelta(seconds=seconds)
 
 
-def snoozed(draft: Draft, layout: Layout) -> bool:
-    """Whether the members could not commit this very layout a short time ago."""
-    status = draft.status
+def snoozed(view: View, layout: Layout) -> bool:
+    """Whether the members could not commit this layout a short time ago."""
+    status = view.status
     if status.not_committed != LayoutSize.of(layout) or not status.next_resize_time:
         return False
-    draft.wake_at(status.next_resize_time)
-    return draft.now < status.next_resize_time
+    return not view.clock.reached(status.next_resize_time)

@@ -1,30 +1,29 @@
-"""Lost workers: the rest trains on in the best layout that it carries, and replacements are grown back later.
+"""Drops lost workers: the survivors train on in the best layout that they carry, and replacements follow later.
 
-A lost member is found by comparing, at each turn, the published members with the pods. It is counted once, when its
-worker's id is taken from the wanted ones; one that somebody took away (preempted, evicted, drained, deleted) or that
-left as told is no failure of the job, nor is one whose stage was packed into too little memory, or whose node is lost
-(`losses`). A joiner that the scheduler put on a dead node, or whose node is emptied, is dropped like one that ended.
+Each turn compares the published members with the pods. A lost member is counted once, when its id is removed from the
+wanted ones; `losses` says which losses are failures of the job. A joiner on a dead node, or on one that is being
+emptied, is dropped like one that ended.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 from pipetransformer_contract.api.status import (
     ConditionStatus,
     ConditionType,
     Reason,
-    ResizePhase,
     TooShort,
 )
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.plan import layouts, losses
+from pipetransformer_operator.plan import budget, generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.losses import blames_device, describe, says_succeeded, words
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
-from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType, Worker
+from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType
+from pipetransformer_operator.plan.view import View
 
 from . import start
-from .finish import blames_device, out_of_memory_at, says_left, says_succeeded, words
-from .lost_steps import forget_plan
+from .incident import Incident
+from .lost_steps import forget_generation
 from .prepare import (
     back_off,
     begin,
@@ -33,21 +32,17 @@ from .prepare import (
     expendable_last,
     go_on,
     is_late,
-    may_go_on,
     sleep,
     try_at_once,
     why_not_ready,
 )
 from .stall import suspicion
 
-#: A node that works says something of a pod within seconds; the cluster takes most of a minute to see that one is dead.
-UNATTENDED = timedelta(seconds=30)
-#: Where others fell silent lately.
-UNATTENDED_IN_DOUBT = timedelta(seconds=5)
+_NO_REPLACEMENTS = "too few workers are left for any layout, and the next attempt to replace the others comes later"
 
 
 def recover(draft: Draft) -> None:
-    """Drops lost workers, counts the incident, and publishes a generation of the survivors if members were lost."""
+    """Removes lost workers from the wanted ones, counts the incident, and publishes a generation of the survivors."""
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids
@@ -55,107 +50,100 @@ def recover(draft: Draft) -> None:
     if draft.status.finished or not lost:
         return
     assert generation is not None
-    survivors = draft.state_holders
-    if generation.confirmed:  # until then those come first that surely hold state
-        survivors = expendable_last(draft, survivors)
+    survivors = draft.view.state_holders
+    if generation.confirmed:  # before that, workers that surely hold state come first
+        survivors = expendable_last(draft.view, survivors)
     if not survivors:
-        forget_plan(draft)
+        forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
-        draft.keep_workers(worker.id for worker in draft.joiners)
+        draft.keep_workers((worker.id for worker in draft.view.joiners), "no worker holds the job's state any longer")
         return
-    candidates = [*survivors, *draft.ready_joiners]
-    candidates += draft.idle_leavers[
-        : max(0, generation.layout.workers - len(candidates))
-    ]  # in the place of who is lost
-    if layout := layouts.best(draft, len(candidates)):
+    candidates = [*survivors, *draft.view.ready_joiners]
+    places = max(0, generation.layout.workers - len(candidates))  # those of lost members
+    candidates += draft.view.idle_leavers[:places]
+    if layout := layouts.best(draft.view, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
-        draft.publish(layout, candidates, ResizeReason.FAILURE if counted else back)
+        generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
-        if any(draft.name_of(key) in lost for key in wanted):
-            try_at_once(draft)  # what was slept over, as over a claim, was not what nobody trains without
+        if any(draft.view.name_of(key) in lost for key in wanted):
+            try_at_once(draft)  # the wait was for another attempt, such as a claim
         _wait_for_replacements(draft, survivors)
 
 
 def find_lost(draft: Draft, generation: Generation) -> dict[str, str]:
-    """Names of the holders of state that can train no more, and why."""
+    """Names of the holders of state that can no longer train, and why."""
     holders = generation.members if generation.confirmed else [*generation.members, *generation.leavers]
     leavers = {member.name for member in generation.leavers}
     return {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
 
 
 def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
-    """Why a member or leaver can train no more; empty when it can, or did as told."""
-    worker = draft.worker(member)
+    """Why a member or leaver can no longer train; empty when it can, or left as told."""
+    worker = draft.view.worker(member)
     if says_succeeded(worker):
         return ""
-    if leaves and (draft.has_left(member) or (worker is not None and worker.exit_code == 0)):  # not yet confirmed
+    if leaves and (draft.view.has_left(member) or (worker is not None and worker.exit_code == 0)):  # not yet confirmed
         return ""
-    if not draft.alive(member):
-        return _describe(worker)
-    if suspect := suspicion(draft, member):
+    if not draft.view.alive(member):
+        return describe(worker)
+    if suspect := suspicion(draft.view, member):
         draft.suspects[member.name] = suspect
     return suspect
 
 
-def _drop(draft: Draft, lost: dict[str, str]) -> bool:
-    """Takes lost members and failed joiners from the wanted workers: one incident, however many fell at once.
+def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
+    """Removes lost members and failed joiners from the wanted workers; all that fell at once are one incident.
 
     Returns whether it was a failure.
     """
-    workers = {worker.id: worker for worker in draft.wanted}
-    wanted = {key: draft.name_of(key) for key in draft.status.worker_ids}
-    members = [key for key, name in wanted.items() if name in lost]
-    stranded = {
-        key: words for key in draft.joining_ids if key in workers and (words := _why_stranded(draft, workers[key]))
-    }
-    joiners = [key for key in draft.joining_ids if key in stranded or (key in workers and not workers[key].alive)]
-    if not members and not joiners:
+    incident = Incident(draft.view, lost, draft.suspects)
+    if not incident.why:
         return bool(lost)
-    why = {
-        key: lost.get(wanted[key]) or stranded.get(key) or _describe(workers.get(key)) for key in (*members, *joiners)
-    }
-    nodes = {key: workers[key].node for key in why if key in workers and workers[key].node}
-    named = {key: f"{wanted[key]} on {nodes[key]}" if key in nodes else wanted[key] for key in why}
-    preparing = draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE
-    starting = draft.status.generation is None
-    short = _note_too_short(draft, {key: workers[key] for key in members if key in workers})
-    failed = [key for key in members if key not in short and not _is_excused(workers.get(key))]
-    ended = [workers[key] for key in joiners if not workers[key].alive]
-    failed_joiners = [worker.id for worker in ended if not _is_excused(worker) and not says_succeeded(worker)]
-    disrupted = [worker.id for worker in ended if worker.disrupted and worker.id not in stranded]
-    gone = [workers[key] for key in why if key in workers]
+    _note_too_short(draft, incident)
+    _blame_nodes(draft, incident)
+    _follow_up(draft, incident)
+    draft.explained_ids = frozenset(incident.why)
+    draft.keep_workers(draft.view.wanted_ids - incident.why.keys(), incident.why)
+    _count(draft, incident)
+    if incident.starting and not draft.status.finished:
+        start.replace(draft, incident.described, incident.retry)
+    return incident.counts
+
+
+def _blame_nodes(draft: Draft, incident: Incident) -> None:
+    """Notes nodes that refused workers, or whose accelerators failed. Says which nodes are avoided from now on."""
+    gone = incident.observed
     draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
     draft.broken = {worker.uid: worker.node for worker in gone if worker.node and blames_device(worker)}
     _tell_avoided(draft)
-    if preparing and not starting and not members:
-        if at_fault := [*failed_joiners, *disrupted]:
-            key = at_fault[0]
-            cancel(draft, Reason.WORKER_FAILED, f"{named[key]} ({why[key]}) before it was ready")
-        else:
+
+
+def _follow_up(draft: Draft, incident: Incident) -> None:
+    """Cancels or renews what is prepared, and decides when the next attempt begins."""
+    if draft.view.prepares and not incident.starting and not incident.members:
+        if (key := incident.at_fault) is None:
             go_on(draft)
-    if any(key not in draft.status.claimed_ids for key in members):
-        try_at_once(draft)  # what the job lost of its own is no claim
-    elif members and not failed:
+        else:
+            cancel(draft, Reason.WORKER_FAILED, f"{incident.named(key)} ({incident.why[key]}) before it was ready")
+    if any(key not in draft.view.claimed_ids for key in incident.members):
+        try_at_once(draft)  # a replacement of its own worker is no claim
+    elif incident.members and not incident.failed:
         back_off(draft)
-    draft.keep_workers(key for key in wanted if key not in why)
-    described = ", ".join(f"{named[key]} ({why[key]})" for key in sorted(why))
-    counts = bool(failed or (starting and failed_joiners))
-    silent = [workers[key] for key in failed if key in workers and losses.is_of_node(draft, workers[key])]
-    if counts:
-        draft.tell(Reason.WORKER_LOST, f"Lost {described}", EventType.WARNING)
-        losses.note(draft, silent, described)
-        # Those that fall while others are awaited fell with them.
-        if len(failed) > len(silent) or (starting and failed_joiners and not draft.asleep):
-            losses.count(draft, described)
-    elif stranded or set(members) - short:
-        draft.tell(Reason.WORKER_DRAINED, f"Without {described}")
-    if starting and not draft.status.finished:
-        start.replace(draft, described, start.RETRY_TAKEN if disrupted else start.RETRY if failed_joiners else None)
-    return counts
+
+
+def _count(draft: Draft, incident: Incident) -> None:
+    """Counts the failure against the job's budget, and tells who is lost."""
+    if incident.counts:
+        draft.tell(Reason.WORKER_LOST, f"Lost {incident.described}", EventType.WARNING)
+        budget.note(draft, incident.silent, incident.described)
+        if incident.counts_now:
+            budget.count(draft, incident.described)
+    elif incident.stranded or set(incident.members) - incident.short.keys():
+        draft.tell(Reason.WORKER_DRAINED, f"Without {incident.described}")
 
 
 def _tell_avoided(draft: Draft) -> None:
-    """Says which nodes are avoided from now on, because accelerators failed there more than once."""
+    """Tells which nodes are avoided from now on, because accelerators failed there more than once."""
     for node in dict.fromkeys(draft.broken.values()):
         failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
         if failed > FAILURES_ALLOWED:
@@ -163,106 +151,65 @@ def _tell_avoided(draft: Draft) -> None:
             draft.tell(Reason.NODE_AVOIDED, f"Node {node}: {failed} accelerators failed; {until}", EventType.WARNING)
 
 
-def _note_too_short(draft: Draft, members: Mapping[int, Worker]) -> set[int]:
-    """Of members that are lost, those whose pipelines were packed into too little memory: that is no failure of the
-    job, and longer ones follow."""
-    stages = {key: out_of_memory_at(worker) for key, worker in members.items()}
-    short = {key for key, count in stages.items() if 0 < count < draft.spec.pipeline.stages}
-    if short:
-        report, most, one = draft.status.last_report, max(stages[key] for key in short), members[min(short)]
-        boundary = report.boundary if report else 0
-        draft.update(too_short=TooShort(stages=most, boundary=boundary))
-        message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
-        until = f"longer ones follow until more than {boundary} blocks are frozen"
-        draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
-    return short
-
-
-def _why_stranded(draft: Draft, worker: Worker) -> str:
-    """Why a worker that is to join will not start where it is; empty when it may.
-
-    Many pods that start at once may wait for a slow control plane: only a job that trains gives up on a node by itself,
-    if nothing else speaks against the node. It also keeps workers off a node that is emptied, but not those for long
-    that tolerate it and come back ever again.
-    """
-    if worker.draining and may_go_on(draft):
-        return f"its node {worker.node} takes no pods any more"
-    if draft.hears(worker.uid):
-        return ""
-    if worker.node_lost:
-        return "its node is lost"
-    if worker.unattended_since is None or not (worker.node_doubted or draft.status.generation):
-        return ""
-    patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
-    due = worker.unattended_since + patience
-    if draft.now >= due:
-        return f"its node has said nothing of it for {patience.seconds} s"
-    draft.wake_at(due)
-    return ""
-
-
-def _is_excused(worker: Worker | None) -> bool:
-    """Whether a worker's end is no failure: somebody took it away, maybe while nobody looked, or it had left as told. A
-    worker that fails leaves its pod behind."""
-    return worker is None or worker.disrupted or worker.terminating or says_left(worker)
-
-
-def _describe(worker: Worker | None) -> str:
-    if worker is None:
-        return "its pod is gone"
-    if worker.terminating or worker.disrupted:
-        return ": ".join(filter(None, ["taken away", "" if worker.exit_code == 0 else words(worker)]))
-    if worker.exit_code is not None:
-        return ": ".join(filter(None, [f"exit code {worker.exit_code}", words(worker)]))
-    return words(worker) or worker.phase.value
+def _note_too_short(draft: Draft, incident: Incident) -> None:
+    """Notes that pipelines of lost members were packed into too little memory, so that longer ones follow."""
+    if not incident.short:
+        return
+    report, most = draft.status.last_report, max(incident.short.values())
+    one = incident.workers[min(incident.short)]
+    boundary = report.boundary if report else 0
+    draft.update(too_short=TooShort(stages=most, boundary=boundary))
+    message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
+    until = f"longer ones follow until more than {boundary} blocks are frozen"
+    draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
-    """Too few are left for any layout: they hold their state until the best layout that is no larger can be manned, or
-    the spec's where memory rules all of those out.
+    """Wants replacements, because too few workers are left for any layout. The survivors hold their state meanwhile.
 
-    Past the deadline the job holds no accelerators in vain. With a durable checkpoint everything is given back, and the
-    job starts again from there; without one survivors keep the only copies there are, and new workers are tried later.
-    That deadline counts from the first turn in which they are too few, however often replacements end before they join.
-    Leavers that wait for a checkpoint stay: until it is durable the job may have to start again in its old size.
+    The target is the best layout that is no larger than the present one, or the spec's if memory rules those out. Past
+    the deadline, with a durable checkpoint, all workers are given back and the job starts again from it. Without one
+    the survivors keep the only copies, and new workers are tried later. The deadline counts from the first turn with
+    too few workers, however often replacements end before they join. Leavers that wait for a checkpoint stay, because
+    the job may have to start again in its old size.
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
-    kept = draft.ids_of(survivors)
+    kept = draft.view.ids_of(survivors)
     staying = [*kept, *status.leaving_ids]
-    to = layouts.best(draft, generation.layout.workers) or layouts.awaited(draft, generation.layout)
-    asleep = draft.sleeps() or is_in_vain(draft, to.workers)
+    to = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
+    asleep = draft.view.sleeps() or is_in_vain(draft, to.workers)
     if asleep and status.checkpoint is None:
-        draft.keep_workers(staying)
+        draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
-    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # who is above it would join nothing
-    most = max(len(kept), most - len(draft.idle_leavers))
+    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # workers above it would join nothing
+    most = max(len(kept), most - len(draft.view.idle_leavers))
     if asleep:
-        draft.keep_workers(staying)
+        draft.keep_workers(staying, _NO_REPLACEMENTS)
     else:
-        draft.want([*kept, *draft.joining_ids][:most], most)
+        workforce.want(draft, [*kept, *draft.view.joining_ids][:most], most)
     begin(draft, ResizeReason.FAILURE)
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return
-    reason, why = _why_not_replaced(draft)
+    reason, why = _why_not_replaced(draft.view)
     if status.checkpoint is None:
         cancel(draft, reason, f"too few workers are left, {why}")
-        draft.keep_workers(staying)
+        draft.keep_workers(staying, f"too few replacements joined in time, {why}")
         return
-    try_at_once(draft)  # a start is another thing: other workers, and maybe other nodes
+    try_at_once(draft)  # a start has other workers, and maybe other nodes
     wait = sleep(draft, reason)
     message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
-    forget_plan(draft)
+    forget_generation(draft)
     draft.update(resize=None, leaving_ids=[])
-    draft.keep_workers([])
+    draft.keep_workers([], f"too few workers were left, {why}; the job starts again from its checkpoint")
 
 
-def _why_not_replaced(draft: Draft) -> tuple[Reason, str]:
-    """What replacements wait for; between two attempts, what ended the last one."""
-    last = draft.status.condition(ConditionType.RESIZING)
-    if draft.asleep and last is not None and last.status is ConditionStatus.FALSE:
-        return Reason(last.reason), "nobody came to join them, and Resizing says why"
-    return why_not_ready(draft)
+def _why_not_replaced(view: View) -> tuple[Reason, str]:
+    """What replacements wait for; between two attempts, what ended the last attempt."""
+    last = view.status.condition(ConditionType.RESIZING)
+    if view.asleep and last is not None and last.status is ConditionStatus.FALSE:
+        return Reason(last.reason), "no replacement joined them, and Resizing says why"
+    return why_not_ready(view)

@@ -1,10 +1,11 @@
-"""Folds the leader's report into the status: what decides something at once, mere progress now and then."""
+"""Writes the leader's report into the status: at once if it decides something, mere progress now and then."""
 
 from datetime import timedelta
 
 from pipetransformer_contract.api.status import LastReport, Reason
 from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.view import View
 
 from .lost_steps import settle
 from .prepare import forget_failures
@@ -14,7 +15,8 @@ PROGRESS_INTERVAL = timedelta(seconds=30)
 
 
 def fold(draft: Draft) -> None:
-    """Takes what is new from the newest report; a replay or a report of another life of the job changes nothing."""
+    """Writes what the newest report says into the status. A replay, or a report of an earlier job of that name, changes
+    nothing."""
     report, last = draft.observed.report, draft.status.last_report
     if report is None or report.job_uid != draft.observed.uid:
         return
@@ -22,11 +24,9 @@ def fold(draft: Draft) -> None:
         return
     generation, stepped = draft.status.generation, report.step > (last.step if last else 0)
     mended = generation is not None and generation.broken_before > 0 and stepped
-    if last is not None and not mended and not _decides(report, last):
-        due = last.time + _interval(draft)
-        if draft.now < due:
-            draft.wake_at(due)
-            return
+    mere_progress = last is not None and not mended and not _decides(report, last)
+    if last is not None and mere_progress and not draft.clock.reached(last.time + _interval(draft.view)):
+        return
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
     shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
@@ -54,11 +54,11 @@ def _confirm(draft: Draft, number: int) -> None:
         return
     draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))
     if number == generation.layout_generation:
-        if generation.reason is ResizeReason.CLAIM:  # only now: published, it could still be undone
+        if generation.reason is ResizeReason.CLAIM:  # not earlier: a published claim could still be undone
             forget_failures(draft)
         draft.tell(
             Reason.GENERATION_CONFIRMED,
-            f"Generation {number} trains: {generation.pipelines} pipelines of {generation.stages} stages",
+            f"Generation {number} trains: {generation.layout.words}",
         )
 
 
@@ -76,9 +76,9 @@ def _decides(report: Report, last: Report) -> bool:
     return key(report) != key(last)
 
 
-def _interval(draft: Draft) -> timedelta:
-    """Not so long that silence in the status looks like a stall."""
-    stall = draft.spec.run_policy.stall_timeout_seconds
+def _interval(view: View) -> timedelta:
+    """How often progress is written: often enough that the status does not look like a stall."""
+    stall = view.spec.run_policy.stall_timeout_seconds
     return PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
 
 

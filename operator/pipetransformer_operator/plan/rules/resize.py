@@ -12,7 +12,7 @@ from . import clean, commit, drain, prepare
 def resize(draft: Draft) -> None:
     """Moves a training job one step closer to its best layout, unless members are lost or ending."""
     generation = draft.status.generation
-    if generation is None or not all(draft.alive(member) for member in generation.members):
+    if generation is None or not all(draft.view.alive(member) for member in generation.members):
         return
     if commit.under_way(draft) or clean.under_way(draft) or drain.replace(draft) or prepare.publish(draft):
         return

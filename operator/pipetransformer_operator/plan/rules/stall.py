@@ -1,148 +1,137 @@
-"""When a job makes no steps, and who is the reason: a member that is not heard, or that its peers wait for in vain.
+"""Tells when a job makes no steps, and which member is the reason: one that is silent, or that its peers wait for.
 
-Silence alone proves nothing: a job trains on while the operator is away, and so do members that the operator cannot
-hear. It counts only once something else is wrong: peers lost their group, no step is made, its node is not heard
-either, or a published generation is not confirmed. And it counts only beside somebody who is heard: where all are
-silent, the way from them may be cut, and the cluster itself has to say that their pods are gone, or their nodes.
+Silence alone proves nothing, because members train on when the operator cannot hear them. It counts once something else
+is wrong: peers lost their group, no step is made, the node is silent too, or a generation is not confirmed. It also
+counts only if another member is heard. If all are silent, the network to the operator may be cut, and the cluster has
+to say that pods or nodes are gone.
 """
 
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.messages import Member
-from pipetransformer_operator.plan.draft import SILENCE, Draft
+from pipetransformer_operator.plan.view import SILENCE, View
 
-#: A member that its peers may have lost and that is not heard for so long is lost, although its pod looks alive; one
-#: that nobody names has `SILENCE`.
+#: A member that peers name as lost and that is silent for this long is lost, although its pod looks alive. One that no
+#: peer names has `SILENCE`.
 NAMED_SILENCE = timedelta(seconds=10)
-#: Without `stallTimeoutSeconds` a job may make no step for so long, or for so many median steps if that is longer.
+#: Without `stallTimeoutSeconds` a job may make no step for the longer of this time and this many median steps.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 STEPS_AWAITED = 20
 LONGEST_TIMEOUT = timedelta(days=7)
-#: Reports of progress that must be overdue, where many jobs share one operator, and each reports rarely.
+#: This many reports of progress must be overdue. Where many jobs share one operator, each reports rarely.
 REPORTS_AWAITED = 3
-#: So many generations in a row may break before it is said: the network was away for a moment.
+#: This many generations in a row may break before it is told, because a network may be away for a moment.
 BROKEN_ALLOWED = 1
-#: Somebody else says something within so long, if anybody does.
+#: If another member is alive, it says something within this time.
 NEXT_WORD = timedelta(seconds=1)
 
 
-def stall_timeout(draft: Draft) -> timedelta:
-    """How long the job may make no step: what its spec says, else the larger of 30 minutes and 20 median steps."""
-    seconds, report = draft.spec.run_policy.stall_timeout_seconds, draft.status.last_report
+def stall_timeout(view: View) -> timedelta:
+    """How long the job may make no step: as its spec says, by default the larger of 30 minutes and 20 median steps."""
+    seconds, report = view.spec.run_policy.stall_timeout_seconds, view.status.last_report
     if seconds is not None:
         return timedelta(seconds=seconds)
     if report is None or not report.samples_per_second:
         return DEFAULT_TIMEOUT
     # The leader divides the samples of a step by the median of the last steps' seconds.
-    steps = STEPS_AWAITED * draft.spec.training.global_batch_size / report.samples_per_second
+    steps = STEPS_AWAITED * view.spec.training.global_batch_size / report.samples_per_second
     return max(DEFAULT_TIMEOUT, timedelta(seconds=min(steps, LONGEST_TIMEOUT.total_seconds())))
 
 
-def stall_time(draft: Draft) -> datetime | None:
-    """When the job counts as stalled unless a step comes before; None while it is not to be judged. Before the first
-    step it counts from the publication of a generation."""
-    report, generation = draft.status.last_report, draft.status.generation
+def stall_time(view: View) -> datetime | None:
+    """When the job counts as stalled unless a step is made before; None if it does not train. Before the first step the
+    time counts from the publication of a generation."""
+    report, generation = view.status.last_report, view.status.generation
     if generation is None or (report is None and generation.published_time is None):
         return None
-    times = (report.time if report else None, draft.observed.since, generation.published_time)
-    patience = max(stall_timeout(draft), REPORTS_AWAITED * draft.observed.report_pace)
+    times = (report.time if report else None, view.observed.since, generation.published_time)
+    patience = max(stall_timeout(view), REPORTS_AWAITED * view.observed.report_pace)
     return max(time for time in times if time is not None) + patience
 
 
-def is_stalled(draft: Draft) -> bool:
+def is_stalled(view: View) -> bool:
     """Whether the job makes no steps."""
-    stall = stall_time(draft)
-    return stall is not None and draft.now >= stall
+    stall = stall_time(view)
+    return stall is not None and view.now >= stall
 
 
-def why_broken(draft: Draft) -> str:
-    """Why a job whose members all live makes no steps, if one generation after the other breaks; else empty."""
-    generation, report = draft.status.generation, draft.status.last_report
-    if (
-        generation is None
-        or generation.broken_before <= BROKEN_ALLOWED
-        or not all(map(draft.alive, generation.members))
-    ):
+def why_broken(view: View) -> str:
+    """Why a job whose members all live makes no steps; empty unless generation after generation breaks."""
+    generation, report = view.status.generation, view.status.last_report
+    if generation is None or generation.broken_before <= BROKEN_ALLOWED or not all(map(view.alive, generation.members)):
         return ""
     return (
         f"no step was made since step {report.step if report else 0}: {generation.broken_before} generations in a"
         " row broke, and all members live; either they do not reach each other or each fails alike, their logs say"
-        f" which; what lasts for minutes counts against spec.runPolicy.backoffLimit{last_words(draft)}"
+        f" which; what lasts for minutes counts against spec.runPolicy.backoffLimit{last_words(view)}"
     )
 
 
-def last_words(draft: Draft) -> str:
-    """Why a generation broke, as its leader says, or the first member that knows; to be appended."""
-    generation = draft.status.generation
+def last_words(view: View) -> str:
+    """Why a generation broke, in the words of its leader or of the first member that knows; to be appended."""
+    generation = view.status.generation
     assert generation is not None
     for member in sorted(generation.members, key=lambda member: member.name != generation.leader):
-        beat = draft.observed.beats.get(member.uid)
+        beat = view.observed.beats.get(member.uid)
         if beat is not None and beat.because:
             return f"; {member.name}: {beat.because}"
     return ""
 
 
-def _is_awaited(draft: Draft) -> bool:
+def _is_awaited(view: View) -> bool:
     """Whether the published generation is not confirmed in time."""
-    generation = draft.status.generation
+    generation = view.status.generation
     if generation is None or generation.confirmed or generation.published_time is None:
         return False
-    if draft.now < generation.published_time + SILENCE:
-        draft.wake_at(generation.published_time + SILENCE)
-        return False
-    return True
+    return view.clock.reached(generation.published_time + SILENCE)
 
 
-def hears_nobody(draft: Draft) -> bool:
-    """Whether all who hold state are silent, for longer than any of them should be."""
-    holders = draft.state_holders
+def hears_nobody(view: View) -> bool:
+    """Whether all holders of state are silent, each for longer than it should be."""
+    holders = view.state_holders
     return bool(holders) and all(
-        draft.now >= _last_heard(draft, member) + draft.patience(member.uid) for member in holders
+        view.now >= _last_heard(view, member) + view.patience(member.uid) for member in holders
     )
 
 
-def _last_heard(draft: Draft, member: Member) -> datetime:
+def _last_heard(view: View, member: Member) -> datetime:
     """When the member last said anything, or the operator began to listen."""
-    observed = draft.observed
-    return max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=draft.now)
+    observed = view.observed
+    return max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=view.now)
 
 
-def _was_heard(draft: Draft, member: Member) -> bool:
-    """Whether the operator heard it since it listens: what it said of a break before that was for nobody, and it may
-    say the next word a whole pace later."""
-    heard = draft.observed.heard.get(member.uid)
-    return heard is not None and (draft.observed.since is None or heard >= draft.observed.since)
+def _was_heard(view: View, member: Member) -> bool:
+    """Whether this operator heard the member. What it said of a break to an earlier operator is unknown, and its next
+    heartbeat may come a whole pace later."""
+    heard = view.observed.heard.get(member.uid)
+    return heard is not None and (view.observed.since is None or heard >= view.observed.since)
 
 
-def suspicion(draft: Draft, member: Member) -> str:
+def suspicion(view: View, member: Member) -> str:
     """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
-    broken = draft.broken_since
-    named = member.name in draft.observed.lost_peers
-    deserted = broken is not None and not draft.waits(member)
-    worker = draft.worker(member)
+    broken = view.broken_since
+    named = member.name in view.observed.lost_peers
+    deserted = broken is not None and not view.waits(member)
+    worker = view.worker(member)
     unseen = worker is not None and worker.node_lost
-    if not (named or deserted or unseen or is_stalled(draft) or _is_awaited(draft)):
+    if not (named or deserted or unseen or is_stalled(view) or _is_awaited(view)):
         return ""
-    heard = _last_heard(draft, member)
-    due = heard + draft.patience(member.uid, NAMED_SILENCE if named else SILENCE)
-    if named and unseen and broken is not None and _was_heard(draft, member):
-        # Who lives beats when its group breaks, whatever its pace. Peers' word alone is not enough for that: they name
-        # all others, and one that is in a callback, or a long round, notices the break after it.
+    heard = _last_heard(view, member)
+    due = heard + view.patience(member.uid, NAMED_SILENCE if named else SILENCE)
+    if named and unseen and broken is not None and _was_heard(view, member):
+        # A living member beats when its group breaks, whatever its pace. The peers' word alone is not enough: they name
+        # all others, and a member in a callback or a long round notices the break only afterwards.
         due = min(due, max(broken, heard) + SILENCE)
-    gone = worker is not None and worker.node_gone and draft.now >= due
-    newest = draft.newest_word
-    if gone or (newest is not None and newest >= due):  # somebody was heard since; before, the operator may be deaf
+    gone = worker is not None and worker.node_gone and view.now >= due
+    newest = view.newest_word
+    if gone or (newest is not None and newest >= due):  # another was heard since, so the operator is not deaf
         return f"not heard for {(due - heard).total_seconds():.0f} s"
-    if draft.now < due:
-        draft.wake_at(due)
-    elif draft.hears_holders:
-        draft.wake_at(draft.now + NEXT_WORD)
+    if view.clock.reached(due) and view.hears_holders:
+        view.clock.wake_at(view.now + NEXT_WORD)
     if broken is None or not deserted:
         return ""
-    policy = draft.spec.run_policy
+    policy = view.spec.run_policy
     hangs = broken + timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
-    if draft.now < hangs:
-        draft.wake_at(hangs)
-    elif draft.hears_waiting:
+    if view.clock.reached(hangs) and view.hears_waiting:
         return "its peers wait for another generation, and it does not"
     return ""

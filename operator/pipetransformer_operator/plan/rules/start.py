@@ -1,8 +1,8 @@
-"""Starting, and starting again: workers are created, and when all are warm a generation is published.
+"""Starts a job, also after a stop: creates its workers, and publishes a generation when all are warm.
 
-All or none: workers of a start that the cluster cannot place whole, or whose containers it cannot start, are given back
-after a time, and tried again later; where it can, after six times that time. They are given back at once where another
-waiting job fits on them (`gangs`). One that ends before the job began is replaced, and the others stay warm meanwhile.
+All or none: workers that the cluster cannot place or start together are given back after a time and tried again later.
+Workers that are all placed have six times that time. All are given back at once if another waiting job can start on
+what they hold (`gangs`). A worker that ends before the job trains is replaced, and the others stay warm meanwhile.
 """
 
 from datetime import datetime, timedelta
@@ -10,33 +10,30 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import Layout
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing import share
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
 from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.view import View
 
 from . import undeleted
 from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
 
-#: Before one is replaced that failed, as with a Job's pods; doubled with each in a row, for the others wait.
-RETRY = timedelta(seconds=10)
-#: Before one is replaced that the cluster took away: what took it may still be there.
-RETRY_TAKEN = timedelta(seconds=30)
 LONGEST_RETRY = timedelta(minutes=4)
-#: So many times a start has its time anew, however far apart: what ends its workers ever again holds the others' nodes.
+#: This many times a start gets all its time again, because workers that end again and again hold the others' nodes.
 RENEWALS = 16
-#: So many times `startTimeoutSeconds` a start has whose workers are all placed; doubled with each that was too slow.
+#: A start whose workers are all placed has this many times `startTimeoutSeconds`; doubled with each that was too slow.
 PLACED = 6
 
 
 def take_size(draft: Draft) -> Layout | None:
-    """Takes the starting size from the spec, which may be edited until the job trains, and when it starts again; the
-    layout that comes of it, None if none is legal.
+    """Takes the starting size from the spec, which users may edit until the job trains. Returns the layout to start
+    with, None if none is legal.
 
-    Workers that wait were told another size, so they make room for others. Once a generation was published, there are
-    no more pipelines than shards in the checkpoint's order of the data; or if there is none yet, than the first workers
-    were told of.
+    Workers that were told another size are deleted, and new ones are created. Once a generation was published, there
+    are at most as many pipelines as the checkpoint's data order has shards, or, without a checkpoint, as the first
+    workers were told.
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
@@ -46,13 +43,13 @@ def take_size(draft: Draft) -> Layout | None:
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
-        draft.keep_workers([])
-    return layouts.starting(draft)
+        draft.keep_workers([], "the job starts in another size, of which new workers are told")
+    return layouts.starting(draft.view)
 
 
 def wait(draft: Draft) -> None:
-    """Holds nothing and says why, as long as no layout to start with lies within the spec's bounds."""
-    bounds, lengths = layouts.bounds_of(draft), dict.fromkeys(layouts.starting_lengths(draft))
+    """Holds no workers and says why, because no layout to start with is within the spec's bounds."""
+    bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
     message = (
         f"spec.elasticPolicy allows no start: pipelines of {' or '.join(map(str, lengths))} stages,"
         f" {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
@@ -65,10 +62,10 @@ def wait(draft: Draft) -> None:
 
 
 def hold_nothing(draft: Draft, reason: Reason, message: str) -> None:
-    """Gives everything back until the job is another; the condition says why."""
+    """Gives all workers back until the job's spec changes; the condition says why."""
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.update(start_time=None, resize=None)
-    draft.keep_workers([])
+    draft.keep_workers([], f"the job cannot start: {message}")
     if not draft.observed.workers:
         draft.update(quota_requests=[])
 
@@ -78,27 +75,27 @@ def start(draft: Draft, layout: Layout) -> None:
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
-    if draft.observed.gives_way_to and not _is_whole(draft):
+    if draft.observed.gives_way_to and not _is_whole(draft.view):
         _give_way(draft)
         return
-    if draft.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
+    if draft.view.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
         return
-    ready = draft.ready_joiners
+    ready = draft.view.ready_joiners
     if len(ready) >= layout.workers:
-        draft.publish(layout, ready, ResizeReason.START)
-        draft.keep_workers(draft.ids_of(ready[: layout.workers]))
+        generations.publish(draft, layout, ready, ResizeReason.START)
+        draft.keep_workers(draft.view.ids_of(ready[: layout.workers]), "the layout that starts does not need it")
         forget_failures(draft)
         return
-    alive = dict.fromkeys(worker.id for worker in draft.joiners)
-    ids = [*alive, *(key for key in draft.joining_ids if key not in alive)]
-    draft.want(ids[: layout.workers], layout.workers)
+    alive = dict.fromkeys(worker.id for worker in draft.view.joiners)
+    ids = [*alive, *(key for key in draft.view.joining_ids if key not in alive)]
+    workforce.want(draft, ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
     _put_off_what_does_not_begin(draft)
 
 
-def _is_whole(draft: Draft) -> bool:
+def _is_whole(view: View) -> bool:
     """Whether all workers of a start have their nodes, and can start there."""
-    return bool(draft.joining_ids) and all_scheduled(draft) and can_start(draft)
+    return bool(view.joining_ids) and all_scheduled(view) and can_start(view)
 
 
 def _give_way(draft: Draft) -> None:
@@ -106,17 +103,17 @@ def _give_way(draft: Draft) -> None:
     why = f"job {draft.observed.gives_way_to} can start on what this one would hold"
     if draft.status.resize is not None:
         _put_off(draft, Reason.GAVE_WAY, why)
-    elif not draft.sleeps():
+    elif not draft.view.sleeps():
         message = f"{why}; the next attempt follows when it has started"
         draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
 
 
 def _is_in_vain(draft: Draft, layout: Layout) -> bool:
-    """Whether the start waits until nodes have room for all of its workers; the condition says so."""
+    """Waits until nodes have room for all workers of the start, and says so. Returns whether it waits."""
     if not is_in_vain(draft, layout.workers):
         return False
     draft.waits_for_room = True
-    room = draft.num_placed + (draft.observed.reach or 0)
+    room = draft.view.num_placed + (draft.observed.reach or 0)
     message = (
         f"nodes have room for {room} of {layout.workers} workers, with what these may preempt; it starts once they do"
     )
@@ -127,15 +124,14 @@ def _is_in_vain(draft: Draft, layout: Layout) -> bool:
 def _put_off_what_does_not_begin(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None
-    placed = len(draft.joining_ids) == resize.to.layout.workers and all_scheduled(draft)
-    trouble = None if placed and can_start(draft) else resize.trouble_time or draft.now
+    placed = len(draft.view.joining_ids) == resize.to.layout.workers and all_scheduled(draft.view)
+    trouble = None if placed and can_start(draft.view) else resize.trouble_time or draft.now
     resize = resize.model_copy(update={"trouble_time": trouble})
-    deadline = _deadline(draft, resize)
+    deadline = _deadline(draft.view, resize)
     draft.update(resize=resize.model_copy(update={"deadline": deadline}))
-    if draft.now < deadline:
-        draft.wake_at(deadline)
+    if not draft.clock.reached(deadline):
         return
-    reason, why = why_not_ready(draft)
+    reason, why = why_not_ready(draft.view)
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
     elif placed and trouble is None:
@@ -144,23 +140,25 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
 
 
 def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
-    """Lets a start go on after workers that ended before it began: others are created after a while, and have all the
-    time that a start has. All are given back where too many were lost, in a row or in all; those of one node, or of one
-    cause, end one after the other, so who ends while others are awaited is replaced with them.
+    """Replaces workers that ended before the job trained: others are created after a wait, and have all the time of a
+    start. All workers are given back if too many ended, in a row or in total.
+
+    Workers of one node or one cause end one after the other. So one that ends while others are awaited is replaced with
+    them.
 
     Args:
         draft: of a job that does not train yet.
-        lost: who ended, and how.
-        first: the wait for the first that is replaced; None, at once, if nothing speaks against it.
+        lost: which workers ended, and how.
+        first: how long to wait before the first replacement; None for no wait.
     """
     begin, again, resize = draft.now, draft.status.next_resize_time, draft.status.resize
-    if again is not None and draft.asleep:
+    if again is not None and draft.view.asleep:
         begin = max(again, draft.now + (first or timedelta()))
     else:
         replacements, renewals = 0, 1
         if resize is not None:
             renewals += resize.renewals
-            if draft.now <= resize.start_time + LONGEST_RETRY:  # else the last one stayed
+            if draft.now <= resize.start_time + LONGEST_RETRY:  # otherwise the last replacement stayed
                 replacements = resize.replacements
         if first is not None:
             begin += first * (1 << min(replacements, 16))
@@ -179,17 +177,20 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     draft.prepare_anew(begin)
 
 
-def _deadline(draft: Draft, resize: Resize) -> datetime:
-    """When a start is put off. Where each worker is placed, images, init containers and models have longer, and longer
-    each time; but none holds its accelerator for ever. A pod may have vanished, and a container begun to fail, just
-    now: an image is pulled after the init containers, and what a registry refuses once it may give the next time."""
-    timeout = timedelta(seconds=draft.spec.run_policy.start_timeout_seconds)
+def _deadline(view: View, resize: Resize) -> datetime:
+    """When a start is put off. Once each worker is placed, images, init containers and models have more time, and more
+    with each attempt, but not without end.
+
+    Trouble counts from when it began: a pod may vanish and a container may begin to fail late. An image is pulled after
+    the init containers, and a registry that refuses once may serve the next time.
+    """
+    timeout = timedelta(seconds=view.spec.run_policy.start_timeout_seconds)
     if resize.trouble_time is not None:
-        times = (resize.start_time, resize.trouble_time, draft.observed.preferred_since)
+        times = (resize.start_time, resize.trouble_time, view.observed.preferred_since)
         return max(time for time in times if time is not None) + timeout
-    longer = resize.start_time + PLACED * timeout * (1 << min(draft.status.slow_starts, 4))
-    since = draft.observed.since
-    return max(longer, since + timeout) if since else longer  # a new operator has to hear first who is ready
+    longer = resize.start_time + PLACED * timeout * (1 << min(view.status.slow_starts, 4))
+    since = view.observed.since
+    return max(longer, since + timeout) if since else longer  # a new operator first has to hear which workers are ready
 
 
 def _put_off(draft: Draft, reason: Reason, why: str) -> None:
@@ -198,4 +199,4 @@ def _put_off(draft: Draft, reason: Reason, why: str) -> None:
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     draft.update(resize=None)
-    draft.keep_workers([])
+    draft.keep_workers([], f"the start is put off: {why}")

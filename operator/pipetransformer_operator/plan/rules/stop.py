@@ -1,21 +1,21 @@
-"""Ends a job that trains: its members are told to leave a checkpoint, and are deleted once it is durable.
+"""Stops a job that trains: its members leave a checkpoint, and are deleted once it is durable.
 
-The channel tells them with the answers to their heartbeats. Each member ends by itself when the checkpoint is durable,
-so a pod that has ended proves it. Until then a member that is lost is left out by another generation, as in a job that
-trains on. Members that have not ended after `runPolicy.stopTimeoutSeconds` are deleted, and an event says how many
-steps are lost.
+The channel tells them in its answers to heartbeats. Each member ends by itself when the checkpoint is durable, so a pod
+that has ended proves it. Until then a lost member is left out by another generation, as in a job that trains on.
+Members that have not ended after `runPolicy.stopTimeoutSeconds` are deleted, and an event says how many steps are lost.
 """
 
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase, Stop
 from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_operator.plan import generations, layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.view import View
 
 from . import commit, recover
-from .lost_steps import forget_plan, newest_step, saved_by_members, tell_lost
+from .lost_steps import forget_generation, newest_step, saved_by_members, tell_lost
 
 #: Members whose trouble with the storage a condition names.
 _MAX_NAMES = 3
@@ -26,28 +26,29 @@ def begin(draft: Draft) -> None:
     if draft.status.stop is not None or draft.status.generation is None:
         return
     draft.update(stop=Stop(time=draft.now))
-    draft.wake_at(draft.now)
-    if draft.spec.checkpoint is None and (step := newest_step(draft)):
+    draft.clock.wake_at(draft.now)
+    if draft.spec.checkpoint is None and (step := newest_step(draft.view)):
         message = f"All {step} steps will be lost with the pods: the job has no spec.checkpoint"
         draft.tell(Reason.STEPS_LOST, message, EventType.WARNING)
 
 
-def give_back(draft: Draft) -> None:
+def give_back(draft: Draft, why: str) -> None:
     """Gives all workers back, members last: those that may still leave a checkpoint are kept until the stop's end.
 
-    Once no member is kept and no pod is left, the plan is forgotten, but never its number.
+    Once no member is kept and no pod is left, the generation is forgotten, but never its number.
     """
     begin(draft)
-    draft.keep_workers(draft.ids_of(_saving(draft)))
+    draft.keep_workers(draft.view.ids_of(_saving(draft)), why)
     draft.update(next_resize_time=None, resize_failures=0, slow_starts=0)
     if not draft.status.worker_ids:
         draft.update(resize=None)
     if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
-        forget_plan(draft)
+        forget_generation(draft)
 
 
 def end_finished(draft: Draft) -> None:
-    """As `give_back`, of a job past its deadline: its plan stays, and its pods go as `cleanPodPolicy` says."""
+    """Stops a job past its deadline like `give_back`, except that the generation stays and `cleanPodPolicy` says which
+    pods are deleted."""
     failed = draft.status.condition(ConditionType.FAILED)
     if failed is None or failed.reason != Reason.DEADLINE_EXCEEDED:
         draft.update(stop=None)
@@ -57,34 +58,34 @@ def end_finished(draft: Draft) -> None:
     if draft.status.stop is None:
         return
     saving = _saving(draft)
-    draft.keep_workers(draft.ids_of(saving))
+    draft.keep_workers(draft.view.ids_of(saving), "the job is past spec.runPolicy.activeDeadlineSeconds")
     if not saving:
         tell_lost(draft)
         draft.update(stop=None)
 
 
-def words(draft: Draft) -> str:
-    """Says in a condition what the stop waits for; empty where it waits for nothing."""
-    stop, generation = draft.status.stop, draft.status.generation
-    if stop is None or generation is None or not draft.status.worker_ids:
+def words(view: View) -> str:
+    """What the stop waits for, for a condition; empty where it waits for nothing."""
+    stop, generation = view.status.stop, view.status.generation
+    if stop is None or generation is None or not view.status.worker_ids:
         return ""
     unsaved = {
         member.name: beat.unsaved
         for member in generation.members
-        if (beat := draft.observed.beats.get(member.uid)) and beat.unsaved and draft.alive(member)
+        if (beat := view.observed.beats.get(member.uid)) and beat.unsaved and view.alive(member)
     }
     trouble = "; ".join(f"{name}: {why}" for name, why in list(unsaved.items())[:_MAX_NAMES])
-    waits = f"{len(draft.status.worker_ids)} workers have until {_deadline(draft, stop):%Y-%m-%dT%H:%M:%SZ} to leave"
-    checkpoint = draft.status.checkpoint
+    waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to leave"
+    checkpoint = view.status.checkpoint
     durable = f"the newest durable one is of step {checkpoint.step}" if checkpoint else "none is durable yet"
     return ": ".join(filter(None, [f"{waits} a checkpoint, {durable}", trouble]))
 
 
-def _deadline(draft: Draft, stop: Stop) -> datetime:
-    """When members are deleted that have not ended. An operator that was away has all the time anew, because its
+def _deadline(view: View, stop: Stop) -> datetime:
+    """When members that have not ended are deleted. The time counts again from the start of a new operator, because its
     predecessor may not have told them."""
-    begin = max(stop.time, draft.observed.since or stop.time)
-    return begin + timedelta(seconds=draft.spec.run_policy.stop_timeout_seconds)
+    begin = max(stop.time, view.observed.since or stop.time)
+    return begin + timedelta(seconds=view.spec.run_policy.stop_timeout_seconds)
 
 
 def _saving(draft: Draft) -> list[Member]:
@@ -92,44 +93,45 @@ def _saving(draft: Draft) -> list[Member]:
     stop, generation = draft.status.stop, draft.status.generation
     if stop is None or generation is None:
         return []
-    if draft.observed.status.stop is None:  # they go in the next turn, after the event that says what is lost
-        return draft.state_holders
+    if draft.observed.status.stop is None:  # they are deleted in the next turn, after the event that says what is lost
+        return draft.view.state_holders
     _note_saved(draft, stop)
-    deadline = _deadline(draft, stop)
-    if draft.spec.checkpoint is None or _is_saved(draft) or draft.now >= deadline:
+    deadline = _deadline(draft.view, stop)
+    if draft.spec.checkpoint is None or _is_saved(draft.view) or draft.now >= deadline:
         return []
-    draft.wake_at(deadline)
+    draft.clock.wake_at(deadline)
     if draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE:
         draft.update(resize=None)
     if not draft.status.finished:
         _regroup_survivors(draft)
-    return draft.state_holders
+    return draft.view.state_holders
 
 
 def _note_saved(draft: Draft, stop: Stop) -> None:
-    saved = saved_by_members(draft)
+    saved = saved_by_members(draft.view)
     if saved > stop.saved_step:
         draft.update(stop=stop.model_copy(update={"saved_step": saved}))
 
 
-def _is_saved(draft: Draft) -> bool:
+def _is_saved(view: View) -> bool:
     """Whether a member has ended after it left a checkpoint, which holds the state of all of them."""
-    return draft.status.stop is not None and draft.status.stop.saved_step > 0
+    return view.status.stop is not None and view.status.stop.saved_step > 0
 
 
 def _regroup_survivors(draft: Draft) -> None:
-    """Publishes a generation of the members that are left, if some were lost or lost each other. The survivors are let
-    go where they are too few, or hold no copy of what was lost."""
+    """Publishes a generation of the members that are left, if some were lost or lost each other. If the survivors are
+    too few, or hold no copy of what was lost, they are given back."""
     generation = draft.status.generation
     assert generation is not None
     lost = recover.find_lost(draft, generation)
     if not lost:
         commit.under_way(draft)
         return
-    draft.keep_workers(key for key in draft.status.worker_ids if draft.name_of(key) not in lost)
-    survivors = draft.state_holders
-    layout = layouts.best(draft, len(survivors))
+    whys = {key: lost[name] for key in draft.status.worker_ids if (name := draft.view.name_of(key)) in lost}
+    draft.keep_workers(draft.view.wanted_ids - whys.keys(), whys)
+    survivors = draft.view.state_holders
+    layout = layouts.best(draft.view, len(survivors))
     if layout is None or (generation.pipelines == 1 and draft.spec.mirror is None):
-        draft.keep_workers([])
+        draft.keep_workers([], "the job stops, and too few workers are left to write a checkpoint")
     else:
-        draft.publish(layout, survivors, ResizeReason.FAILURE)
+        generations.publish(draft, layout, survivors, ResizeReason.FAILURE)

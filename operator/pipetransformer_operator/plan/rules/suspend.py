@@ -1,14 +1,15 @@
-"""Suspending gives every worker back; resuming starts again, in the size that the checkpoint needs.
+"""Suspends a job, which gives all workers back, and resumes it in the size that the checkpoint needs.
 
-A job that is being deleted and that a finalizer of others keeps is suspended for good.
+A job that is being deleted and that a foreign finalizer keeps is suspended for good.
 """
 
 from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.view import View
 
 from . import stop
-from .lost_steps import forget_plan
+from .lost_steps import forget_generation
 
 
 def suspend(draft: Draft) -> None:
@@ -23,39 +24,40 @@ def suspend(draft: Draft) -> None:
     else:
         reason, message = Reason.SUSPENDED_BY_USER, "spec.suspend is true"
         if not draft.spec.suspend:
-            names = [worker.name for worker in draft.observed.workers if _is_awaited(draft, worker)]
+            names = [worker.name for worker in draft.observed.workers if _is_awaited(draft.view, worker)]
             message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
         if not draft.status.is_true(ConditionType.SUSPENDED):
             draft.tell(reason, "Suspended: all workers are to end")
     admitted = [request for request in draft.status.quota_requests if request.admitted]  # it asks for no more
     draft.update(quota_requests=admitted)
-    stop.give_back(draft)
+    stop.give_back(draft, message)
     if draft.status.finished:
         return
     if not draft.observed.workers:
-        draft.update(quota_requests=[], too_short=None)  # other accelerators may be asked for meanwhile
-    message = "; ".join(filter(None, [message, stop.words(draft)]))
+        draft.update(quota_requests=[], too_short=None)  # the user may ask for other accelerators meanwhile
+    message = "; ".join(filter(None, [message, stop.words(draft.view)]))
     draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
 
 
-def is_ending(draft: Draft) -> bool:
+def is_ending(view: View) -> bool:
     """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
     checkpoint that the job goes on from."""
-    suspended = draft.status.is_true(ConditionType.SUSPENDED)
-    return suspended and any(_is_awaited(draft, worker) for worker in draft.observed.workers)
+    suspended = view.status.is_true(ConditionType.SUSPENDED)
+    return suspended and any(_is_awaited(view, worker) for worker in view.observed.workers)
 
 
-def _is_awaited(draft: Draft, worker: Worker) -> bool:
-    """Nobody awaits a pod that is stuck, as on a lost node, or one that has ended and that a finalizer keeps."""
-    return not (worker.terminating and not worker.holds) and not draft.is_stuck(worker)
+def _is_awaited(view: View, worker: Worker) -> bool:
+    """Whether a resume waits for the pod's end: not if it is stuck, as on a lost node, or has ended and a finalizer
+    keeps it."""
+    return not (worker.terminating and not worker.holds) and not view.is_stuck(worker)
 
 
 def resume(draft: Draft) -> None:
-    """Lets a suspended job start again."""
+    """Sets Suspended to False, so that the job starts again."""
     if draft.status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
         if draft.status.stop is not None:  # of pods that are stuck
-            draft.keep_workers([])
-            forget_plan(draft)
-        draft.update(start_time=None)  # the time of the deadline begins anew, as a Job's does
+            draft.keep_workers([], "the job was suspended, and resumes with new workers")
+            forget_generation(draft)
+        draft.update(start_time=None)  # the deadline counts from the next start, as a Job's does

@@ -1,23 +1,24 @@
-"""Says of workers that the cluster refuses to delete that they are still there, and in the cluster's words why.
+"""Says in a condition which workers the cluster refuses to delete, and in the cluster's words why.
 
-It is said where the job's state is: on Suspended while that is True, else on Running, also of a job that trains on or
-has ended. What the condition says besides stays in its message as long as a rule says it anew at each turn.
+The condition is Suspended while that is True, otherwise Running, also if the job trains on or has ended. Its own words
+stay in front of the message as long as a rule sets them at each turn.
 """
 
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+from pipetransformer_operator.plan.deletions import listed
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import EventType, Worker
 
-MAX_NAMES = 8
-#: They say why nothing trains, and that it was told: the refusal is only added to their words.
+#: These reasons stay: they say why nothing trains. The refusal is only added to their message.
 _STAYS = (Reason.CREATION_REFUSED, Reason.NO_LEGAL_START)
 
 
 def leaks(draft: Draft) -> bool:
-    """Whether no attempt begins, for workers of one that failed hold what they had: it would hold as much besides."""
+    """Whether no attempt begins, because workers of a failed one still hold accelerators: another would hold as many
+    more."""
     return (
         bool(draft.status.resize_failures)
-        and not draft.joining_ids
+        and not draft.view.joining_ids
         and any(worker.holds for worker in _undeleted(draft))
     )
 
@@ -33,9 +34,8 @@ def describe(draft: Draft) -> None:
             _take_back(draft, condition)
     if not workers:
         return
-    names = ", ".join(worker.name for worker in workers[:MAX_NAMES])
-    more = f" and {len(workers) - MAX_NAMES} more" if len(workers) > MAX_NAMES else ""
-    words = f"the cluster refuses to delete {names}{more}: {draft.observed.undeleted[workers[0].uid]}"
+    names = listed([worker.name for worker in workers])
+    words = f"the cluster refuses to delete {names}: {draft.observed.undeleted[workers[0].uid]}"
     present = draft.status.condition(where)
     status, reason, message = False, "", ""
     if present is not None:
@@ -57,8 +57,8 @@ def _undeleted(draft: Draft) -> list[Worker]:
 
 
 def _take_back(draft: Draft, condition: Condition) -> None:
-    """What it said before is not known any more."""
+    """Replaces a refusal that is over. What the condition said before is no longer known."""
     again = draft.status.next_resize_time
-    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.asleep else ""
+    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.view.asleep else ""
     reason = Reason.FINISHED if draft.status.finished else Reason.WAITING_FOR_WORKERS
     draft.set_condition(condition.type, condition.status is ConditionStatus.TRUE, reason, message)

@@ -28,7 +28,7 @@ def target(draft: Draft) -> Layout:
     plan = draft.status.generation
     assert plan is not None
     current = plan.layout
-    if draft.sleeps() or undeleted.leaks(draft):
+    if draft.view.sleeps() or undeleted.leaks(draft):
         return current
     best = _larger(draft, current, share.ceiling(draft))
     if best is None:
@@ -38,7 +38,7 @@ def target(draft: Draft) -> Layout:
 
 def _larger(draft: Draft, current: Layout, workers: int) -> Layout | None:
     """The best layout on at most this many workers, if it has more than the present one."""
-    layout = layouts.best(draft, workers)
+    layout = layouts.best(draft.view, workers)
     return layout if layout is not None and layout.workers > current.workers else None
 
 
@@ -66,7 +66,7 @@ def most_idle(draft: Draft) -> int | None:
         return None
     if draft.observed.free is None and granted is not None and share.is_open(draft):
         return granted.workers
-    return draft.num_placed + room
+    return draft.view.num_placed + room
 
 
 def _claims_idle(draft: Draft) -> bool:
@@ -85,7 +85,7 @@ def _most_own(draft: Draft) -> int:
     if lost or reach is None or not _claims_idle(draft):
         return status.initial_workers
     draft.waits_for_room = True
-    return draft.num_placed + reach
+    return draft.view.num_placed + reach
 
 
 def is_in_vain(draft: Draft, workers: int) -> bool:
@@ -100,16 +100,15 @@ def is_in_vain(draft: Draft, workers: int) -> bool:
     if draft.status.next_resize_time is None:  # a release or a new share ended its sleep: the day begins now
         draft.update(next_resize_time=draft.now)
     again = (draft.status.next_resize_time or draft.now) + LONGEST_WAIT
-    draft.wake_at(again)
-    return draft.now < again
+    return not draft.clock.reached(again)
 
 
 def _lacks_room(draft: Draft, workers: int) -> bool:
     """Whether nodes are known to have too little room for this many workers, and none of them joins already."""
     reach = draft.observed.reach
-    if reach is None or draft.joining_ids or not _claims_idle(draft):
+    if reach is None or draft.view.joining_ids or not _claims_idle(draft):
         return False
-    return draft.num_placed + reach < workers
+    return draft.view.num_placed + reach < workers
 
 
 def is_claim(draft: Draft, layout: Layout) -> bool:
@@ -122,7 +121,7 @@ def _next_larger(draft: Draft, current: Layout, best: Layout) -> Layout:
     stages = {offer.stages for offer in report.offers} if report else set()
     multiples = (range(k * (current.workers // k + 1), best.workers, k) for k in stages | {current.stages})
     for workers in heapq.merge(*multiples):
-        layout = layouts.best(draft, workers)
+        layout = layouts.best(draft.view, workers)
         if layout is not None and layout.workers > current.workers:
             return layout
     return best

@@ -51,23 +51,23 @@ def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None
 
 
 def _starting(draft: Draft) -> Demand | None:
-    layout = layouts.starting(draft)
+    layout = layouts.starting(draft.view)
     if layout is None or not share.has_quota(draft):
         return None
     outlook = _Outlook.of(draft)
     if outlook.stays:
         return None
     waiting = outlook.waiting or is_in_vain(draft, layout.workers)
-    if not waiting and draft.on_pack is not OnPack.AUTO:
+    if not waiting and draft.view.on_pack is not OnPack.AUTO:
         return None
     return _demand(draft, outlook, speeds={}, needs=layout.workers, waiting=waiting)
 
 
 def _training(draft: Draft) -> Demand | None:
-    speeds = _speeds(draft) if draft.on_pack is OnPack.AUTO else {}
+    speeds = _speeds(draft) if draft.view.on_pack is OnPack.AUTO else {}
     if not speeds:
         return None
-    outlook, held, needs = _Outlook.of(draft), draft.num_placed, min(speeds)
+    outlook, held, needs = _Outlook.of(draft), draft.view.num_placed, min(speeds)
     if outlook.stays:
         speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, needs)}
     wants_more = draft.observed.free is not None and max(speeds) > held
@@ -113,7 +113,7 @@ class _Priorities:
     @classmethod
     def of(cls, draft: Draft) -> "_Priorities":
         claimed_ids, found = set(draft.status.claimed_ids), cls([], [])
-        for worker in draft.wanted:
+        for worker in draft.view.wanted:
             (found.claimed if worker.id in claimed_ids else found.own).append(worker.priority)
         return found
 
@@ -124,7 +124,7 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
         key=f"{observed.namespace}/{observed.name}",
         pool=pool_of(draft.spec, observed.namespace),
         speeds=speeds,
-        held=draft.num_placed,
+        held=draft.view.num_placed,
         share=_granted(draft, outlook),
         needs=needs,
         starting=status.generation is None,
@@ -144,7 +144,7 @@ def _granted(draft: Draft, outlook: _Outlook) -> int | None:
     granted = draft.status.share
     if granted is None:
         return None
-    return min(granted.workers, draft.num_placed) if outlook.sits_out else granted.workers
+    return min(granted.workers, draft.view.num_placed) if outlook.sits_out else granted.workers
 
 
 def pool_of(spec: JobSpec, namespace: str) -> Pool:
@@ -175,12 +175,12 @@ def _has_usable_node(worker: Worker) -> bool:
 
 def _is_asleep(draft: Draft) -> bool:
     """Whether the job sleeps after an attempt that failed for lack of workers."""
-    return draft.asleep and not _awaits_replacement(draft) and _lacked_workers(draft)
+    return draft.view.asleep and not _awaits_replacement(draft) and _lacked_workers(draft)
 
 
 def _sleeps_over_something_else(draft: Draft) -> bool:
     """Whether the job sleeps after an attempt that more workers would not have helped."""
-    return draft.asleep and not _awaits_replacement(draft) and not _lacked_workers(draft)
+    return draft.view.asleep and not _awaits_replacement(draft) and not _lacked_workers(draft)
 
 
 def _awaits_replacement(draft: Draft) -> bool:
@@ -214,10 +214,10 @@ def _lacks_nodes(draft: Draft) -> bool:
     resize = draft.status.resize
     if resize is None or resize.phase is not ResizePhase.PREPARE:
         return False
-    held_up = bool(draft.observed.refusal) or draft.awaits_quota
+    held_up = bool(draft.observed.refusal) or draft.view.awaits_quota
     late = share.is_open(draft) or draft.now >= resize.start_time + PATIENCE
-    placed = sum(worker.scheduled for worker in draft.joiners)
-    return late and not held_up and len(draft.joining_ids) > placed
+    placed = sum(worker.scheduled for worker in draft.view.joiners)
+    return late and not held_up and len(draft.view.joining_ids) > placed
 
 
 def _speeds(draft: Draft) -> dict[int, float]:
@@ -226,14 +226,14 @@ def _speeds(draft: Draft) -> dict[int, float]:
     Leaves out larger sizes that the job would not take because the pause costs more than they gain. Before the first
     offers, there is only the present size.
     """
-    plan, offers = draft.status.generation, layouts.offered(draft)
+    plan, offers = draft.status.generation, layouts.offered(draft.view)
     assert plan is not None
     present = plan.layout.workers
     if not offers:
         return {present: 1.0}
-    bounds = layouts.bounds_of(draft)
+    bounds = layouts.bounds_of(draft.view)
     bounds = replace(bounds, max_pipelines=min(bounds.max_pipelines, MAX_WIDTHS))
-    found = choices(offers, bounds, on_pack=draft.on_pack, packing=draft.spec.pipeline.packing)
+    found = choices(offers, bounds, on_pack=draft.view.on_pack, packing=draft.spec.pipeline.packing)
     seconds = {Layout(offer.stages, time.pipelines): time.seconds for offer in offers for time in offer.step_seconds}
     measured = all(seconds.get(layout, 0.0) > 0 for layout in found)
     speeds = {layout.workers: 1 / seconds[layout] if measured else float(layout.workers) for layout in found}
@@ -243,5 +243,5 @@ def _speeds(draft: Draft) -> dict[int, float]:
 
 
 def _grows_to(draft: Draft, workers: int) -> int:
-    best = layouts.best(draft, workers)
+    best = layouts.best(draft.view, workers)
     return best.workers if best else 0

@@ -72,7 +72,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
     """The job's start if it is not complete. None if the job trains, has ended, waits for its queue, or has all its
     workers."""
     draft = Draft(spec, observed, now)
-    layout, since = layouts.starting(draft), draft.status.start_time
+    layout, since = layouts.starting(draft.view), draft.status.start_time
     if layout is None or since is None or not _is_starting(draft):
         return None
     if draft.status.resize is not None and _is_complete(draft):
@@ -83,7 +83,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
         pool=pool_of(spec, observed.namespace),
         needs=layout.workers,
         holds=sum(worker.scheduled and worker.holds for worker in observed.workers),
-        priority=max((worker.priority for worker in draft.wanted), default=draft.status.priority),
+        priority=max((worker.priority for worker in draft.view.wanted), default=draft.status.priority),
         since=since,
         competes=attempt.lacks_nodes,
         eligible=_is_eligible(draft, attempt),
@@ -100,7 +100,7 @@ class _Attempt(NamedTuple):
 
     @classmethod
     def of(cls, draft: Draft) -> "_Attempt":
-        unplaced = (worker for worker in draft.joiners if not worker.scheduled)
+        unplaced = (worker for worker in draft.view.joiners if not worker.scheduled)
         lacks_nodes = any(worker.waiting.startswith(UNSCHEDULABLE) for worker in unplaced)
         return cls(lacks_nodes, share.is_refused(draft))
 
@@ -111,15 +111,15 @@ def _is_starting(draft: Draft) -> bool:
 
 def _is_complete(draft: Draft) -> bool:
     """Whether all workers have nodes, and can start there."""
-    return bool(draft.joining_ids) and all_scheduled(draft) and can_start(draft)
+    return bool(draft.view.joining_ids) and all_scheduled(draft.view) and can_start(draft.view)
 
 
 def _is_eligible(draft: Draft, attempt: _Attempt) -> bool:
     if attempt.refused or share.sits_out(draft):
         return False
     if draft.status.resize is not None:
-        return attempt.lacks_nodes and can_start(draft)
-    return not draft.asleep or draft.status.waits_for_nodes_since is not None
+        return attempt.lacks_nodes and can_start(draft.view)
+    return not draft.view.asleep or draft.status.waits_for_nodes_since is not None
 
 
 def _is_granted(draft: Draft, layout: Layout) -> bool:
@@ -132,8 +132,8 @@ def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
     resize = draft.status.resize
     if resize is None:
         return False
-    held_up = attempt.lacks_nodes or attempt.refused or not can_start(draft)
-    if draft.asleep or resize.trouble_time is None or not held_up:
+    held_up = attempt.lacks_nodes or attempt.refused or not can_start(draft.view)
+    if draft.view.asleep or resize.trouble_time is None or not held_up:
         return True
     patience = PATIENCE if attempt.lacks_nodes else PATIENCE_WITH_CONTAINERS
     return draft.now < max(resize.start_time, resize.trouble_time) + patience

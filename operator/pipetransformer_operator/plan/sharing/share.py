@@ -41,7 +41,7 @@ def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
     granted = before.workers if before and not before.yields else 0
     if share is not None and share.workers > granted and is_open(draft):
         draft.prepare_anew(draft.now)  # from now on others make room
-    if draft.on_pack is OnPack.AUTO:
+    if draft.view.on_pack is OnPack.AUTO:
         message = "The job's share is unlimited: no job has to make room for another"
         if share is not None:
             message = f"The job's share is {share.workers} workers, because other jobs want some"
@@ -54,8 +54,8 @@ def _workers(share: Share | None) -> int | None:
 
 def takes_part(draft: Draft) -> bool:
     """Whether the job is ours, valid and active."""
-    inactive = draft.stopped or draft.status.finished
-    return draft.spec.managed and not inactive and not draft.spec_errors
+    inactive = draft.view.stopped or draft.status.finished
+    return draft.spec.managed and not inactive and not draft.view.spec_errors
 
 
 def has_quota(draft: Draft) -> bool:
@@ -65,13 +65,13 @@ def has_quota(draft: Draft) -> bool:
 
 def is_refused(draft: Draft) -> bool:
     """Whether the cluster refuses to create workers that are to join."""
-    return bool(draft.observed.refusal) and len(draft.joiners) < len(draft.joining_ids)
+    return bool(draft.observed.refusal) and len(draft.view.joiners) < len(draft.view.joining_ids)
 
 
 def ceiling(draft: Draft) -> int:
     """Workers up to which the job may grow, even if its share was computed for an earlier layout."""
     most, share = draft.spec.elastic_policy.ceiling, draft.status.share
-    if share is None or share.yields or draft.on_pack is not OnPack.AUTO:
+    if share is None or share.yields or draft.view.on_pack is not OnPack.AUTO:
         return most
     return min(most, share.workers)
 
@@ -79,7 +79,7 @@ def ceiling(draft: Draft) -> int:
 def is_open(draft: Draft) -> bool:
     """Whether the job has fewer workers with a node than it was granted."""
     share = draft.status.share
-    return share is not None and not share.yields and draft.num_placed < share.workers
+    return share is not None and not share.yields and draft.view.num_placed < share.workers
 
 
 def note_vain(draft: Draft) -> None:

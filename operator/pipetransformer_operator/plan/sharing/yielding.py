@@ -84,11 +84,11 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     """What the job could release; None if it does not train, or does not use accelerators."""
     draft = Draft(spec, observed, now)
     plan, status = draft.status.generation, draft.status
-    active = spec.managed and not (status.finished or draft.stopped)
+    active = spec.managed and not (status.finished or draft.view.stopped)
     if plan is None or not active or not spec.accelerator_resource:
         return None
     claimed_ids, members = set(status.claimed_ids), {member.name for member in plan.members}
-    claimed = [worker for worker in draft.wanted if worker.id in claimed_ids]
+    claimed = [worker for worker in draft.view.wanted if worker.id in claimed_ids]
     base = len(members - {worker.name for worker in claimed})
     fewer = _smaller(draft, len(members), base)
     return Claims(
@@ -113,15 +113,15 @@ def _all_stay(draft: Draft) -> bool:
 
 def _smaller(draft: Draft, workers: int, base: int) -> int | None:
     """Workers of the next smaller layout; None if that is below `base`, or may not be tried yet."""
-    layout = layouts.best(draft, workers - 1)
-    if layout is None or layout.workers < base or snoozed(draft, layout):
+    layout = layouts.best(draft.view, workers - 1)
+    if layout is None or layout.workers < base or snoozed(draft.view, layout):
         return None
     return layout.workers
 
 
 def _least(draft: Draft, workers: int, base: int) -> int:
     """Workers of the smallest layout that has at least `base`."""
-    while (layout := layouts.best(draft, workers - 1)) is not None and layout.workers >= base:
+    while (layout := layouts.best(draft.view, workers - 1)) is not None and layout.workers >= base:
         workers = layout.workers
     return workers
 

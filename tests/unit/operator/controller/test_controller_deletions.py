@@ -11,7 +11,7 @@ from pipetransformer_operator.channel.limits import pulse
 from pipetransformer_operator.controller.deletions import Deletions
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase
+from pipetransformer_operator.plan import Deletion, PlanEvent, Worker, WorkerPhase
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.controller import KEY, make_loop
 from tests.testkit.operator.shared_cluster import Cluster
@@ -120,13 +120,13 @@ async def test_workers_that_are_not_refused_are_deleted_while_others_wait() -> N
 
 
 def test_each_refusal_doubles_the_pause_up_to_the_longest() -> None:
-    deletions, wanted = Deletions(1.0, 5.0), [("a", "uid-a"), ("b", "uid-b")]
+    deletions, wanted = Deletions(1.0, 5.0), [Deletion(0, "a", "uid-a", "why"), Deletion(1, "b", "uid-b", "why")]
     assert deletions.due(wanted, 0.0) == wanted
     assert deletions.wait(0.0) is None
     now, pauses = 0.0, []
     for _ in range(4):
         pauses.append(deletions.refuse("uid-a", WORDS, now))
-        assert deletions.due(wanted, now) == [("b", "uid-b")]
+        assert deletions.due(wanted, now) == wanted[1:]
         assert deletions.wait(now) == pauses[-1]
         now += pauses[-1]
         assert deletions.due(wanted, now) == wanted
@@ -134,4 +134,4 @@ def test_each_refusal_doubles_the_pause_up_to_the_longest() -> None:
     deletions.accept("uid-a")
     assert deletions.refused == {}
     assert deletions.refuse("uid-a", WORDS, now) == 1.0
-    assert deletions.due([("b", "uid-b")], now) == [("b", "uid-b")] and deletions.refused == {}
+    assert deletions.due(wanted[1:], now) == wanted[1:] and deletions.refused == {}

@@ -16,7 +16,7 @@ from pipetransformer_operator.kube.workers.pods import controller_uid, is_unatte
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.kube.workers.rendering import render
 from pipetransformer_operator.plan import WorkerPhase
-from pipetransformer_operator.plan.rules.finish import words
+from pipetransformer_operator.plan.losses import words
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.rendered import CHANNEL, pod_of
 

@@ -271,7 +271,7 @@ def test_a_checkpoint_that_members_leave_when_they_are_suspended_is_still_heard(
     world.settle()
     world.wait(300)
     decided = plan(world.spec, world.observed(), world.now)
-    assert {name for name, _ in decided.delete} == set(world.workers)
+    assert {deletion.name for deletion in decided.delete} == set(world.workers)
     assert decided.status.generation == before, "the channel still knows the members"
     assert world.report is not None
     left = DurableCheckpoint(step=11, boundary=8, min_stages=2, layout_generation=1)

@@ -45,8 +45,8 @@ class Checked(World):
     def turn(self, *, executed: bool = True) -> Plan:
         before, workers = self.status, dict(self.workers)
         decided = super().turn(executed=executed)
-        for name, _ in decided.delete:
-            self.check_deletion(before, workers[name])
+        for deletion in decided.delete:
+            self.check_deletion(before, workers[deletion.name])
         self.check(before)
         self.check_budget(decided.min_available, workers)
         return decided

@@ -1,0 +1,105 @@
+"""Counts failures against the job's budget, and losses of nodes, which are no failures.
+
+A failure is forgotten after `forgetFailuresAfterSteps` more steps, so old failures do not end a long run. A silent
+worker may hang, or its node may be dead; the cluster knows which about a minute later. Until then the silence is kept
+with its node. If the node is lost, that is one node loss for all its workers. Otherwise the silence is one failure.
+"""
+
+from collections.abc import Container, Iterable
+from datetime import timedelta
+
+from pipetransformer_contract.api.status import NodeSilence, Reason
+
+from .draft import DOUBT, Draft
+from .types import Worker
+from .view import OVERDUE, View
+
+#: Longest words of a worker that are kept while its node is judged.
+MAX_WORDS = 1024
+#: How long a lost node is remembered after its last worker fell silent: it may stay lost for days, or be deleted.
+KEPT = timedelta(minutes=30)
+
+
+def forget(draft: Draft) -> None:
+    """Forgets failures after which the job has committed enough steps."""
+    report, steps = draft.status.last_report, draft.status.failure_steps
+    if report is None or not steps:
+        return
+    outlived = report.step - draft.spec.run_policy.forget_failures_after_steps
+    if steps[0] <= outlived:
+        draft.update(failure_steps=[step for step in steps if step > outlived])
+
+
+def count(draft: Draft, described: str) -> int:
+    """Counts a failure of the job; past its budget the job ends. Returns the step at which it counts."""
+    policy, steps = draft.spec.run_policy, draft.status.failure_steps
+    # The newest report may know of more steps than the status, where progress is written now and then. After a restart
+    # the job is at an earlier step: steps that it makes again are no progress.
+    reports = (draft.status.last_report, draft.observed.report)
+    step = max([0, *steps, *(one.step for one in reports if one is not None and one.job_uid == draft.observed.uid)])
+    steps = [*steps, step]
+    draft.update(failures=draft.status.failures + 1, failure_steps=steps)
+    if len(steps) > policy.backoff_limit and not draft.status.finished:
+        draft.fail(
+            Reason.BACKOFF_LIMIT_EXCEEDED,
+            f"spec.runPolicy.backoffLimit: {len(steps)} failures within {policy.forget_failures_after_steps} steps"
+            f" (forgetFailuresAfterSteps), {policy.backoff_limit} allowed; {described}",
+        )
+    return step
+
+
+def is_of_node(view: View, worker: Worker, suspects: Container[str]) -> bool:
+    """Whether the node of a lost member may be the reason, because the member has not ended by itself."""
+    if worker.exit_code is not None or not worker.node:
+        return False
+    return worker.node_lost or (worker.name in suspects and not view.hears(worker.uid))
+
+
+def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
+    """Notes the nodes of lost members that may be the reason. More members of a known node add no second loss."""
+    known = {silence.node: silence for silence in draft.status.silences}
+    for node in dict.fromkeys(worker.node for worker in workers):
+        before = known.get(node)
+        if before is None:
+            known[node] = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_WORDS])
+        else:
+            known[node] = before.model_copy(update={"newest": draft.now})
+    draft.update(silences=list(known.values()))
+    judge(draft)
+
+
+def judge(draft: Draft) -> None:
+    """Decides which silent nodes are lost, as far as that is known, and forgets those that are well again."""
+    before = draft.status.silences
+    if not before:
+        return
+    lost = draft.observed.nodes.lost | {worker.node for worker in draft.observed.workers if worker.node_lost}
+    kept = []
+    for silence in before:
+        silence = _decide(draft, silence, lost)
+        # Its workers beat at different times, in a large fleet minutes apart.
+        until = silence.newest + (KEPT if silence.node in lost else OVERDUE) + draft.observed.pace
+        if not silence.decided or draft.now < until:
+            kept.append(silence)
+    if kept != before:
+        draft.update(silences=kept)
+
+
+def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSilence:
+    if silence.lost:
+        return silence
+    if silence.node in lost:
+        # The cluster may take longer than `DOUBT`: then the silence was no failure after all.
+        steps = list(draft.status.failure_steps)
+        if silence.failure_step is not None and silence.failure_step in steps:
+            steps.remove(silence.failure_step)
+        draft.update(node_losses=draft.status.node_losses + 1, failure_steps=steps)
+        draft.tell(Reason.NODE_LOST, f"Node {silence.node} is lost; no failure of the job: {silence.words}")
+        return silence.model_copy(update={"lost": True, "failure_step": None, "words": ""})
+    if silence.decided:
+        return silence
+    due = silence.time + DOUBT
+    awaited = draft.observed.sees_drains and not draft.status.finished
+    if awaited and not draft.clock.reached(due):
+        return silence
+    return silence.model_copy(update={"failure_step": count(draft, silence.words)})

@@ -1,0 +1,31 @@
+"""The time of one turn."""
+
+from datetime import datetime
+
+
+class Clock:
+    """Stands still for a turn, and notes when the next one is due because time alone changes an answer.
+
+    Attributes:
+        now: the time of this turn.
+        next_turn: the earliest time that somebody waits for; None when only an event can change anything.
+    """
+
+    def __init__(self, now: datetime) -> None:
+        self.now = now
+        self.next_turn: datetime | None = None
+
+    def wake_at(self, time: datetime) -> None:
+        """Asks for another turn at `time`, even if nothing happens."""
+        self.next_turn = time if self.next_turn is None else min(self.next_turn, time)
+
+    def reached(self, time: datetime) -> bool:
+        """Whether `time` has come. If not, another turn follows then."""
+        if self.now < time:
+            self.wake_at(time)
+        return self.now >= time
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until the next turn; None when only an event asks for one."""
+        return None if self.next_turn is None else max(0.1, (self.next_turn - self.now).total_seconds())

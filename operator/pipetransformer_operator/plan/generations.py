@@ -1,0 +1,66 @@
+"""Publishes generations. A published one is never taken back; the next one may return to the layout before it."""
+
+import hashlib
+from collections.abc import Sequence
+
+from pipetransformer_contract.api.status import Reason, ResizePhase
+from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
+
+from .draft import Draft
+from .view import View
+
+
+def publish(
+    draft: Draft, layout: Layout, candidates: Sequence[Member], reason: ResizeReason, broken_before: int = 0
+) -> None:
+    """Publishes the next generation on the first candidates; holders of state that are left over become leavers.
+
+    Candidates that hold state come first, so the leader holds state whenever any member does. A holder of state
+    that is no candidate takes no part.
+    """
+    before, number = draft.status.generation, draft.status.layout_generation + 1
+    holders = {member.name for member in draft.view.state_holders}
+    leavers = [member for member in candidates[layout.workers :] if member.name in holders]
+    generation = _generation(draft.view, layout, candidates[: layout.workers], leavers, reason, broken_before)
+    _note_leavers(draft, generation)
+    draft.update(generation=generation, layout_generation=number)
+    draft.enter(ResizePhase.COMMIT, layout, reason, before.layout if before else None)
+    leave = f"; workers that leave: {len(leavers)}" if leavers else ""
+    draft.tell(Reason.GENERATION_PUBLISHED, f"Generation {number} ({reason.value}): {layout.words}{leave}")
+
+
+def _generation(
+    view: View,
+    layout: Layout,
+    members: Sequence[Member],
+    leavers: Sequence[Member],
+    reason: ResizeReason,
+    broken_before: int,
+) -> Generation:
+    before, report = view.status.generation, view.status.last_report
+    number = view.status.layout_generation + 1
+    names = [member.name for member in members]
+    return Generation(
+        job_uid=view.observed.uid,
+        layout_generation=number,
+        stages=layout.stages,
+        pipelines=layout.pipelines,
+        members=list(members),
+        leavers=list(leavers),
+        leader=before.leader if before and before.leader in names else names[0],
+        nonce=hashlib.sha256(f"{view.observed.uid}/{number}/{view.observed.nonce}".encode()).hexdigest()[:32],
+        reason=reason,
+        boundary=report.boundary if report else 0,
+        boundary_step=report.boundary_step if report else 0,
+        confirmed_generation=before.confirmed_generation if before else 0,
+        published_time=view.now,
+        broken_before=broken_before,
+    )
+
+
+def _note_leavers(draft: Draft, generation: Generation) -> None:
+    view = draft.view
+    left, stays = set(view.ids_of(generation.leavers)), set(view.ids_of(generation.members))
+    surplus = {*view.surplus_ids, *(left if view.leaves_surplus(generation.reason) else ())}
+    draft.update(leaving_ids=sorted((view.leaving_ids | left) - stays), surplus_ids=sorted(surplus - stays))

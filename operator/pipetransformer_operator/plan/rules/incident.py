@@ -1,0 +1,162 @@
+"""What is lost at one turn: members and workers that were to join, however many fell at once. Changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+
+from pipetransformer_operator.plan import budget
+from pipetransformer_operator.plan.losses import describe, loss_of, out_of_memory_at
+from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.view import View
+
+from .prepare import may_go_on
+
+#: A working node reports on a pod within seconds; the cluster takes most of a minute to see that a node is dead.
+UNATTENDED = timedelta(seconds=30)
+#: The same on a node where other workers fell silent lately.
+UNATTENDED_IN_DOUBT = timedelta(seconds=5)
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Lost workers by id, as they stood when they were found.
+
+    Attributes:
+        view: before anything was done about them.
+        lost: names of holders of state that can train no more, and why.
+        suspects: those of them whose pods look alive, and why they are lost.
+    """
+
+    view: View
+    lost: Mapping[str, str]
+    suspects: Mapping[str, str]
+
+    @cached_property
+    def starting(self) -> bool:
+        """Whether the job does not train yet."""
+        return self.view.status.generation is None
+
+    @cached_property
+    def workers(self) -> dict[int, Worker]:
+        """All wanted workers that exist."""
+        return {worker.id: worker for worker in self.view.wanted}
+
+    @cached_property
+    def members(self) -> list[int]:
+        """Lost holders of state."""
+        return [key for key in self.view.status.worker_ids if self.view.name_of(key) in self.lost]
+
+    @cached_property
+    def stranded(self) -> dict[int, str]:
+        """Joiners that will not start where they are, and why."""
+        there = (self.workers[key] for key in self.view.joining_ids if key in self.workers)
+        return {worker.id: words for worker in there if (words := _why_stranded(self.view, worker))}
+
+    @cached_property
+    def ended(self) -> list[Worker]:
+        """Joiners that ended before they joined."""
+        there = (self.workers[key] for key in self.view.joining_ids if key in self.workers)
+        return [worker for worker in there if not worker.alive]
+
+    @cached_property
+    def why(self) -> dict[int, str]:
+        """All that are lost, members first, and why."""
+        ended = {worker.id for worker in self.ended}
+        joiners = [key for key in self.view.joining_ids if key in self.stranded or key in ended]
+        return {key: self._why(key) for key in (*self.members, *joiners)}
+
+    def _why(self, key: int) -> str:
+        return self.lost.get(self.view.name_of(key)) or self.stranded.get(key) or describe(self.workers.get(key))
+
+    @cached_property
+    def observed(self) -> list[Worker]:
+        """Those whose pods are there."""
+        return [self.workers[key] for key in self.why if key in self.workers]
+
+    @cached_property
+    def short(self) -> dict[int, int]:
+        """Members whose pipelines were packed into too little memory, and how many stages these have."""
+        stages = {key: out_of_memory_at(self.workers[key]) for key in self.members if key in self.workers}
+        return {key: count for key, count in stages.items() if 0 < count < self._longest}
+
+    @property
+    def _longest(self) -> int:
+        return self.view.spec.pipeline.stages
+
+    @cached_property
+    def failed(self) -> list[int]:
+        """Members whose loss is a failure."""
+        return [key for key in self.members if loss_of(self.workers.get(key), self._longest).counts]
+
+    @cached_property
+    def failed_joiners(self) -> list[Worker]:
+        """Joiners whose end is a failure."""
+        return [worker for worker in self.ended if loss_of(worker).counts]
+
+    @cached_property
+    def _disrupted(self) -> list[Worker]:
+        return [worker for worker in self.ended if worker.disrupted and worker.id not in self.stranded]
+
+    @property
+    def at_fault(self) -> int | None:
+        """A joiner without which what is prepared cannot go on; failed ones first."""
+        return next((worker.id for worker in (*self.failed_joiners, *self._disrupted)), None)
+
+    @property
+    def retry(self) -> timedelta | None:
+        """How long a start waits before it replaces them; None: it does so at once."""
+        waits = (loss_of(worker).retry for worker in (*self.failed_joiners, *self._disrupted))
+        return max((wait for wait in waits if wait is not None), default=None)
+
+    @cached_property
+    def silent(self) -> list[Worker]:
+        """Failed members whose nodes may be the reason."""
+        there = (self.workers[key] for key in self.failed if key in self.workers)
+        return [worker for worker in there if budget.is_of_node(self.view, worker, self.suspects)]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a failure."""
+        return bool(self.failed or self._fails_a_start)
+
+    @property
+    def counts_now(self) -> bool:
+        """Whether it counts at once. Nodes that may be the reason are waited for, and workers that fall while others
+        are awaited fell with them."""
+        return len(self.failed) > len(self.silent) or (self._fails_a_start and not self.view.asleep)
+
+    @property
+    def _fails_a_start(self) -> bool:
+        return self.starting and bool(self.failed_joiners)
+
+    def named(self, key: int) -> str:
+        """Name of the worker, and its node if it has one."""
+        name, worker = self.view.name_of(key), self.workers.get(key)
+        return f"{name} on {worker.node}" if worker is not None and worker.node else name
+
+    @property
+    def described(self) -> str:
+        """All of them, and why."""
+        return ", ".join(f"{self.named(key)} ({self.why[key]})" for key in sorted(self.why))
+
+
+def _why_stranded(view: View, worker: Worker) -> str:
+    """Why a worker that is to join will not start where it is; empty when it may.
+
+    Many pods that start at once may wait for a slow control plane. So only a job that trains gives up on a node when
+    nothing else speaks against the node. It also keeps workers off a node that is being emptied, except workers that
+    tolerate the mark and return again and again.
+    """
+    if worker.draining and may_go_on(view):
+        return f"its node {worker.node} takes no pods any more"
+    if view.hears(worker.uid):
+        return ""
+    if worker.node_lost:
+        return "its node is lost"
+    if worker.unattended_since is None or not (worker.node_doubted or view.status.generation):
+        return ""
+    patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
+    if view.clock.reached(worker.unattended_since + patience):
+        return f"its node has said nothing of it for {patience.seconds} s"
+    return ""

@@ -1,0 +1,284 @@
+"""What is: one look at a job, and the questions that rules ask about it.
+
+Nothing here changes anything. A draft replaces its view with each change of the status, so a rule sees what the rules
+before it decided.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+from pipetransformer_contract.api.job import JobSpec
+from pipetransformer_contract.api.labels import label_errors
+from pipetransformer_contract.api.status import ConditionType, JobStatus, ResizePhase
+from pipetransformer_contract.api.template import template_errors
+from pipetransformer_contract.choose import OnPack
+from pipetransformer_contract.messages import Member, ResizeReason
+
+from .clock import Clock
+from .quota import quota
+from .types import SHORTEST_PACE, Observed, Worker, worker_name
+
+#: A worker that is silent for this long may be lost if it beats at the shortest pace; others have more time.
+SILENCE = timedelta(seconds=20)
+#: By then a kubelet has killed a pod whose time to end is over and said so, if it can be reached.
+OVERDUE = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class View:
+    """Answers about one job at one moment. Lists of workers are by id.
+
+    Attributes:
+        spec: of the job.
+        observed: what was seen of the job and its pods.
+        status: as the rules so far left it.
+        clock: the time, and who waits for a later one.
+        by_name: observed workers.
+        spec_errors: what is wrong with labels and pod template.
+    """
+
+    spec: JobSpec
+    observed: Observed
+    status: JobStatus
+    clock: Clock
+    by_name: Mapping[str, Worker]
+    spec_errors: Sequence[object]
+
+    @classmethod
+    def of(cls, spec: JobSpec, observed: Observed, now: datetime) -> "View":
+        """The view at the start of a turn."""
+        errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
+        by_name = {worker.name: worker for worker in observed.workers}
+        return cls(spec, observed, _until(now, observed.status), Clock(now), by_name, errors)
+
+    def with_status(self, status: JobStatus) -> "View":
+        """The same look, after a rule changed the status."""
+        return replace(self, status=status)
+
+    @property
+    def now(self) -> datetime:
+        return self.clock.now
+
+    # -- the job
+
+    @property
+    def on_pack(self) -> OnPack:
+        return self.spec.elastic_policy.on_pack
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job is to have no workers, because a user suspended or deleted it."""
+        return self.spec.suspend or self.observed.kept_by is not None
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the status says that the job is suspended."""
+        return self.status.is_true(ConditionType.SUSPENDED)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether workers are prepared for another layout."""
+        return self.status.resize is not None and self.status.resize.phase is ResizePhase.PREPARE
+
+    @property
+    def asleep(self) -> bool:
+        """Whether the job waits before the next attempt, after one that failed."""
+        return self.status.next_resize_time is not None and self.now < self.status.next_resize_time
+
+    def sleeps(self) -> bool:
+        """As `asleep`; another turn follows at the end of the wait."""
+        return self.status.next_resize_time is not None and not self.clock.reached(self.status.next_resize_time)
+
+    @property
+    def awaits_quota(self) -> bool:
+        """Whether the queue has not answered a request yet."""
+        return any(not request.admitted for request in self.status.quota_requests)
+
+    # -- workers
+
+    def name_of(self, worker_id: int) -> str:
+        return worker_name(self.observed.name, worker_id)
+
+    def worker(self, member: Member) -> Worker | None:
+        """The worker of a member; None when its pod is gone, or another pod has its name."""
+        worker = self.by_name.get(member.name)
+        return worker if worker is not None and worker.uid == member.uid else None
+
+    def alive(self, member: Member) -> bool:
+        """Whether the member is still wanted and can train."""
+        worker = self.worker(member)
+        return worker is not None and worker.alive and worker.id in self.wanted_ids
+
+    def is_stuck(self, worker: Worker) -> bool:
+        """Whether its pod may stay for days: its node is lost, or it should be gone by now and nodes are not seen."""
+        if worker.node_lost or worker.end_time is None:
+            return worker.node_lost
+        return self.clock.reached(worker.end_time + OVERDUE)
+
+    @cached_property
+    def wanted_ids(self) -> frozenset[int]:
+        """Ids of workers that ought to exist."""
+        return frozenset(self.status.worker_ids)
+
+    @cached_property
+    def leaving_ids(self) -> frozenset[int]:
+        """Ids of workers that left a generation and still exist."""
+        return frozenset(self.status.leaving_ids)
+
+    @cached_property
+    def claimed_ids(self) -> frozenset[int]:
+        """Ids of workers beyond the starting size."""
+        return frozenset(self.status.claimed_ids)
+
+    @cached_property
+    def wanted(self) -> list[Worker]:
+        """Observed workers that ought to exist."""
+        found = [worker for worker in self.observed.workers if worker.id in self.wanted_ids]
+        return sorted(found, key=lambda worker: worker.id)
+
+    @property
+    def num_placed(self) -> int:
+        """How many wanted workers have a node and keep it; a leaving worker holds its node for another owner."""
+        return sum(worker.scheduled for worker in self.wanted if worker.id not in self.leaving_ids)
+
+    @cached_property
+    def member_names(self) -> frozenset[str]:
+        """Names of the published generation's members."""
+        generation = self.status.generation
+        return frozenset(member.name for member in generation.members) if generation else frozenset()
+
+    @cached_property
+    def joining_ids(self) -> list[int]:
+        """Ids of wanted workers that are to join: neither members nor leaving. Some may not exist yet."""
+        ids = (key for key in self.status.worker_ids if key not in self.leaving_ids)
+        return [key for key in ids if self.name_of(key) not in self.member_names]
+
+    @cached_property
+    def joiners(self) -> list[Worker]:
+        """Living workers that are to join."""
+        ids = set(self.joining_ids)
+        return [worker for worker in self.wanted if worker.alive and worker.id in ids]
+
+    @cached_property
+    def missing_ids(self) -> tuple[int, ...]:
+        """Ids of workers that are to join and do not exist yet."""
+        return tuple(key for key in self.joining_ids if self.name_of(key) not in self.by_name)
+
+    @cached_property
+    def ready_joiners(self) -> list[Member]:
+        """Joiners that are warm and heard, as members to be."""
+        return self._ready(self.joiners)
+
+    @property
+    def idle_leavers(self) -> list[Member]:
+        """Workers that have left, still exist and could train again, as members to be."""
+        ids = self.leaving_ids - quota.lost_ids(self.status, self.observed)
+        holders = {member.uid for member in self.state_holders}
+        leavers = [worker for worker in self.wanted if worker.id in ids and worker.uid not in holders]
+        return self._ready(worker for worker in leavers if worker.alive and not worker.draining)
+
+    def _ready(self, workers: Iterable[Worker]) -> list[Member]:
+        ready = self.observed.ready
+        return [
+            Member(name=worker.name, uid=worker.uid, address=ready[worker.uid].address, node=worker.node)
+            for worker in workers
+            if worker.uid in ready and self._could_join(worker.uid)
+        ]
+
+    def _could_join(self, uid: str) -> bool:
+        """Whether a warm worker is heard and in no group. One that was in a generation before has to say that it waits:
+        until then it has just left, or its trainer ends after it left."""
+        beat = self.observed.beats.get(uid)
+        free = beat is None or not beat.layout_generation or beat.waiting_after is not None
+        return free and self.now < self.observed.heard.get(uid, self.now) + self.patience(uid)
+
+    def ids_of(self, members: Iterable[Member]) -> list[int]:
+        """Those of the wanted workers' ids that belong to `members`."""
+        names = {member.name for member in members}
+        return [key for key in self.status.worker_ids if self.name_of(key) in names]
+
+    @property
+    def surplus_ids(self) -> Sequence[int]:
+        """Those of the leaving workers that a smaller layout left over. An operator before this one may have kept none;
+        then the newest generation's reason tells."""
+        known, generation = self.status.surplus_ids, self.status.generation
+        if known is not None:
+            return known
+        return self.status.leaving_ids if generation is not None and self.leaves_surplus(generation.reason) else ()
+
+    def leaves_surplus(self, reason: ResizeReason) -> bool:
+        """Whether leavers of a generation that has this reason are released."""
+        return reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and self.on_pack is not OnPack.HOLD
+
+    # -- what workers say
+
+    def patience(self, uid: str, silence: timedelta = SILENCE) -> timedelta:
+        """How long the worker may be silent, where `silence` is too long for one that beats at the shortest pace."""
+        beat = self.observed.beats.get(uid)
+        return silence + (beat.pace if beat else self.observed.pace) - SHORTEST_PACE
+
+    def waits(self, member: Member) -> bool:
+        """Whether the worker is in no group and waits for a newer generation than the published one."""
+        generation, beat = self.status.generation, self.observed.beats.get(member.uid)
+        if generation is None or beat is None or beat.waiting_after is None:
+            return False
+        return beat.waiting_after >= generation.layout_generation
+
+    def has_left(self, member: Member) -> bool:
+        """Whether a leaver of the published generation holds no state any longer: then all have voted for it."""
+        generation, beat = self.status.generation, self.observed.beats.get(member.uid)
+        return generation is not None and beat is not None and beat.layout_generation >= generation.layout_generation
+
+    def hears(self, uid: str) -> bool:
+        """Whether the worker said anything lately."""
+        heard = self.observed.heard.get(uid)
+        return heard is not None and self.now < heard + self.patience(uid)
+
+    @cached_property
+    def state_holders(self) -> list[Member]:
+        """Living workers with some state, members first: leavers hold theirs until the generation is confirmed, or they
+        say that they have left."""
+        generation = self.status.generation
+        if generation is None:
+            return []
+        leavers = [] if generation.confirmed else [one for one in generation.leavers if not self.has_left(one)]
+        return [member for member in (*generation.members, *leavers) if self.alive(member)]
+
+    @cached_property
+    def broken_since(self) -> datetime | None:
+        """Since when some holder of state waits for a newer generation than the published one; None while none does."""
+        beats = (self.observed.beats[member.uid] for member in self.state_holders if self.waits(member))
+        return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
+
+    @cached_property
+    def newest_word(self) -> datetime | None:
+        """When any holder of state last said anything."""
+        heard = (self.observed.heard.get(member.uid) for member in self.state_holders)
+        return max((time for time in heard if time is not None), default=None)
+
+    @cached_property
+    def hears_holders(self) -> bool:
+        """Whether any holder of state said anything lately."""
+        return any(self.hears(member.uid) for member in self.state_holders)
+
+    @cached_property
+    def hears_waiting(self) -> bool:
+        """Whether a holder of state that waits for a newer generation said anything lately."""
+        return any(self.waits(member) and self.hears(member.uid) for member in self.state_holders)
+
+
+def _until(now: datetime, status: JobStatus) -> JobStatus:
+    """The status without times after `now`. An operator whose clock was ahead wrote them; counting from them would take
+    as long as the clocks differ."""
+    report, generation, resize = status.last_report, status.generation, status.resize
+    changes: dict[str, Any] = {}
+    if report is not None and report.time > now:
+        changes["last_report"] = report.model_copy(update={"time": now})
+    if generation is not None and generation.published_time is not None and generation.published_time > now:
+        changes["generation"] = generation.model_copy(update={"published_time": now})
+    if generation is not None and resize is not None and resize.start_time > now:  # a start may be told to begin later
+        changes["resize"] = resize.model_copy(update={"start_time": now})
+    return status.model_copy(update=changes) if changes else status

@@ -1,0 +1,84 @@
+"""Which workers a job wants: those that it has, and as many new ones as it may create now."""
+
+from collections.abc import Sequence
+
+from pipetransformer_contract.api.status import QuotaRequest, Reason
+
+from .draft import Draft
+from .quota import quota
+from .view import View
+
+
+def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] = ()) -> None:
+    """Wants `ids` and as many new workers as make `count`, besides those that leave and those in `replaced`.
+
+    A new worker beyond the job's starting size is claimed: it has the lower priority. One that takes the place of a
+    worker of the starting size is not. A job with a queue first asks it for missing quota, and creates none of the new
+    workers before the queue agrees.
+
+    Args:
+        draft: of the job.
+        ids: of workers that stay.
+        count: of workers that the job needs, `replaced` and leaving ones excluded.
+        replaced: ids of workers that some of the new ones are to replace.
+    """
+    missing = max(0, count - len(ids))
+    least, base = _of_starting_size(draft.view, ids, missing, replaced)
+    if draft.status.quota_requests:
+        base, missing = _within_quota(draft, missing, least, base)
+    created = range(draft.status.next_worker_id, draft.status.next_worker_id + missing)
+    if missing:
+        if draft.status.quota_requests:
+            for part, own in ((created[:base], True), (created[base:], False)):
+                draft.update(quota_requests=quota.assign(draft.status, draft.observed, part, own=own))
+        draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
+        draft.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
+    draft.keep_workers(
+        [*ids, *created, *draft.status.leaving_ids, *replaced], "the layout that is prepared does not need it"
+    )
+
+
+def _of_starting_size(view: View, ids: Sequence[int], missing: int, replaced: Sequence[int]) -> tuple[int, int]:
+    """How many of `missing` workers have to be of the starting size, and how many may be."""
+    claimed = view.claimed_ids
+    if view.status.generation is None:  # a start has no claims
+        return missing, missing
+    least = 0
+    if replaced:
+        joining = set(view.joining_ids) - claimed
+        least = max(0, sum(key not in claimed for key in replaced) - sum(key in joining for key in ids))
+    size = sum(key not in claimed for key in ids)
+    return least, min(missing, max(least, view.status.initial_workers - size))
+
+
+def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[int, int]:
+    """How many of `missing` workers may be created now, those of the starting size and all.
+
+    None may while quota for some of them has to be asked for. At least `least` of them use quota of the starting size,
+    and up to `most` where there is some. Requests that are needed no longer are withdrawn.
+    """
+    stuck = {worker.id for worker in draft.observed.workers if draft.view.is_stuck(worker)}
+    own, claims = (quota.room(draft.status, draft.observed, stuck, own=kind) for kind in (True, False))
+    base = min(missing, max(least, min(own.granted, most)))
+    queue, may_create = draft.status.quota_requests[0].queue, True
+    for room, part, is_own in ((own, base, True), (claims, missing - base, False)):
+        may_create = may_create and part <= room.granted
+        if part <= room.granted:
+            draft.update(quota_requests=quota.without_waiting(draft.status, own=is_own))
+        elif part > room.granted + room.waiting:
+            ask_queue(draft, queue, part - room.granted - room.waiting, own=is_own)
+    if base > own.granted:  # the queue may have no room for it except what claims leave unused
+        draft.update(quota_requests=quota.give_back(draft.status, claims.free - (missing - base), own=False))
+    if not may_create:
+        return 0, 0
+    now = min(base, own.free)
+    return now, now + min(missing - base, claims.free)
+
+
+def ask_queue(draft: Draft, queue: str, workers: int, *, own: bool = False) -> None:
+    """Makes a request to the queue of that name; `own` if it takes the place of quota of the starting size."""
+    status = draft.status
+    name = f"{draft.observed.name}-q{status.next_request_id}"
+    request = QuotaRequest(name=name, queue=queue, workers=workers, own=own)
+    draft.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
+    draft.tell(Reason.WAITING_FOR_QUOTA, f"Asking {queue} for {workers} workers")
