@@ -248,7 +248,11 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
         ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* returns a tuple, not one tensor"),
-        ({"model": around(nn.Linear(8, 9), nn.Linear(9, 8))}, ModelError, r"blocks\.0 .* the shape and type that they"),
+        (
+            {"model": around(nn.Linear(8, 9), nn.Linear(9, 8))},
+            ModelError,
+            r"blocks\.0 .* the shape and type of their input",
+        ),
         (
             {"model": around(spectral_norm(nn.Linear(8, 8)))},
             SpecError,

@@ -93,7 +93,7 @@ def test_more_stages_than_items_are_refused() -> None:
 
 
 def test_what_does_not_fit_says_which_stage_needs_how_much() -> None:
-    with pytest.raises(MemoryBoundError, match=r"stage 1 .* item 3 .* 30 bytes, a worker has 20"):
+    with pytest.raises(MemoryBoundError, match=r"stage 1 .* 30 bytes .* item 3, but a worker has 20"):
         partition([1] * 4, 2, MemoryBound([[10, 10, 10, 20]] * 2, 20))
 
 
