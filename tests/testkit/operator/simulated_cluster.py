@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.messages import Offer, StepTime
-from pipetransformer_operator.plan import Demand, Plan, Worker, WorkerPhase, allocate, demand_of, layouts
+from pipetransformer_operator.plan import Demand, Plan, WorkerPhase, allocate, demand_of, layouts
 from pipetransformer_operator.plan.sharing.allocate import CLAIMED_PRIORITY
 from pipetransformer_operator.plan.view import View
 from tests.testkit.operator.builders import JobBuilder, make_job
@@ -147,10 +147,11 @@ class SimulatedCluster:
 
     def _schedule(self) -> None:
         """Pods of the highest priority first; one that finds nothing free preempts, unless it is claimed."""
+        self._admit()
         pending = [
             (-worker.priority, number, worker.id, name, pod)
             for number, (name, world) in enumerate(self.worlds.items())
-            for pod, worker in self._with_priorities(name, world)
+            for pod, worker in sorted(world.workers.items())
             if not worker.scheduled and worker.alive
         ]
         ending = sum(worker.terminating for world in self.worlds.values() for worker in world.workers.values())
@@ -163,12 +164,13 @@ class SimulatedCluster:
             elif -negative != CLAIMED_PRIORITY:
                 self._preempt(-negative)
 
-    def _with_priorities(self, name: str, world: World) -> list[tuple[str, Worker]]:
-        claimed = set(world.status.claimed_ids)
-        for pod, worker in world.workers.items():
-            if not worker.scheduled:
-                world.change(pod, priority=CLAIMED_PRIORITY if worker.id in claimed else self.priorities[name])
-        return sorted(world.workers.items())
+    def _admit(self) -> None:
+        """Gives new pods their priority, as the API server does when it admits them."""
+        for name, world in self.worlds.items():
+            claimed = set(world.status.claimed_ids)
+            for pod, worker in world.workers.items():
+                if not worker.scheduled:
+                    world.change(pod, priority=CLAIMED_PRIORITY if worker.id in claimed else self.priorities[name])
 
     def _place(self, name: str) -> str | None:
         """The node with room where most of the job's workers are; of equal ones the fullest."""
@@ -208,6 +210,7 @@ class SimulatedCluster:
             world.commit(checkpoint=world.report.boundary if world.report else 0)
 
     def _share(self) -> None:
+        self._admit()
         demands = {name: self._demand(name) for name in self.worlds}
         shares = allocate([demand for demand in demands.values() if demand is not None])
         self._note_inversions({name: demand for name, demand in demands.items() if demand is not None}, shares)

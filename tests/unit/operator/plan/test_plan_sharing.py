@@ -490,6 +490,17 @@ def test_a_job_of_high_priority_gives_nothing_to_a_low_one_and_neither_preempts_
     jobs=st.lists(st.tuples(COMPETITORS, st.sampled_from([-1000, 0, 1000]), st.integers(1, 3)), min_size=2, max_size=5),
     pause=st.integers(0, 3),
 )
+@example(  # a pod that is created between two looks of the scheduler
+    nodes=[1, 8],
+    jobs=[
+        (Competitor(5, 0.7, 27), 0, 2),
+        (Competitor(2, 0.9, 33), -1000, 2),
+        (Competitor(2, 0.3, 7), 0, 3),
+        (Competitor(3, 0.3, 38), 1000, 2),
+        (Competitor(1, 0.7, 30), 1000, 3),
+    ],
+    pause=0,
+)
 def test_jobs_of_mixed_priorities_use_all_nodes_come_to_rest_and_give_nothing_to_lower_ones(
     nodes: list[int], jobs: list[tuple[Competitor, int, int]], pause: int
 ) -> None:
