@@ -30,7 +30,8 @@ from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.worker.trainer import Trainer
-from pipetransformer_contract.choose import Bounds, Layout, Packing
+from pipetransformer_contract.choose import Bounds, Packing
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.results import print_table, write_result
 

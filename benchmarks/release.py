@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_contract.api.requests import jobs_path
-from pipetransformer_operator.kube.client.api import NotFound, Object
+from pipetransformer_contract.api.requests import Object, jobs_path
+from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.cluster.api_server import ApiServer, api_server
 from tests.testkit.cluster.manifests import digits_job, idle_pod
 from tests.testkit.results import print_table, write_result

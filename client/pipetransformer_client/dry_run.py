@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipetransformer_contract.api import JobSpec
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, change, choose
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, change, choose
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 
 if TYPE_CHECKING:

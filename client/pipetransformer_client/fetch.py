@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 
 from pipetransformer_contract.api.job import GROUP, KIND, VERSION
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.wire import Env
 
 from .errors import ClientError, NotFound, NothingToFetch
 from .job import Job
-from .kube import Kube, Object
+from .kube import Kube
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer  # of collections.abc since Python 3.12

@@ -16,8 +16,7 @@ from kubernetes import client, config
 from kubernetes.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, WSClient
 from websocket import WebSocketException
 
-from pipetransformer_contract.api.requests import JSON, MERGE_PATCH, failure_message
-from pipetransformer_contract.api.requests import Object as Object  # `as`: other modules import it from here
+from pipetransformer_contract.api.requests import JSON, MERGE_PATCH, Object, failure_message
 
 from .errors import AlreadyExists, ClientError, NotFound, Refused, Unavailable
 

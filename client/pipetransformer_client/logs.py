@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 
 from .errors import ClientError, NotFound, Refused, Unavailable
 from .job import Job
-from .kube import Kube, Object, Query
+from .kube import Kube, Query
 
 POLL_SECONDS = 1.0
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .layout import Layout as Layout
+from .layout import Layout
 from .messages import Offer
 
 #: A narrower layout may be this much slower than the present one before releasing its workers counts as a loss.

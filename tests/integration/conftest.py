@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api.requests import APPLY_PATCH
 from pipetransformer_operator.controller.ports import Conflict
-from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from tests.testkit.operator.crd import CRD
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.namespace import Namespace, new_namespace, until

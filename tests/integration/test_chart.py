@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipetransformer_contract.api.requests import APPLY_PATCH, Object
 from pipetransformer_operator.__main__ import RELEASE_BUDGETS
-from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from tests.testkit.cluster.installing import PLURALS, as_service_account, install
 from tests.testkit.operator.charts import MONITORING, MONITORS, monitoring_values, render, template
 from tests.testkit.operator.fake_kubelet import FakeKubelet

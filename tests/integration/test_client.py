@@ -10,8 +10,9 @@ import yaml
 
 from pipetransformer_client import AlreadyExists, Client, ClientError, NotFound, Refused, Unavailable, fetch
 from pipetransformer_client.fetch import reader_pod
-from pipetransformer_client.kube import Kube, Object
+from pipetransformer_client.kube import Kube
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import State
 from tests.testkit.cluster.installing import with_token
 from tests.testkit.operator.builders import make_job

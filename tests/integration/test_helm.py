@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from pipetransformer_contract.api.requests import Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.namespace import Namespace
 from tools.devcluster import gobuild

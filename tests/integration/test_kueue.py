@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kueue.workload import API, FINALIZER
 from tests.testkit.cluster.installing import as_service_account, install
 from tests.testkit.operator.builders import JobBuilder

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until

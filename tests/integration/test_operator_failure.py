@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api
+from pipetransformer_contract.api.requests import MERGE_PATCH
+from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.client.lease import NAME
 from pipetransformer_operator.settings import EVERY_CLUSTERS_NAMESPACE
 from tests.testkit.operator.fake_kubelet import FakeKubelet

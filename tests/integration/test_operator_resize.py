@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.kube.client.api import MERGE_PATCH
+from pipetransformer_contract.api.requests import MERGE_PATCH
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.__main__ import release
 from pipetransformer_operator.controller.ports import Unavailable
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from tests.testkit.documented import documented
 from tests.testkit.forked import Forked

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
-from pipetransformer_operator.kube.client.api import Object
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until

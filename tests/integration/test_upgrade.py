@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, Object
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
+from pipetransformer_operator.kube.client.api import Api
 from tests.testkit.operator.crd import CRD
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.jobs import packing_job

@@ -3,9 +3,9 @@
 import pytest
 
 from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.validate import validate_manifest, validate_update
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.client.api import Object
 from tests.testkit.operator.bounds import violations
 from tests.testkit.operator.manifests import CHANGED, REFUSED, VALID, old_job
 from tests.testkit.operator.namespace import Namespace

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, Object
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
+from pipetransformer_operator.kube.client.api import Api
 from tests.testkit.cluster.installing import as_service_account, install
 from tests.testkit.operator.charts import render
 from tests.testkit.operator.fake_kubelet import FakeKubelet

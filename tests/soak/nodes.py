@@ -17,8 +17,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from pipetransformer_contract.api.labels import WORKER_LABEL
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit import forked
 from tests.testkit.operator import kubelet
 

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Unavailable
-from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.client.api import Api
 
 ATTEMPTS = 20
 PAUSE_SECONDS = 0.5

@@ -25,8 +25,9 @@ import aiohttp
 import yaml
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api.requests import APPLY_PATCH
 from pipetransformer_operator.controller.ports import Conflict
-from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from tests.testkit.operator.crd import CRD
 from tests.testkit.operator.operating import SYSTEM, Operator, Wire
 from tests.testkit.results import print_table, write_result

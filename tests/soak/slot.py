@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.trainer.ledger_checker import check
 
 from .accounts import Account

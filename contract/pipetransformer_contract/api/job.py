@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.conditions import field, given
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec import TrainerSpec, TrainingSpec
 from pipetransformer_contract.spec_model import Rule, SpecModel

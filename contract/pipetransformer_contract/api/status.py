@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import (
     Count,
     DurableCheckpoint,
@@ -287,8 +287,8 @@ class Gpus(Wire):
 
     held: Count = Field(default=0, description="Workers whose pod is not gone.")
     released: Count = Field(default=0, description="Workers given back since the start.")
-    saved: Count | None = Field(
-        default=None,
+    saved: Count = Field(
+        default=0,
         description="Workers that shorter pipelines of the starting width do without, and that are not held.",
     )
 
@@ -315,8 +315,8 @@ class JobStatus(Wire):
     releasing_ids: list[Count] = Field(
         default_factory=list, max_length=MAX_MEMBERS, description="Workers given back whose pod is not gone yet."
     )
-    surplus_ids: list[Count] | None = Field(
-        default=None,
+    surplus_ids: list[Count] = Field(
+        default_factory=list,
         max_length=MAX_MEMBERS,
         description="Of `leavingIds`, those that a smaller layout left over: released once they are gone.",
     )
@@ -409,8 +409,8 @@ class JobStatus(Wire):
     drain_deadline: datetime | None = Field(
         default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."
     )
-    drains: list[Drain] | None = Field(
-        default=None,
+    drains: list[Drain] = Field(
+        default_factory=list,
         max_length=MAX_MEMBERS,
         description="Workers on cordoned nodes, by when that was seen; oldest first.",
     )

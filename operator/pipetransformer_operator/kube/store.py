@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from pydantic import ValidationError
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.requests import jobs_path as jobs_path  # `as`: `kueue` imports it from here
+from pipetransformer_contract.api.requests import Object, jobs_path
 from pipetransformer_contract.api.schema import missing_fields, pruned, root_schema
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.plan import PlanEvent
 
-from .client.api import Api, NotFound, Object
+from .client.api import Api, NotFound
 
 logger = logging.getLogger(__name__)
 COMPONENT = "pipetransformer-operator"

@@ -11,12 +11,12 @@ from contextlib import suppress
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
+from pipetransformer_contract.api.requests import APPLY_PATCH, MERGE_PATCH, Object, jobs_path
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import APPLY_PATCH, MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
-from pipetransformer_operator.kube.store import jobs_path
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.rendering import ANYWHERE, Assignment
 from pipetransformer_operator.plan import Answer, Queue

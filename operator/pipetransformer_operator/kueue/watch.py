@@ -8,8 +8,9 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey
-from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.follow import Followed, follow
 

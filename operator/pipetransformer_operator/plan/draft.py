@@ -19,7 +19,7 @@ from pipetransformer_contract.api.status import (
     Resize,
     ResizePhase,
 )
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 
 from .clock import Clock
@@ -128,7 +128,7 @@ class Draft:
         self.update(
             worker_ids=sorted(wanted),
             leaving_ids=[key for key in self.status.leaving_ids if key in wanted],
-            surplus_ids=[key for key in self.view.surplus_ids if key in wanted],
+            surplus_ids=[key for key in self.status.surplus_ids if key in wanted],
             claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
         )
 

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 
 from pipetransformer_contract.api.status import Reason, ResizePhase
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 
 from .draft import Draft
@@ -62,5 +62,5 @@ def _generation(
 def _note_leavers(draft: Draft, generation: Generation) -> None:
     view = draft.view
     left, stays = set(view.ids_of(generation.leavers)), set(view.ids_of(generation.members))
-    surplus = {*view.surplus_ids, *(left if view.leaves_surplus(generation.reason) else ())}
+    surplus = {*view.status.surplus_ids, *(left if view.leaves_surplus(generation.reason) else ())}
     draft.update(leaving_ids=sorted((view.leaving_ids | left) - stays), surplus_ids=sorted(surplus - stays))

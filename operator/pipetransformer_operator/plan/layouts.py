@@ -3,8 +3,9 @@
 from dataclasses import replace
 from itertools import product
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, choose
 from pipetransformer_contract.choose import pays_to_recut as cut_pays
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 
 from .quota import quota

@@ -200,15 +200,6 @@ class View:
         names = {member.name for member in members}
         return [key for key in self.status.worker_ids if self.name_of(key) in names]
 
-    @property
-    def surplus_ids(self) -> Sequence[int]:
-        """Those of the leaving workers that a smaller layout left over. An operator before this one may have kept none;
-        then the newest generation's reason tells."""
-        known, generation = self.status.surplus_ids, self.status.generation
-        if known is not None:
-            return known
-        return self.status.leaving_ids if generation is not None and self.leaves_surplus(generation.reason) else ()
-
     def leaves_surplus(self, reason: ResizeReason) -> bool:
         """Whether leavers of a generation that has this reason are released."""
         return reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and self.on_pack is not OnPack.HOLD

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from pipetransformer_client.errors import NotFound, Unavailable
-from pipetransformer_client.kube import Kube, Object, Query
+from pipetransformer_client.kube import Kube, Query
+from pipetransformer_contract.api.requests import Object
 from tests.testkit.operator.builders import JobBuilder
 
 JOBS = "/apis/training.pipetransformer.io/v1alpha1/namespaces/default/pipetrainingjobs"

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Object, Query
+from pipetransformer_contract.api.requests import Object
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Query
 from pipetransformer_operator.kube.watches.follow import WATCH_SECONDS
 
 #: An overloaded control plane is part of what is measured.

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import yaml
 
-from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, Object
+from pipetransformer_contract.api.requests import APPLY_PATCH, Object
+from pipetransformer_operator.kube.client.api import Api
 from tests.testkit.operator.operating import SYSTEM
 
 PLURALS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_contract.api.requests import Object
 from tools.devcluster import gobuild
 from tools.devcluster.layout import REPOSITORY
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipetransformer_contract.api.labels import WORKER_LABEL
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
+from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.forked import Forked
 from tests.testkit.operator import scripted_trainer
 from tests.testkit.operator.kubelet import environment as environment_of

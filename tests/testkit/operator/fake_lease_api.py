@@ -3,8 +3,9 @@
 import copy
 from typing import Any
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 
 
 class FakeApi(Api):

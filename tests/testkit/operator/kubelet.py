@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.wire import Env
-from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 
 

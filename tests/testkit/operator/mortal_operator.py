@@ -7,8 +7,9 @@ import os
 from enum import StrEnum
 from typing import Any
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.__main__ import main
-from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.client.api import Api
 
 KILLED = 137
 

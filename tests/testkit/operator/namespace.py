@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, Object
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
+from pipetransformer_operator.kube.client.api import Api
 from tests.testkit.operator.builders import JobBuilder
 
 POLL_SECONDS = 0.05

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_contract.api.requests import Object
 from tools.devcluster import debian
 from tools.devcluster.layout import REPOSITORY
 

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from pipetransformer_operator.kube.client.api import LISTED_AT_ONCE, NO_QUERY, Api, Object, Query
+from pipetransformer_contract.api.requests import Object
+from pipetransformer_operator.kube.client.api import LISTED_AT_ONCE, NO_QUERY, Api, Query
 
 VERSION = 5
 

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, choose
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, choose
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Ready, Report, ResizeReason
 from pipetransformer_contract.wire import Path as ChannelPath
 

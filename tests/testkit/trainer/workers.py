@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer.__main__ import main
-from pipetransformer_contract.choose import Layout, OnPack, Packing
+from pipetransformer_contract.choose import OnPack, Packing
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
 from tests.testkit import forked

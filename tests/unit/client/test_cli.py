@@ -19,8 +19,9 @@ from pipetransformer_client.cli.summary import print_summary
 from pipetransformer_client.cli.view import PlainView
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Event, Job
-from pipetransformer_client.kube import Kube, Object
+from pipetransformer_client.kube import Kube
 from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.requests import Object
 from tests.testkit import ROOT
 from tests.testkit.client.command_line import command
 from tests.testkit.client.fake_kube import JOBS, FakeKube, finished, published, stored

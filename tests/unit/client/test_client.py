@@ -17,8 +17,9 @@ from pipetransformer_client import client as module
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.fetch import fetch_from_url, reader_pod
 from pipetransformer_client.job import Job
-from pipetransformer_client.kube import Object, Query
+from pipetransformer_client.kube import Query
 from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.requests import Object
 from tests.testkit.client.fake_kube import JOBS, PODS, FakeKube, finished, published, stored
 from tests.testkit.operator.builders import make_job
 

@@ -14,7 +14,7 @@ from pipetransformer.library.forecast import Forecast
 from pipetransformer.partition import Cut
 from pipetransformer_client.dry_run import Phase, phases
 from pipetransformer_contract.api import trainer_spec
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.trainer.ranks import run_ranks

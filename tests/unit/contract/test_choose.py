@@ -4,17 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer_contract.choose import (
-    Bounds,
-    Layout,
-    OnPack,
-    Packing,
-    Present,
-    change,
-    choices,
-    choose,
-    pays_to_recut,
-)
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, change, choices, choose, pays_to_recut
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer, StepTime
 
 PAPER_START = Layout(4, 1)

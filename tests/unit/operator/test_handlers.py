@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator import handlers
 from pipetransformer_operator.controller.ports import JobKey
-from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.store import ParsedJobs
 from pipetransformer_operator.kube.watches.jobs import KnownJobs

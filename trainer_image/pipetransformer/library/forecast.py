@@ -14,7 +14,8 @@ from pipetransformer.models import MicroBatchContext
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts
 from pipetransformer.pipeline.probe import Probe
 from pipetransformer.worker.process import choose_device
-from pipetransformer_contract.choose import Layout, Present
+from pipetransformer_contract.choose import Present
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 

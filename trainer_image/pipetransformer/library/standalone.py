@@ -40,7 +40,8 @@ from pipetransformer.state.control import Control
 from pipetransformer.storage import CheckpointInfo
 from pipetransformer.worker.process import choose_device
 from pipetransformer.worker.trainer import Ending, Trainer
-from pipetransformer_contract.choose import Bounds, Layout
+from pipetransformer_contract.choose import Bounds
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import TrainerSpec
 
 logger = logging.getLogger(__name__)

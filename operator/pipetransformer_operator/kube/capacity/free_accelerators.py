@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 
 from .node_fit import Amounts, NodeView, PodShape, allows, fits, node_view, requests_of

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_contract.api.requests import Object
 
 from .quantity import thousandths
 

@@ -7,8 +7,8 @@ has a node or is no longer wanted. Other jobs count it as taken, so each acceler
 from collections.abc import Sequence
 from typing import Protocol
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey, Room
-from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 
 from .free_accelerators import FreeAccelerators

@@ -14,10 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from kubernetes.aio import client, config
 
-from pipetransformer_contract.api.requests import APPLY_PATCH as APPLY_PATCH  # `as`: other rooms import it from here
-from pipetransformer_contract.api.requests import JSON, failure_message
-from pipetransformer_contract.api.requests import MERGE_PATCH as MERGE_PATCH
-from pipetransformer_contract.api.requests import Object as Object
+from pipetransformer_contract.api.requests import APPLY_PATCH, JSON, Object, failure_message
 from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.controller.slots import Slots
 

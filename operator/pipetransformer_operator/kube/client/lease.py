@@ -12,10 +12,11 @@ import time
 from datetime import UTC, datetime
 from typing import Protocol
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import Stopwatch
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
 
-from .api import Api, NotFound, Object
+from .api import Api, NotFound
 
 logger = logging.getLogger(__name__)
 NAME = "pipetransformer-operator"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.channel.tls.certificate import (
     Authority,
     load_new_certificate,
@@ -21,7 +22,7 @@ from pipetransformer_operator.channel.tls.certificate import (
 )
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 
 logger = logging.getLogger(__name__)
 SECRET = "pipetransformer-channel-ca"

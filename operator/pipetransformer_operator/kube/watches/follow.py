@@ -8,8 +8,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Object, Query
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 
 logger = logging.getLogger(__name__)
 #: How long a watch stays open.

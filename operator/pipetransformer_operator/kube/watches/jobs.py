@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
-from pipetransformer_operator.kube.client.api import METADATA_ONLY, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import METADATA_ONLY, Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 
 from .pod_watch import PodWatch

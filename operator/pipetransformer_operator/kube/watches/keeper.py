@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound, Object, Query
+from pipetransformer_operator.kube.client.api import Api, NotFound, Query
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, Publisher
 from pipetransformer_operator.kube.workers.protection import Protection

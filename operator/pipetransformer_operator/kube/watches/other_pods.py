@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import Stopwatch
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, requests_of, shape_of
-from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.plan import Waiting
 

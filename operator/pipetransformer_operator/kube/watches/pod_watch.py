@@ -8,9 +8,10 @@ import asyncio
 from collections.abc import Iterable
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey, Refused
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
-from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.workers.pods import holds_accelerators, observable
 

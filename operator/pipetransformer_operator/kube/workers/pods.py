@@ -6,7 +6,7 @@ from typing import Any
 
 from pipetransformer_contract.api import KIND, PipeTrainingJob
 from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL, WORKER_LABEL
-from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import NOT_SET_UP, Worker, WorkerPhase
 from pipetransformer_operator.plan.last_words import MAX_WORDS, last_words, report_in

@@ -13,11 +13,12 @@ from typing import Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
 from pipetransformer_operator.kube.capacity.reservations import NO_ROOM_KNOWN, Reservations, awaits_room
-from pipetransformer_operator.kube.client.api import Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name

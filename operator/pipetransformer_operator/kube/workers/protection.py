@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, NAMESPACE_LABEL
+from pipetransformer_contract.api.requests import APPLY_PATCH, Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import APPLY_PATCH, Api, NotFound, Object
+from pipetransformer_operator.kube.client.api import Api, NotFound
 
 from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from pipetransformer_contract.api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.job import ClaimFrom
 from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.template import CHANNEL_FOLDER
 from pipetransformer_contract.spec import Output
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.plan import worker_name
 

@@ -55,7 +55,4 @@ def gpu_seconds_saved(status: JobStatus, now: datetime) -> float:
     """GPU-seconds that packing left to others until `now`."""
     if status.gpu_seconds_time is None:
         return status.gpu_seconds_saved
-    saved = status.gpus.saved
-    if saved is None:  # of an operator that did not note it
-        saved = max(0, status.initial_workers - status.gpus.held)
-    return status.gpu_seconds_saved + saved * max(0.0, (now - status.gpu_seconds_time).total_seconds())
+    return status.gpu_seconds_saved + status.gpus.saved * max(0.0, (now - status.gpu_seconds_time).total_seconds())

@@ -42,7 +42,7 @@ def _spares(draft: Draft) -> set[int]:
     generation, status = draft.status.generation, draft.status
     assert generation is not None
     living = {worker.id for worker in draft.view.wanted if worker.alive} & set(status.leaving_ids)
-    living -= {*draft.view.surplus_ids, *quota.lost_ids(status, draft.observed)}
+    living -= {*status.surplus_ids, *quota.lost_ids(status, draft.observed)}
     if draft.view.on_pack is OnPack.HOLD:
         return living
     needed = max(0, target(draft).workers - len(generation.members))
@@ -54,6 +54,6 @@ def _let_go(draft: Draft, ids: list[int], why: str) -> None:
     assert generation is not None
     if not ids:
         return
-    draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(draft.view.surplus_ids) & set(ids))}))
+    draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(status.surplus_ids) & set(ids))}))
     why = f"generation {generation.layout_generation} ({generation.reason.value}): {why}"
     draft.keep_workers(draft.view.wanted_ids - set(ids), why)

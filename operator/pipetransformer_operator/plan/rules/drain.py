@@ -116,16 +116,14 @@ def _set_deadline(draft: Draft) -> None:
     joining = set(draft.view.joining_ids)
     going = {one.id: one for one in draft.view.wanted if one.alive and one.draining and one.id not in joining}
     if not going:
-        draft.update(drain_deadline=None, drains=None)
+        draft.update(drain_deadline=None, drains=[])
         return
     timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
     drains = [
         one.model_copy(update={"worker_ids": left})
-        for one in status.drains or ()
+        for one in status.drains
         if (left := [key for key in one.worker_ids if key in going])
     ]
-    if not drains and not status.drains and status.drain_deadline is not None:  # an older operator noted the time only
-        drains = [Drain(time=status.drain_deadline - timeout, worker_ids=list(going))]
     known = {key for one in drains for key in one.worker_ids}
     new = [worker for key, worker in going.items() if key not in known]
     members = {member.name for member in generation.members} if generation else set()

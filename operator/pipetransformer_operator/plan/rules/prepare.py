@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
-from pipetransformer_contract.choose import Layout, OnPack
+from pipetransformer_contract.choose import OnPack
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.plan import generations, layouts, leavers, workforce
 from pipetransformer_operator.plan.draft import Draft

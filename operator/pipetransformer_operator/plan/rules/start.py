@@ -8,7 +8,7 @@ what they hold (`gangs`). A worker that ends before the job trains is replaced, 
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft

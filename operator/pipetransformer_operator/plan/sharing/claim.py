@@ -10,7 +10,7 @@ import heapq
 from datetime import timedelta
 
 from pipetransformer_contract.api.job import ClaimFrom
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from pipetransformer_contract.api.job import JobSpec, PipeTrainingJob
 from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase
-from pipetransformer_contract.choose import Layout, OnPack, choices
+from pipetransformer_contract.choose import OnPack, choices
+from pipetransformer_contract.layout import Layout
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import Observed, Worker

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_contract.api.requests import Object
 from tests.testkit.cluster.api_server import ApiServer, api_server
 
 from .cluster import control_plane, make_namespaces, processor_seconds, requests, spent

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
-from pipetransformer_operator.kube.client.api import MERGE_PATCH, NotFound, Object
+from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.cluster.api_server import ApiServer
 
 GPU = "nvidia.com/gpu"

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_operator.kube.client.api import Object
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.kube.trust.authority import CA_FILE, SECRET
 from tests.testkit.cluster.api_server import ApiServer, api_server
 from tools.devcluster.layout import Layout

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import ClientConnectorCertificateError, ClientSession, web
 from aiohttp.test_utils import TestServer
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.channel.tls.certificate import (
     AUTHORITY_LIFETIME,
     RENEWAL,
@@ -24,7 +25,7 @@ from pipetransformer_operator.channel.tls.certificate import (
     signing,
 )
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.client.api import NotFound, Object
+from pipetransformer_operator.kube.client.api import NotFound
 from pipetransformer_operator.kube.trust.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
 from tests.testkit.operator.fake_lease_api import FakeApi
 

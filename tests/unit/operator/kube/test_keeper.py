@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Object, Query
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Query
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.kube.trust import authority
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE, Publisher

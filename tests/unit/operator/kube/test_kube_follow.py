@@ -2,8 +2,8 @@
 
 import pytest
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Unavailable
-from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.watches.follow import Followed, follow
 from tests.testkit.operator.scripted_api import Answer, Listed, ScriptedApi
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey, Unavailable
-from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches import jobs
 from pipetransformer_operator.kube.watches.jobs import KnownJobs

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Object, Query
+from pipetransformer_contract.api.requests import Object
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.client.lease import Lease, LeaseLost
 from tests.testkit.operator.fake_lease_api import FakeApi
 

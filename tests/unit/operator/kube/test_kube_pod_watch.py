@@ -3,8 +3,9 @@
 import pytest
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import NO_QUERY, Object, Query
+from pipetransformer_operator.kube.client.api import NO_QUERY, Query
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches import follow
 from pipetransformer_operator.kube.watches.pod_watch import PodWatch

@@ -9,9 +9,10 @@ import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
-from pipetransformer_operator.kube.client.api import Api, Object
+from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.plan import Worker

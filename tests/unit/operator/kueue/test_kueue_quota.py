@@ -7,9 +7,10 @@ import pytest
 
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.controller.ports import Refused, Unavailable
-from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Object, Query
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.events import NO_LISTENER
 from pipetransformer_operator.kueue import quota
 from pipetransformer_operator.kueue.quota import KueueQuota, NoKueue

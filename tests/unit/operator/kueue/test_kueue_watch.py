@@ -3,8 +3,8 @@
 import pytest
 
 from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import Object
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.kueue.watch import Workloads
 from tests.testkit.operator.scripted_api import Answer, Listed, ScriptedApi

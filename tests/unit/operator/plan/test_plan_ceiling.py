@@ -119,20 +119,6 @@ def test_what_a_failure_takes_is_not_saved_by_packing() -> None:
     assert (world.shape, world.status.gpus.saved) == ((2, 1), 4)
 
 
-@pytest.mark.parametrize("on_pack", ["Widen", "Release"])
-def test_what_an_operator_saved_that_did_not_note_how_many_goes_on(on_pack: str) -> None:
-    world = World(make_job().stages(4).workers(4).checkpoint().on_pack(on_pack))
-    world.start()
-    world.commit(boundary=8)
-    world.commit(checkpoint=8)
-    world.leave()
-    gpus = world.status.gpus.model_copy(update={"saved": None})
-    world.status = world.status.model_copy(update={"gpus": gpus})
-    world.wait(100)
-    world.settle()
-    assert world.status.gpu_seconds_saved == pytest.approx(200 if on_pack == "Release" else 0)
-
-
 @pytest.mark.parametrize("on_pack", ["Widen", "Release", "Hold", "Auto"])
 def test_below_a_ceiling_that_was_lifted_a_job_has_its_starting_size_again_and_that_is_no_claim(on_pack: str) -> None:
     world = World(make_job().stages(2).workers(6).checkpoint().on_pack(on_pack))

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.api.status import ConditionType, JobStatus
+from pipetransformer_contract.api.status import ConditionType
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
 from tests.testkit.operator.builders import make_job
@@ -279,23 +279,6 @@ def test_once_the_worker_that_was_cordoned_last_is_gone_the_one_before_it_has_th
     assert stay(world) == len(world.status.worker_ids)
     world.wait(1)
     assert stay(world) == 3
-
-
-def test_the_drain_of_an_operator_that_did_not_note_its_workers_keeps_its_time() -> None:
-    world = World(make_job().stages(2).workers(2, least=2))
-    world.start()
-    world.unschedulable = True
-    cordon(world, "digits-w0")
-    deadline = world.status.drain_deadline
-    assert deadline is not None
-    world.wait(590)
-    known = world.status.to_wire()
-    fields = known.keys() - {"drains"}
-    world.status = JobStatus.model_validate({key: known[key] for key in fields})
-    world.settle()
-    assert world.status.drain_deadline == deadline
-    cordon(world, "digits-w1")
-    assert world.status.drain_deadline == deadline + timedelta(seconds=590)
 
 
 def test_replacements_that_tolerate_cordons_do_not_renew_the_time_of_the_drain_nor_are_they_made_for_ever() -> None:

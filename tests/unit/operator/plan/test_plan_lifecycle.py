@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer_contract.api.labels import QUEUE_LABEL
-from pipetransformer_contract.api.status import ConditionType, JobStatus, State
+from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.testkit.operator.builders import make_job
@@ -110,23 +110,6 @@ def test_leavers_are_deleted_only_after_the_commit_and_a_durable_checkpoint_at_t
     world.wait(100)
     world.finish(Outcome.SUCCEEDED)
     assert world.status.gpu_seconds_saved == pytest.approx(200)
-
-
-@pytest.mark.parametrize("on_pack", ["Release", "Hold"])
-def test_leavers_of_an_operator_that_did_not_note_which_are_surplus_are_released_as_it_had_released_them(
-    on_pack: str,
-) -> None:
-    world = World(make_job().stages(4).workers(4).checkpoint().on_pack(on_pack))
-    world.start()
-    world.commit(boundary=8)
-    world.commit()
-    world.leave()
-    known = world.status.to_wire()
-    world.status = JobStatus.model_validate({key: known[key] for key in known.keys() - {"surplusIds"}})
-    assert len(world.status.leaving_ids) == 2
-    world.commit(checkpoint=8)
-    assert not world.status.leaving_ids
-    assert world.status.gpus.released == (2 if on_pack == "Release" else 0)
 
 
 def test_a_claim_trains_on_until_all_new_workers_are_ready() -> None:

@@ -32,7 +32,7 @@ from pipetransformer.elastic.generations.operator_channel import (
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError, host_store
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import HashStore, PrefixStore
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Ready, Report, ResizeReason
 from tests.testkit.trainer.stub_channel import StubChannel
 

@@ -16,7 +16,7 @@ from pipetransformer.elastic.generations.channel_source import ChannelSource
 from pipetransformer.elastic.generations.member_list import hand_on, place_of, take_over
 from pipetransformer.elastic.generations.operator_channel import Channel
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
-from pipetransformer_contract.choose import Layout
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Ready, ResizeReason
 from tests.testkit.trainer.stub_channel import StubChannel
 

@@ -23,7 +23,8 @@ from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousH
 from pipetransformer.elastic.generations.standalone_world import Chooser, Follower, World, worker_name
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.worker.torchrun_agent import GENERATION, OneGeneration
-from pipetransformer_contract.choose import Bounds, Layout, Packing
+from pipetransformer_contract.choose import Bounds, Packing
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason, StepTime
 from tests.testkit.trainer.ranks import run_ranks
 from tests.testkit.trainer.script import run

@@ -25,7 +25,8 @@ from pipetransformer.partition import (
     spans,
     training_seconds,
 )
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, choose
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, choose
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 from tests.testkit.trainer.partition_cases import CASES, Shape, greedy, largest
 

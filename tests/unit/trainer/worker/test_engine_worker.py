@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pipetransformer.storage import latest, load_model
-from pipetransformer_contract.choose import Layout, OnPack, Packing
+from pipetransformer_contract.choose import OnPack, Packing
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Ready, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.harness import Ran, run_job

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.elastic.transport.groups import Store
-from pipetransformer_contract.choose import Bounds, Layout, OnPack, Packing, Present, change
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, change
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 
 #: Prefix of the identity of every run in a fixed world.
