@@ -141,32 +141,22 @@ class MountedCertificate:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._context = server_context()
-        self._trusted = b""
+        self.context = server_context()
+        self.trusted = b""
         self._shown = b""
-
-    @property
-    def context(self) -> ssl.SSLContext:
-        """See `Certificate`."""
-        return self._context
-
-    @property
-    def trusted(self) -> bytes:
-        """See `Certificate`."""
-        return self._trusted
 
     async def refresh(self) -> None:
         """See `Certificate`."""
         try:
             trusted = (self._folder / "ca.crt").read_bytes()
             authorities = set(x509.load_pem_x509_certificates(trusted))
-            if self._trusted and not authorities <= set(x509.load_pem_x509_certificates(self._trusted)):
-                self._trusted = self._shown + b"\n" + trusted
+            if self.trusted and not authorities <= set(x509.load_pem_x509_certificates(self.trusted)):
+                self.trusted = self._shown + b"\n" + trusted
                 return
-            self._context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+            self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
         except (OSError, ValueError) as error:
             raise ValueError(f"{self._folder}: cannot load tls.crt, tls.key and ca.crt: {error}") from error
-        self._trusted = self._shown = trusted
+        self.trusted = self._shown = trusted
 
 
 def _builder(

@@ -7,7 +7,6 @@ the lease, because a write fails if the Secret changed since it was read.
 import asyncio
 import base64
 import logging
-import ssl
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -50,25 +49,15 @@ class KeptAuthority:
         self._folder = f"/api/v1/namespaces/{namespace}/secrets"
         self._hosts = hosts
         self._clock = clock
-        self._context = server_context()
-        self._trusted = b""
-
-    @property
-    def context(self) -> ssl.SSLContext:
-        """See `Certificate`."""
-        return self._context
-
-    @property
-    def trusted(self) -> bytes:
-        """See `Certificate`."""
-        return self._trusted
+        self.context = server_context()
+        self.trusted = b""
 
     async def refresh(self) -> None:
         """See `Certificate`."""
         now = self._clock()
         authorities = await self._renew(now)
-        load_new_certificate(self._context, signing(authorities, now), self._hosts, now)
-        self._trusted = b"".join(one.certificate for one in authorities)
+        load_new_certificate(self.context, signing(authorities, now), self._hosts, now)
+        self.trusted = b"".join(one.certificate for one in authorities)
 
     async def _renew(self, now: datetime) -> tuple[Authority, ...]:
         while True:
