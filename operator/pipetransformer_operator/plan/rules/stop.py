@@ -33,11 +33,13 @@ def begin(draft: Draft) -> None:
 
 
 def give_back(draft: Draft, why: str) -> None:
-    """Gives all workers back, members last: those that may still leave a checkpoint are kept until the stop's end.
+    """Releases all workers. Members that may still write a checkpoint are kept until the stop's end.
 
-    Once no member is kept and no pod is left, the generation is forgotten, but never its number.
+    Once no member is kept and no pod is left, the generation is forgotten, but never its number. No event tells these
+    deletions, because the event of the stop does.
     """
     begin(draft)
+    draft.explained_ids = frozenset(worker.id for worker in draft.observed.workers)
     draft.keep_workers(draft.view.ids_of(_saving(draft)), why)
     draft.update(next_resize_time=None, resize_failures=0, slow_starts=0)
     if not draft.status.worker_ids:

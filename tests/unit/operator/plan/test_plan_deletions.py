@@ -30,10 +30,9 @@ def finish(world: World) -> None:
     ("happens", "why"),
     [
         (release, "generation 2 (Release): it has left, and the present layout needs fewer workers"),
-        (suspend, "spec.suspend is true"),
         (finish, "the job has ended (spec.runPolicy.cleanPodPolicy)"),
     ],
-    ids=["a release", "a suspension", "the end of the job"],
+    ids=["a release", "the end of the job"],
 )
 def test_an_event_says_why_living_workers_are_deleted(happens: Callable[[World], None], why: str) -> None:
     world = World(make_job().stages(2).workers(4).on_pack("Release"))
@@ -53,9 +52,20 @@ def test_the_event_of_a_lost_worker_is_not_repeated_by_one_of_its_deletion() -> 
     assert "WorkerLost" in reasons and "WorkersDeleted" not in reasons
 
 
-def test_a_worker_whose_deletion_is_refused_is_told_once() -> None:
+def test_the_event_of_a_suspension_is_not_repeated_by_one_of_its_deletions() -> None:
     world = training()
-    world.keeps_pods = "denied"
     suspend(world)
+    assert world.deleted_alive
+    reasons = [event.reason for event in world.told]
+    assert "SuspendedByUser" in reasons and "WorkersDeleted" not in reasons
+
+
+def test_a_worker_whose_deletion_is_refused_is_told_once() -> None:
+    world = World(make_job().stages(2).workers(4).on_pack("Release"))
+    world.start()
+    world.keeps_pods = "denied"
+    release(world)
+    world.wait(60)
+    world.settle()
     told = [event for event in world.told if event.reason == "WorkersDeleted"]
-    assert len(told) == 1 and told[0].message.startswith("Deleting digits-w0, digits-w1, digits-w2, digits-w3: ")
+    assert len(told) == 1 and told[0].message.startswith("Deleting digits-w")

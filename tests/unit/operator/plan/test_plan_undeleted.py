@@ -50,14 +50,14 @@ def test_a_suspended_job_says_who_is_not_deleted_and_why_until_they_are(deleted:
     status, why, message = says(world, ConditionType.SUSPENDED)
     assert (status, why) == (ConditionStatus.TRUE, "DeletionRefused")
     assert message.endswith(f"the cluster refuses to delete digits-w0, digits-w1: {WORDS}")
-    assert reasons(world) == [reason, "StepsLost", "WorkersDeleted", "DeletionRefused"], "each is told once"
+    assert reasons(world) == [reason, "StepsLost", "DeletionRefused"], "each is told once"
     assert not any("deleted" in event.message for event in world.told if event.reason == "SuspendedByUser")
     assert (world.status.gpus.held, len(world.workers)) == (2, 2)
 
     let_go(world)
     assert says(world, ConditionType.SUSPENDED)[1] == reason
     assert (world.status.gpus.held, world.workers) == (0, {})
-    assert reasons(world) == [reason, "StepsLost", "WorkersDeleted", "DeletionRefused"]
+    assert reasons(world) == [reason, "StepsLost", "DeletionRefused"]
 
 
 def test_a_job_that_trains_says_so_while_it_trains_on_and_recovers() -> None:
