@@ -48,10 +48,12 @@ class Savings:
 
 
 def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
-    """The job's phases in order. If freezing depends on gradients: one phase for each possible number of frozen layers.
+    """Predict the phases of a run, in order. In a phase the frozen layers and the layout stay the same.
+
+    If the policy decides by gradients, times are unknown: there is one phase for each number of frozen layers.
 
     Raises:
-        ValueError: the job cannot start, because no layout fits the bounds of its spec.
+        ValueError: no layout fits the numbers of workers that the spec allows.
     """
     moves = forecast.boundaries()
     points: list[tuple[int | None, int]] = [(0, 0)]

@@ -1,1 +1,1 @@
-"""What operator and trainer say to each other, the trainer's part of the spec, and the pure choice of a layout."""
+"""Messages between operator and trainer, the job's API, and the choice of a layout."""

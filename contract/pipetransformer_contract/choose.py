@@ -1,7 +1,7 @@
-"""The choice of a layout: given what the model can do and what there is, which `(stages, pipelines)`?
+"""Chooses a layout `(stages, pipelines)` from what the model can do and how many workers there are.
 
-Pure and small: the operator calls it at every turn of its loop; where there is no operator the leader calls it over its
-fixed world. It keeps no memory, so the answer to the same question is always the same.
+The operator calls it in every turn of its loop. Without an operator the leader calls it for its fixed set of workers.
+It is pure and keeps no state, so the same arguments always give the same layout.
 """
 
 import math
@@ -14,8 +14,8 @@ from .messages import Offer
 
 #: A narrower layout may be this much slower than the present one before releasing its workers counts as a loss.
 RELEASE_TOLERANCE = 1.05
-#: What a regroup costs by `Paper`, in steps of the present layout. It measures nothing, so that it decides alike on all
-#: machines and in a plan; measured pauses were 0.2 to 10 steps long.
+#: Cost of a regroup with `Paper`, in steps of the present layout. `Paper` measures nothing, so that it decides the same
+#: on all machines and in a plan. Measured pauses were 0.2 to 10 steps long.
 PAPER_PAUSE_STEPS = 10
 
 
@@ -23,26 +23,26 @@ class OnPack(StrEnum):
     """What to do with the workers that packing frees."""
 
     WIDEN = "Widen"  #: use them as more pipelines
-    RELEASE = "Release"  #: give them back to the cluster
+    RELEASE = "Release"  #: release them to the cluster
     HOLD = "Hold"  #: keep them, idle and warm
-    AUTO = "Auto"  #: use them, unless another job would gain more by them: the operator says how many there are
+    AUTO = "Auto"  #: use them unless another job would gain more from them: the operator decides
 
     @property
     def widens(self) -> bool:
-        """Whether all workers that there are become pipelines."""
+        """Whether all available workers become pipelines."""
         return self in (OnPack.WIDEN, OnPack.AUTO)
 
 
 class Packing(StrEnum):
-    """Who says that a shorter pipeline is good."""
+    """The rule that decides when pipelines get shorter."""
 
     PAPER = "Paper"  #: halve while the largest stage needs no more memory than at the start (PipeTransformer, Eq. 2)
-    MEASURED = "Measured"  #: the least time to the end, by what was measured
+    MEASURED = "Measured"  #: least measured time to the end
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a layout. `initial` is the layout of the job's start; `bytes_budget` what its largest stage needed."""
+    """Limits of a layout. `initial` is the job's first layout; its largest stage needed `bytes_budget` bytes."""
 
     initial: Layout
     min_workers: int
@@ -54,12 +54,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What trains now, so that a change is weighed against going on.
+    """The layout that trains now, which a change is weighed against.
 
     Attributes:
-        layout: of the present generation.
-        step_seconds: of a step, its stages cut as they are; None before it was measured.
-        remaining_steps: until the job's end; None when unknown, as if there was no end.
+        layout: layout of the present generation.
+        step_seconds: step time with the stages as they are cut now; None before it was measured.
+        remaining_steps: steps until the job's end; None if unknown, which counts as no end.
     """
 
     layout: Layout
@@ -67,14 +67,14 @@ class Present:
     remaining_steps: int | None = None
 
     def share_of(self, pause_seconds: float) -> float:
-        """What a pause costs each of the remaining steps, in seconds."""
+        """Seconds of a pause for each remaining step."""
         if self.remaining_steps is None:
             return 0.0
         return pause_seconds / self.remaining_steps if self.remaining_steps else math.inf
 
     @property
     def ends(self) -> bool:
-        """Whether no other layout would train a step: members hear of it with the vote of the next one."""
+        """Whether no other layout would train a step, because members change layouts with the vote of the next step."""
         return self.remaining_steps is not None and self.remaining_steps <= 1
 
 
@@ -87,7 +87,7 @@ def choose(
     packing: Packing,
     present: Present | None = None,
 ) -> Layout | None:
-    """The best legal layout on at most `workers` workers, or None when there is none.
+    """The best legal layout on at most `workers` workers; None if no layout is legal.
 
     Args:
         offers: what the model can do now, one for each possible number of stages.
@@ -97,14 +97,14 @@ def choose(
         packing: the paper's deterministic rule or measurements.
         present: what trains now; `Measured` needs it to weigh a change.
 
-    With `Paper` the number of stages is halved from the initial one while the largest stage fits `bytes_budget`
-    (PipeTransformer, Algorithm 1 and Eq. 2); when fewer workers are left than that needs, the longest pipeline that
-    they carry is taken, for a job that trains tightly packed is worth more than one that waits.
+    `Paper` halves the number of stages from the initial one while the largest stage fits `bytes_budget`
+    (PipeTransformer, Algorithm 1 and Eq. 2). If there are fewer workers than that needs, it takes the longest pipeline
+    that they can form. A tightly packed job that trains is worth more than a job that waits.
 
-    With `Measured` the present layout is left only where the remaining steps gain more than the pause of the change
-    costs: `Widen` counts seconds, `Release` and `Hold` count worker-seconds among the layouts whose steps are about as
-    quick as the present ones. That test is all the hysteresis there is: what was worth leaving is never worth going
-    back to. As long as nothing has been measured the present layout stays, or the longest pipeline is taken.
+    `Measured` leaves the present layout only if the remaining steps gain more than the pause of the change costs.
+    `Widen` compares seconds. `Release` and `Hold` compare worker-seconds, among layouts about as fast as the present
+    one. No other hysteresis is needed, because a layout that was worth leaving is never worth returning to. Before
+    anything is measured, the present layout stays. Without a present layout it takes the longest pipeline.
 
     Before the last step a layout that is still possible stays, because no other one would train a step.
     """
@@ -119,10 +119,10 @@ def choose(
 
 
 def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing: Packing) -> set[Layout]:
-    """What `choose` answers, for one number of workers or another, as long as nothing trains.
+    """All layouts that `choose` returns for any number of workers while nothing trains.
 
-    `on_pack` must widen: then the best layout of some workers is that of fewer, too, as long as they carry it. So a
-    pass over what was measured does for all numbers.
+    `on_pack` must widen. Then the best layout of some workers is also the best of fewer workers, down to its own size.
+    So one pass over the measured layouts covers all numbers of workers.
     """
     found, limit = set(), bounds.max_workers
     if packing is Packing.MEASURED:
@@ -142,19 +142,20 @@ def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing
 def change(
     offers: Sequence[Offer], workers: int, bounds: Bounds, *, on_pack: OnPack, packing: Packing, present: Present
 ) -> Layout | None:
-    """The layout to regroup to: another one, or the present one where its stages are cut anew; None to train on.
+    """The layout to regroup to; None to train on without a regroup.
 
-    Args are those of `choose`. The leader of a fixed world and `pipetransformer plan` ask this; the operator, which has
-    several numbers of workers to ask about, asks for both halves itself.
+    It is another layout, or the present one if cutting its stages again pays. The arguments are those of `choose`. The
+    leader of a fixed set of workers and `pipetransformer plan` call this. The operator has several numbers of workers
+    to compare, so it calls `choose` and `pays_to_recut` itself.
     """
     best = choose(offers, workers, bounds, on_pack=on_pack, packing=packing, present=present)
     return None if best == present.layout and not pays_to_recut(offers, present, packing) else best
 
 
 def pays_to_recut(offers: Sequence[Offer], present: Present, packing: Packing) -> bool:
-    """Whether the present layout, its stages cut anew, gains more in the remaining steps than the pause costs.
+    """Whether cutting the stages of the present layout again gains more in the remaining steps than the pause costs.
 
-    `Paper` takes the pause for `PAPER_PAUSE_STEPS` steps. A layout that was cut anew promises no further gain.
+    For `Paper` the pause costs `PAPER_PAUSE_STEPS` steps. A layout that was just cut again promises no further gain.
     """
     if present.step_seconds is None or present.ends:
         return False
@@ -182,7 +183,7 @@ def _paper_stages(by_stages: dict[int, Offer], bounds: Bounds) -> int:
 
 
 def _pipelines(stages: int, limit: int, bounds: Bounds, on_pack: OnPack) -> range:
-    """Legal widths at `stages`, ascending: within the bounds, and no wider than needed unless packing widens."""
+    """Legal numbers of pipelines at `stages`, ascending. They are no larger than needed unless packing widens."""
     fewest = max(bounds.min_pipelines, -(-bounds.min_workers // stages))
     most = min(limit // stages, bounds.max_pipelines)
     if not on_pack.widens:
@@ -191,7 +192,7 @@ def _pipelines(stages: int, limit: int, bounds: Bounds, on_pack: OnPack) -> rang
 
 
 def _widest(candidates: Sequence[int], limit: int, bounds: Bounds, on_pack: OnPack) -> Layout | None:
-    """The first number of stages, in the order given, that the workers carry at all, as wide as it may be."""
+    """The widest layout at the first candidate number of stages that the workers suffice for."""
     for stages in candidates:
         if widths := _pipelines(stages, limit, bounds, on_pack):
             return Layout(stages, widths[-1])
@@ -199,12 +200,12 @@ def _widest(candidates: Sequence[int], limit: int, bounds: Bounds, on_pack: OnPa
 
 
 def _possible(layout: Layout, by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack) -> bool:
-    """Whether a layout is legal and, being offered, fits the workers' memory."""
+    """Whether a layout is legal and fits in the workers' memory. Only layouts that fit are offered."""
     return layout.stages in by_stages and layout.pipelines in _pipelines(layout.stages, limit, bounds, on_pack)
 
 
 def _measured(by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack) -> dict[Layout, float]:
-    """Seconds of a step, by legal layout."""
+    """Step time in seconds, by legal layout."""
     seconds: dict[Layout, float] = {}
     for stages, offer in by_stages.items():
         legal = _pipelines(stages, limit, bounds, on_pack)
@@ -215,7 +216,7 @@ def _measured(by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: 
 def _cheapest(
     by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack, present: Present | None
 ) -> Layout | None:
-    """The layout with the cheapest remaining steps, what the pause costs each of them included."""
+    """The layout with the cheapest remaining steps, including each step's share of the pause."""
     if present and not _possible(present.layout, by_stages, limit, bounds, on_pack):
         present = None
     seconds = _measured(by_stages, limit, bounds, on_pack)

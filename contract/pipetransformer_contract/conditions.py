@@ -1,7 +1,8 @@
-"""Conditions on fields of a spec, said once: the API server reads them as CEL, a program's spec is checked in Python.
+"""Conditions on fields of a spec, written once for CEL and for Python.
 
-`field("policy").is_not("Always") | field("memory_bytes").above(0)` is the CEL `self.policy != 'Always' ||
-self.memoryBytes > 0`, and a function of the spec that says the same.
+The API server evaluates the CEL, and Python checks a program's spec. For example,
+`field("policy").is_not("Always") | field("memory_bytes").above(0)` becomes the CEL
+`self.policy != 'Always' || self.memoryBytes > 0` and a function of the spec with the same result.
 """
 
 import re
@@ -14,7 +15,7 @@ from pydantic.alias_generators import to_camel
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """`holds` takes the spec's type. `operator` is the one that joins the parts of `cel`, if it has parts."""
+    """A condition on a spec. `holds` checks a spec. `operator` joins the parts of `cel`; empty for one part."""
 
     cel: str
     holds: Callable[[Any], bool]
@@ -38,7 +39,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Something to compare. `of` takes the spec's type."""
+    """A value to compare. `of` reads it from a spec."""
 
     cel: str
     of: Callable[[Any], Any]
@@ -63,7 +64,7 @@ class Value:
         return Condition(f"{self.cel}.startsWith({text!r})", lambda spec: bool(self.of(spec).startswith(text)))
 
     def matches(self, pattern: str) -> Condition:
-        """Whether it has a match anywhere. In CEL `$` is the end of the text, and no line break before it."""
+        """Whether the pattern matches anywhere. In CEL `$` matches only the end of the text, not a line break."""
         compiled = re.compile(re.sub(r"\$$", r"\\Z", pattern))
         return Condition(f"{self.cel}.matches('{pattern}')", lambda spec: compiled.search(self.of(spec)) is not None)
 
@@ -72,26 +73,26 @@ class Value:
 
 
 def field(name: str) -> Value:
-    """A field by its name in Python."""
+    """The field with this Python name."""
     return Value(f"self.{to_camel(name)}", lambda spec: getattr(spec, name))
 
 
 def given(name: str) -> Condition:
-    """Whether an optional field is there."""
+    """Whether an optional field is set."""
     return Condition(f"has(self.{to_camel(name)})", lambda spec: getattr(spec, name) is not None)
 
 
 def size(name: str) -> Value:
-    """Number of entries of a list."""
+    """Number of items of a list."""
     return Value(f"size(self.{to_camel(name)})", lambda spec: len(getattr(spec, name)))
 
 
 def exactly_one(one: str, other: str) -> Condition:
-    """Whether exactly one of two optional fields is there."""
+    """Whether exactly one of two optional fields is set."""
     first, second = given(one), given(other)
     return Condition(f"{first.cel} != {second.cel}", lambda spec: first.holds(spec) != second.holds(spec))
 
 
 def not_both(one: str, other: str) -> Condition:
-    """Whether at most one of two optional fields is there."""
+    """Whether at most one of two optional fields is set."""
     return ~given(one) | ~given(other)

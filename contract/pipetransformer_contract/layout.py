@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`stages` workers a pipeline (K) times `pipelines` (R)."""
+    """A layout of `pipelines` pipelines (R) with `stages` workers each (K)."""
 
     stages: int
     pipelines: int
@@ -16,6 +16,6 @@ class Layout:
 
     @property
     def words(self) -> str:
-        """Such as `1 pipeline of 4 stages`, for messages."""
+        """The layout in words for messages, such as `1 pipeline of 4 stages`."""
         pipelines = "1 pipeline" if self.pipelines == 1 else f"{self.pipelines} pipelines"
         return f"{pipelines} of {self.stages} stage{'' if self.stages == 1 else 's'}"

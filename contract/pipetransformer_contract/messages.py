@@ -1,7 +1,7 @@
 """Messages of the channel: what workers report and which generations they get.
 
-A report is the whole state of the job as its leader knows it. It is sent again until acknowledged and ordered by
-(`layout_generation`, `step`), so a replay is harmless and a lost one costs nothing.
+A report is the whole state of the job as its leader knows it. The leader sends it until the operator acknowledges it.
+Reports are ordered by (`layout_generation`, `step`), so repeated and lost ones do no harm.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _check_distinct(keys: Sequence[int], name: str) -> None:
-    """Refuses a key that is there twice: it is an error here, and not only once the status is to be written."""
+    """Refuses a duplicate key here, so that it does not fail later when the status is written."""
     if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
         raise ValueError(f"more than one has {name} {twice[0]}")
 
@@ -34,31 +34,32 @@ def _check_distinct(keys: Sequence[int], name: str) -> None:
 class Member(Wire):
     """A worker of a generation. `address` is host:port of the TCPStore that this worker hosts."""
 
-    name: Name = Field(description="The pod's.")
-    uid: Name = Field(description="The pod's.")
-    address: Name = Field(description="host:port of its store.")
-    node: str = Field(default="", max_length=253, description="Where it runs.")
+    name: Name = Field(description="Name of the pod.")
+    uid: Name = Field(description="UID of the pod.")
+    address: Name = Field(description="host:port of the worker's store.")
+    node: str = Field(default="", max_length=253, description="Node that the worker runs on.")
 
 
 class ResizeReason(StrEnum):
     """Why a generation exists."""
 
     START = "Start"  #: the job's first layout, also after a resume
-    PACK = "Pack"  #: fewer stages, the same workers: more pipelines
-    DEEPEN = "Deepen"  #: more stages on no more workers, because layers train again
+    PACK = "Pack"  #: fewer stages with the same workers, so more pipelines
+    DEEPEN = "Deepen"  #: more stages without more workers, because layers train again
     RELEASE = "Release"  #: fewer workers, because the model no longer needs them
     CLAIM = "Claim"  #: more workers
-    FAILURE = "Failure"  #: a member was lost, or members that live lost each other
+    FAILURE = "Failure"  #: a member was lost, or live members lost their connections
     DRAIN = "Drain"  #: a member was taken away: preempted, evicted, drained or deleted
     SPEC = "Spec"  #: the user changed elasticPolicy
-    BALANCE = "Balance"  #: the same layout, its stages cut anew for what is frozen now
-    UNDO = "Undo"  #: the generation before could not be committed, or trained in its memory: back to what could
+    BALANCE = "Balance"  #: the same layout, with stages cut again for the layers that are frozen now
+    UNDO = "Undo"  #: back to a layout that works: the last one could not be committed, or ran out of memory
 
 
 class GenerationNotice(Wire):
-    """Tells a worker that a generation names it, and where its members meet: all that most workers ask the channel for.
+    """Tells a worker that a generation names it, and where its members meet.
 
-    The leader hands the `Generation` on in the store that it hosts, under the same three keys.
+    Most workers ask the channel only for this. They get the `Generation` from the store that the leader hosts, under
+    the same three keys.
     """
 
     job_uid: Name
@@ -67,37 +68,41 @@ class GenerationNotice(Wire):
     leader: Member
 
     def announces(self, generation: "Generation") -> bool:
-        """Whether this is the notice of `generation`, and of no other."""
+        """Whether this is exactly the notice of `generation`."""
         return generation.leader in [member.name for member in generation.members] and generation.notice() == self
 
 
 class Generation(Wire):
-    """One published layout and its members, in rank order. It stands in the job's status before the channel shows it.
+    """One published layout and its members, in rank order. The operator writes it to the status before it publishes it.
 
-    `leavers` hold state until the members have committed this generation; then they wait for one that names them, or
-    for their end. The leader hosts the store of the rendezvous; `nonce` keeps the keys of two generations, or of two
-    jobs that got the same address, apart. A checkpoint must know `boundary`, in force since `boundary_step`, before
-    leavers are given back. A `confirmed_generation` below `layout_generation` says that the change is still under way.
-    Workers do not get the last three fields, which the operator changes.
+    `leavers` hold state until the members have committed this generation. Then they wait for one that names them, or
+    are deleted. The leader hosts the store of the rendezvous. `nonce` keeps the keys of two generations apart, and
+    those of two jobs with the same address. `boundary` is in force since `boundary_step`. Leavers are released once a
+    checkpoint includes it. The resize is in progress while `confirmed_generation` is below `layout_generation`.
+    The operator changes the last three fields, so workers do not get them.
     """
 
-    job_uid: Name = Field(description="Of the job that it belongs to.")
+    job_uid: Name = Field(description="UID of the job.")
     layout_generation: Positive = Field(description="Number of the generation.")
-    stages: Positive = Field(description="Workers a pipeline (K).")
+    stages: Positive = Field(description="Workers per pipeline (K).")
     pipelines: Positive = Field(description="Data-parallel width (R).")
     members: list[Member] = Field(min_length=1, max_length=MAX_MEMBERS, description="Workers in rank order.")
     leavers: list[Member] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Workers that hold state until the members committed."
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="Workers that hold state until the members have committed.",
     )
     leader: Name = Field(description="Member that hosts the rendezvous and reports.")
-    nonce: Name = Field(description="Keeps the keys of two rendezvous apart; no secret.")
+    nonce: Name = Field(description="Keeps the keys of two rendezvous apart. It is not a secret.")
     reason: ResizeReason
     boundary: Count = Field(default=0, description="Frozen layers that the layout was chosen for.")
-    boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
-    confirmed_generation: Count = Field(default=0, description="Newest generation that the leader reported committed.")
-    published_time: datetime | None = Field(default=None, description="When it was published.")
+    boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
+    confirmed_generation: Count = Field(
+        default=0, description="Newest generation that the leader reported as committed."
+    )
+    published_time: datetime | None = Field(default=None, description="When the generation was published.")
     broken_before: Count = Field(
-        default=0, description="Generations in a row before it in which no step was made, although all members live."
+        default=0, description="Previous generations in a row that made no step although all members live."
     )
 
     @property
@@ -109,18 +114,19 @@ class Generation(Wire):
         return self.confirmed_generation >= self.layout_generation
 
     def covered_by(self, checkpoint: "DurableCheckpoint | None") -> bool:
-        """Whether a restart from the checkpoint would know the boundary that the layout was chosen for, or come from
-        the layout itself (after a failure it may start at an earlier step)."""
+        """Whether the checkpoint includes the boundary that the layout was chosen for, or was written by the layout.
+
+        After a failure the layout itself may start at an earlier step."""
         return checkpoint is not None and (
             checkpoint.step >= self.boundary_step or checkpoint.layout_generation >= self.layout_generation
         )
 
     def for_workers(self) -> "Generation":
-        """What the channel hands to members and leavers: it never changes."""
+        """The generation as the channel gives it to members and leavers. It never changes."""
         return self.model_copy(update={"confirmed_generation": 0, "published_time": None, "broken_before": 0})
 
     def notice(self) -> GenerationNotice:
-        """What each worker of it is told first.
+        """The message that each of its workers gets first.
 
         Raises:
             ValueError: the leader is not among the members.
@@ -145,9 +151,9 @@ class Generation(Wire):
 
 
 class Ready(Wire):
-    """A worker that could join: where its store listens, and what it runs."""
+    """A worker that is ready to join: where its store listens, and which versions it runs."""
 
-    address: Name = Field(description="host:port of its store.")
+    address: Name = Field(description="host:port of the worker's store.")
     versions: dict[Name, Annotated[str, Field(max_length=253)]] = Field(default_factory=dict, max_length=16)
 
     @field_validator("address")
@@ -160,22 +166,26 @@ class Ready(Wire):
 
 
 class StepTime(Wire):
-    """Predicted seconds of one step at a data-parallel width of `pipelines`."""
+    """Predicted time of one step with `pipelines` pipelines."""
 
     pipelines: Positive = Field(description="Data-parallel width (R).")
-    seconds: Seconds = Field(description="Of one step.")
+    seconds: Seconds = Field(description="Time of one step, in seconds.")
 
 
 class Offer(Wire):
-    """What the model can do at one pipeline length now, measured (or, for `packing: Paper`, computed) by the trainer.
+    """What the model can do now at one number of stages. The trainer measures it, or computes it for `packing: Paper`.
 
-    `bytes_per_worker` is the largest stage's share of memory; `pause_seconds` the expected cost of moving there.
+    `bytes_per_worker` is the largest stage's share of memory. `pause_seconds` is the expected cost of a change to it.
     """
 
-    stages: Positive = Field(description="Workers a pipeline (K).")
-    step_seconds: list[StepTime] = Field(default_factory=list, max_length=64, description="By width.")
-    bytes_per_worker: Count = Field(description="Largest stage's share of memory.")
-    pause_seconds: Seconds = Field(default=0.0, description="Expected cost of moving there.")
+    stages: Positive = Field(description="Workers per pipeline (K).")
+    step_seconds: list[StepTime] = Field(
+        default_factory=list, max_length=64, description="Time of one step, by number of pipelines."
+    )
+    bytes_per_worker: Count = Field(description="Memory that the largest stage needs, in bytes.")
+    pause_seconds: Seconds = Field(
+        default=0.0, description="Expected pause of a change to this number of stages, in seconds."
+    )
 
     @field_validator("step_seconds")
     @classmethod
@@ -185,66 +195,68 @@ class Offer(Wire):
 
 
 class DurableCheckpoint(Wire):
-    """A checkpoint that outlives every worker: a job is sized from it, and from nothing else, when it starts again."""
+    """A checkpoint that outlives every worker. When the job starts again, only this decides its layout."""
 
     step: Count = Field(description="Committed steps that it holds.")
     boundary: Count = Field(description="Frozen layers.")
     min_stages: Positive = Field(description="Stages with which a restart begins.")
-    layout_generation: Count = Field(default=0, description="Of those that wrote it.")
-    num_shards: Positive | None = Field(default=None, description="Shards of the data order that it goes on in.")
+    layout_generation: Count = Field(default=0, description="Generation of the workers that wrote it.")
+    num_shards: Positive | None = Field(default=None, description="Shards of the data order that a restart resumes.")
 
 
 class Outcome(StrEnum):
-    """How the leader says that the job ended."""
+    """How the job ended, as the leader reports it."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 
 
 class HeldOut(Wire):
-    """The newest evaluation on the held-out samples, by the metric that evaluations are judged by."""
+    """The newest evaluation on the held-out samples, by the metric that decides which evaluation is best."""
 
     metric: Name = Field(description="`evaluation.bestMetric`.")
-    value: Annotated[float, Field(allow_inf_nan=False)] = Field(description="Of the metric.")
+    value: Annotated[float, Field(allow_inf_nan=False)] = Field(description="Value of the metric.")
     step: Count = Field(description="Committed steps at the evaluation.")
 
 
 class Report(Wire):
-    """The leader's whole knowledge. `layout_generation` is committed by every member: this report confirms it.
+    """Everything that the leader knows. The report confirms that every member has committed `layout_generation`.
 
-    `boundary` counts frozen layers of `num_layers`, since `boundary_step`; it may fall again. `stage_layers` says how
-    many layers each stage holds; `bytes_budget` is what the first layout's largest stage needed. `step_seconds` is of
-    the present layout as it is cut now, renewed with the offers and comparable with theirs; `total_steps` is the job's.
+    `boundary` counts frozen layers of `num_layers`, since `boundary_step`. It may fall again. `stage_layers` says how
+    many layers each stage holds. `bytes_budget` is the memory that the first layout's largest stage needed.
+    `step_seconds` is of the present layout as it is cut now. It is renewed with the offers, so both are comparable.
     """
 
-    job_uid: Name = Field(description="Of the job that it speaks of.")
+    job_uid: Name = Field(description="UID of the job.")
     layout_generation: Positive = Field(description="Generation that all members have committed.")
     step: Count = Field(description="Committed steps.")
-    epoch: Count = Field(default=0, description="That trains now, from 0.")
+    epoch: Count = Field(default=0, description="Present epoch, counted from 0.")
     boundary: Count = Field(description="Frozen layers.")
-    boundary_step: Count = Field(default=0, description="Step since which they are frozen.")
+    boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
     num_layers: Positive = Field(description="Layers of the model.")
     stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Layers of each stage.")
-    bytes_budget: Count = Field(description="What the first layout's largest stage needed.")
+    bytes_budget: Count = Field(description="Memory that the first layout's largest stage needed, in bytes.")
     offers: list[Offer] = Field(
-        default_factory=list, max_length=MAX_OFFERS, description="What the model can do at each K now."
+        default_factory=list,
+        max_length=MAX_OFFERS,
+        description="What the model can do now with each number of stages (K).",
     )
     checkpoint: DurableCheckpoint | None = None
-    loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean of the newest step.")
-    samples_per_second: Seconds | None = Field(default=None, description="All workers together.")
-    step_seconds: Seconds | None = Field(default=None, description="Of the present layout, as it is cut.")
-    total_steps: Count | None = Field(default=None, description="Of the job.")
+    loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean loss of the newest step.")
+    samples_per_second: Seconds | None = Field(default=None, description="Samples per second of all workers together.")
+    step_seconds: Seconds | None = Field(default=None, description="Step time of the present layout, in seconds.")
+    total_steps: Count | None = Field(default=None, description="Steps of the whole job.")
     seconds_left: Seconds | None = Field(
         default=None,
-        description="Until the last step, by the measured step time of the present layout; absent until it is measured."
-        " Evaluations, checkpoints and resizes take longer.",
+        description="Seconds until the last step, from the measured step time of the present layout. Absent until that"
+        " is measured. Evaluations, checkpoints and resizes take extra time.",
     )
     held_out: HeldOut | None = None
     outcome: Outcome | None = None
     reason: str = Field(
-        default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$", description="Of a failure, in one word."
+        default="", max_length=64, pattern=r"^([A-Z][A-Za-z0-9]*)?$", description="Reason of a failure, in one word."
     )
-    message: str = Field(default="", max_length=MAX_MESSAGE, description="Of a failure.")
+    message: str = Field(default="", max_length=MAX_MESSAGE, description="Explanation of a failure.")
 
     @field_validator("offers")
     @classmethod
@@ -253,14 +265,14 @@ class Report(Wire):
         return offers
 
     def newer_than(self, other: "Report | None") -> bool:
-        """Whether this report says more than `other` does (a replay does not)."""
+        """Whether this report says more than `other`. A repeated report does not."""
         if other is None:
             return True
         return self._order > other._order
 
     @property
     def _order(self) -> tuple[int, int, int, bool, int]:
-        """Only grows within a job: what is reported again at the same step differs in one of the last three."""
+        """Grows with each new report of a job. Reports of the same step differ in one of the last three values."""
         return (
             self.layout_generation,
             self.step,
@@ -271,19 +283,19 @@ class Report(Wire):
 
     @property
     def remaining_steps(self) -> int | None:
-        """Steps until the job's end, None when the trainer does not say."""
+        """Steps until the job's end; None if the trainer does not report it."""
         return None if self.total_steps is None else max(0, self.total_steps - self.step)
 
     @property
     def checkpoint_step(self) -> int:
-        """Step of the durable checkpoint, -1 without one."""
+        """Step of the durable checkpoint; -1 without one."""
         return -1 if self.checkpoint is None else self.checkpoint.step
 
 
 class ReportReply(Wire):
     """Acknowledges a report. `layout_generation` is the newest published one.
 
-    `next_seconds` is how long mere progress may wait before the next; without it the worker uses its own pace.
+    `next_seconds` is how long a report may wait if only progress is new. Without it the worker uses its own pace.
     """
 
     layout_generation: Count
@@ -293,11 +305,11 @@ class ReportReply(Wire):
 class Heartbeat(Wire):
     """Sign of life of a worker.
 
-    `layout_generation` is the newest that this worker has committed, or left with, 0 for none. A worker that is in no
-    group says in `waiting_after` above which generation the next one must be: it left with the generation of that
-    number, or that broke, or did not come about. `lost_peers` are then those that it may have lost: a broken connection
-    does not say whom. `because` is why, as it saw it, until it is in a group again. `unsaved` is why the checkpoint
-    that the worker was told to leave cannot be written yet.
+    `layout_generation` is the newest generation that this worker has committed or left with; 0 for none. A worker in no
+    group sets `waiting_after`: it waits for a generation above this number. It left with that generation, or that one
+    broke or never formed. `lost_peers` are then members that it may have lost, because a broken connection does not
+    name the lost one. `because` is why, as the worker saw it, until it is in a group again. `unsaved` is why the worker
+    cannot yet write the checkpoint that it was told to write.
     """
 
     layout_generation: Count
@@ -309,10 +321,10 @@ class Heartbeat(Wire):
 
 
 class HeartbeatReply(Wire):
-    """The newest published generation, so that a leader learns of it without a long-poll.
+    """The newest published generation, so that a leader learns about it without a long-poll.
 
-    `next_seconds` is when the next is expected, unless something happens; without it the worker uses its own pace.
-    `stop` tells the members to end once a checkpoint of their state is durable; it is never taken back.
+    `next_seconds` is when the operator expects the next heartbeat, unless something happens. Without it the worker uses
+    its own pace. `stop` tells the members to exit once a checkpoint of their state is durable. It is never taken back.
     """
 
     layout_generation: Count

@@ -1,4 +1,4 @@
-"""The progress of a job as one line. The command line and a training script print the same."""
+"""The progress of a job as one line. The command line and a training script print the same line."""
 
 from dataclasses import dataclass
 
@@ -7,19 +7,19 @@ _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a job stands. What is None is not known, and is left out of the line.
+    """Progress of a job. A value of None is unknown and is left out of the line.
 
     Attributes:
         step: committed steps.
-        total_steps: of the job.
-        seconds_left: until the last step, by the measured step time of the present layout.
-        loss: of the newest step.
-        held_out: name and value of the metric that the newest evaluation is judged by.
-        stages: workers a pipeline (K).
-        pipelines: data-parallel width (R).
-        frozen_layers: that no longer train.
-        num_layers: of the model.
-        samples_per_second: of all workers together.
+        total_steps: steps of the whole job.
+        seconds_left: seconds until the last step, from the measured step time of the present layout.
+        loss: loss of the newest step.
+        held_out: name of the metric that decides the best evaluation, and its newest value.
+        stages: workers per pipeline (K).
+        pipelines: number of pipelines (R).
+        frozen_layers: layers that no longer train.
+        num_layers: layers of the model.
+        samples_per_second: speed of all workers together.
     """
 
     step: int
@@ -34,7 +34,7 @@ class Progress:
     samples_per_second: float | None = None
 
     def line(self) -> str:
-        """Such as `step 120/400 (30%)  ETA 3m20s  loss 0.4867  layout 2 x 2  frozen 6/12`."""
+        """Returns the line, such as `step 120/400 (30%)  ETA 3m20s  loss 0.4867  layout 2 x 2  frozen 6/12`."""
         total, held_out = self.total_steps, self.held_out
         ends = total is not None and self.step >= total
         parts = [
@@ -50,7 +50,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """In two units at most: `3d4h`, `12m5s`."""
+    """Formats seconds in at most two units, such as `3d4h` or `12m5s`."""
     left = max(0, int(seconds))
     parts: list[str] = []
     for unit, size in _UNITS:

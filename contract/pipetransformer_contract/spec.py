@@ -1,8 +1,8 @@
 """The part of a `PipeTrainingJob`'s spec that the trainer reads: what to train, on what, how, and where results go.
 
-These types are the one source of that part of the CRD (the operator's `api` composes them) and of what a worker gets in
-`Env.JOB_SPEC`. They cannot change while a job exists. Rules that need more than one field are CEL, kept beside the
-fields they bind (`rules`), so that `kubectl apply` and the local command refuse the same files with the same words.
+These types are the only source of that part of the CRD, which `api` composes, and of a worker's `Env.JOB_SPEC`. The
+fields cannot change while a job exists. Rules between fields are CEL and stand beside the fields (`rules`). So
+`kubectl apply` and the local command refuse the same files with the same messages.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,9 @@ from .conditions import Condition, exactly_one, field, given, not_both, size
 from .messages import Positive
 from .spec_model import Rule, SpecModel
 
-#: Names what the pod's own program passes to `pipetransformer.train`, where the spec would name it.
+#: Value of a name in the spec if the pod's own program passes the object to `pipetransformer.train`.
 SCRIPT = "script"
-#: A name that we register, or `module:attribute` to import in the trainer's image.
+#: A registered name, or `module:attribute` to import in the trainer's image.
 ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 _URL = r"^[a-z][a-z0-9+.-]*://.+"
@@ -30,7 +30,7 @@ _IS_A_LOCATION = Rule(
 
 
 def _known_or_imported(name: str, known: Iterable[str]) -> Condition:
-    """Whether the field holds a name that we know, or `module:attribute`."""
+    """Whether the field holds a known name, or `module:attribute`."""
     return field(name).is_among(known) | field(name).matches(_IMPORT_PATH)
 
 
@@ -38,29 +38,34 @@ class Model(SpecModel):
     """The network. All sizes except `numLayers` are for `vit`."""
 
     name: ImportPath = Field(
-        description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script`: the program "
-        "passes it."
+        description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script` if the"
+        " program"
+        " passes the model."
     )
     path: Annotated[str, Field(max_length=4096)] = Field(
         default="",
-        description="For `huggingface`: the folder or hub id of a checkpoint; empty to start from `options`.",
+        description="For `huggingface`: the folder or hub id of a checkpoint. Empty to start from `options`.",
     )
     architecture: Annotated[str, Field(max_length=253)] = Field(
         default="",
-        description="For `huggingface`: a class of transformers, such as `GPT2LMHeadModel`, or module:function of one"
-        " that the trainer's image registers; by default the one that suits the model's type.",
+        description="For `huggingface`: a class of transformers, such as `GPT2LMHeadModel`, or module:function of a"
+        " class that the trainer's image registers. By default the class that suits the model's type.",
     )
-    num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Transformer blocks.")
+    num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Number of layers of the model.")
     hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a layer (`vit`).")
     num_heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="Attention heads (`vit`).")
     mlp_size: Annotated[int, Field(ge=1, le=4194304)] = Field(
-        default=128, description="Width inside of the MLP (`vit`)."
+        default=128, description="Width of the MLP's hidden layer (`vit`)."
     )
-    patch_size: Annotated[int, Field(ge=1, le=1024)] = Field(default=2, description="Pixels of a patch's side (`vit`).")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Share that is dropped (`vit`).")
+    patch_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=2,
+        description="Side of a patch in pixels (`vit`).",
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout probability (`vit`).")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Keyword arguments of an imported model; for `huggingface` its configuration, `model_type` too.",
+        description="Keyword arguments of an imported model. For `huggingface`: its configuration, including"
+        " `model_type`.",
     )
     rules = (
         Rule(
@@ -82,15 +87,16 @@ class Model(SpecModel):
 
 
 class Data(SpecModel):
-    """The samples."""
+    """The dataset that the job trains and evaluates on."""
 
     name: ImportPath = Field(
-        description="`digits`, `text`, `huggingface`, module:function of data in the trainer's image, or `script`: the "
-        "program passes it."
+        description="`digits`, `text`, `huggingface`, module:function of data in the trainer's image, or `script` if"
+        " the"
+        " program passes the data."
     )
     path: Annotated[str, Field(max_length=4096)] = Field(
         default="",
-        description="Folder or file that the dataset reads; for `huggingface` also a hub id, or a CSV, TSV, JSON lines"
+        description="Folder or file that the dataset reads. For `huggingface` also a hub id, or a CSV, TSV, JSON lines"
         " or Parquet file.",
     )
     options: dict[str, Any] = Field(
@@ -98,9 +104,9 @@ class Data(SpecModel):
     )
     loader_processes: Annotated[int, Field(ge=0, le=256)] = Field(
         default=0,
-        description="Processes of each worker that read the samples of its next steps while one is trained, for data "
-        "that are decoded or tokenized as they are read. Each takes a CPU and has a copy of the dataset object; none "
-        "uses /dev/shm. 0 reads samples in the step.",
+        description="Processes of each worker that read the samples of its next steps during a step. They help with"
+        " data that are decoded or tokenized when read. Each process needs a CPU and has a copy of the dataset object,"
+        " and does not use /dev/shm. With 0 the worker reads samples within the step.",
     )
     rules = (
         Rule(
@@ -119,18 +125,31 @@ class OptimizerName(StrEnum):
 class Optimizer(SpecModel):
     """How gradients change parameters."""
 
-    name: OptimizerName = Field(default=OptimizerName.ADAMW, description="The rule.")
-    learning_rate: Annotated[float, Field(gt=0)] = Field(default=1e-3, description="The largest of the schedule.")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="Decoupled with AdamW, L2 with SGD.")
+    name: OptimizerName = Field(default=OptimizerName.ADAMW, description="Name of the optimizer.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=1e-3,
+        description="Highest learning rate of the schedule.",
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="Weight decay: decoupled for AdamW, L2 for SGD.",
+    )
     no_decay: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
         default_factory=list,
         max_length=64,
-        description="Parameters without weight decay: patterns of whole-model names, such as `*.bias` or `*norm*`.",
+        description="Parameters without weight decay, as patterns of their names in the whole model, such as `*.bias`"
+        " or `*norm*`.",
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of SGD.")
-    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Of AdamW: decay of the mean.")
-    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.999, description="Of AdamW: decay of the square.")
-    epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Of AdamW: added to the root.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Momentum of SGD.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.9,
+        description="AdamW: decay rate of the gradient's mean.",
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.999,
+        description="AdamW: decay rate of the squared gradient's mean.",
+    )
+    epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="AdamW: number added to the root.")
 
 
 class LearningRateShape(StrEnum):
@@ -140,14 +159,20 @@ class LearningRateShape(StrEnum):
 
 
 class LearningRateSchedule(SpecModel):
-    """A pure function of the step: linear warm-up, then constant, or falling to zero at the last step."""
+    """A pure function of the step: a linear warm-up, then constant, or falling to zero at the last step."""
 
-    shape: LearningRateShape = Field(default=LearningRateShape.CONSTANT, description="After the warm-up.")
-    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(default=0, description="Linear, from zero.")
+    shape: LearningRateShape = Field(
+        default=LearningRateShape.CONSTANT,
+        description="Shape of the schedule after the warm-up.",
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0,
+        description="Steps of linear warm-up from zero.",
+    )
 
 
 class Precision(StrEnum):
-    """`BFloat16` computes products in bfloat16; weights, optimizer state, and sums of gradients stay in float32."""
+    """`BFloat16` computes products in bfloat16. Weights, optimizer state and sums of gradients stay in float32."""
 
     FLOAT32 = "Float32"
     FLOAT64 = "Float64"
@@ -155,28 +180,32 @@ class Precision(StrEnum):
 
 
 class Training(SpecModel):
-    """How long, and how. Exactly one of `epochs` and `steps` is given."""
+    """How long and how to train. Exactly one of `epochs` and `steps` is needed."""
 
-    epochs: Positive | None = Field(default=None, description="Passes over the training samples.")
-    steps: Positive | None = Field(default=None, description="Global batches, in place of epochs.")
-    global_batch_size: Positive = Field(default=64, description="Samples a step, at every layout.")
+    epochs: Positive | None = Field(default=None, description="Number of passes over the training samples.")
+    steps: Positive | None = Field(default=None, description="Number of global batches, instead of epochs.")
+    global_batch_size: Positive = Field(default=64, description="Samples per step, in every layout.")
     optimizer: Optimizer = Field(default_factory=Optimizer)
     learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
-    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Clips the global norm.")
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Clips the global gradient norm.",
+    )
     max_skipped_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=10, description="Steps in a row that may be skipped because their loss or gradient is not finite."
     )
     precision: Precision = Field(
         default=Precision.FLOAT32,
-        description="BFloat16 computes products in bfloat16; weights, optimizer state and sums of gradients stay in"
+        description="BFloat16 computes products in bfloat16. Weights, optimizer state and sums of gradients stay in"
         " float32.",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="Units keep only their input, and compute their forward again for the backward."
+        default=False, description="Keeps only each layer's input, and computes its forward again for the backward."
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=0,
-        description="Of weights, order of samples and dropout. What augments or hides follows from step and sample.",
+        description="Seed of weights, sample order and dropout. Augmentation and masking also depend on step and"
+        " sample.",
     )
     rules = (
         Rule(
@@ -193,59 +222,67 @@ class FreezePolicyName(StrEnum):
     NORM_CHANGE = "NormChange"
     PLASTICITY = "Plasticity"
     EXPLICIT = "Explicit"
-    SCRIPT = "Script"  #: the pod's own program passes it
+    SCRIPT = "Script"  #: the pod's own program passes the policy
 
 
 class FreezePoint(SpecModel):
-    """From `step` on, until the next point, `boundary` layers are frozen: more or fewer than before."""
+    """From `step` until the next point, `boundary` layers are frozen. They may be more or fewer than before."""
 
-    step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="Committed steps before it holds.")
+    step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="Committed steps after which the point applies.")
     boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen layers from then on.")
 
 
 class Freeze(SpecModel):
-    """Which layers no longer train; by default none. `options` is passed to an imported policy as keyword arguments."""
+    """Which layers no longer train; by default none. An imported policy gets `options` as keyword arguments."""
 
     policy: ImportPath = Field(
         default=FreezePolicyName.NONE.value,
         description="None (nothing freezes), PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze),"
-        " Plasticity (Egeria), Explicit, Script (the pod's own program passes it), or module:function of a policy in"
-        " the trainer's image.",
+        " Plasticity (Egeria), Explicit or Script (the pod's own program passes the policy). Also module:function of a"
+        " policy in the trainer's image.",
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
-        description="Of PaperSchedule and GradientNorm: largest share of the active layers that one decision freezes.",
+        description="PaperSchedule and GradientNorm: maximum share of the active layers that one decision freezes.",
     )
     percentile: Annotated[float, Field(ge=0, le=100)] = Field(
         default=50.0,
-        description="Of NormChange: layers freeze up to the first whose gradient norm changes at least as much as this"
-        " percentile of the active ones.",
+        description="NormChange: freezes layers before the first one whose gradient norm changes at least as much as"
+        " this percentile of the active layers.",
     )
     tolerance: Annotated[float, Field(gt=0)] = Field(
         default=0.1,
-        description="Of Plasticity: how much a stationary plasticity may change a decision, as a share of its largest.",
+        description="Plasticity: maximum change per decision of a stationary plasticity, as a share of its largest"
+        " value.",
     )
     window_decisions: Annotated[int, Field(ge=2, le=1000)] = Field(
         default=3,
-        description="Of Plasticity: decisions over which it is smoothed and its slope taken, and for which it must be"
-        " stationary before a layer freezes.",
+        description="Plasticity: number of decisions over which it is smoothed and its slope is computed. It must be"
+        " stationary for as many decisions before a layer freezes.",
     )
     learning_rate_drop: Annotated[float, Field(gt=1)] = Field(
         default=10.0,
-        description="Of Plasticity: all layers train again once the learning rate has fallen by this factor since the"
+        description="Plasticity: all layers train again once the learning rate has fallen by this factor since the"
         " first freeze.",
     )
     start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Epochs before decisions begin; freezing too early costs accuracy. By default none."
+        default=None, description="Epochs before decisions begin. Freezing too early costs accuracy. By default none."
     )
     start_after_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="In place of startAfterEpochs."
+        default=None, description="Steps before decisions begin, instead of startAfterEpochs."
     )
     interval_epochs: Positive | None = Field(
         default=None, description="Epochs before the first decision and between decisions. By default one."
     )
-    interval_steps: Positive | None = Field(default=None, description="In place of intervalEpochs.")
-    boundaries: list[FreezePoint] = Field(default_factory=list, max_length=4096, description="For policy Explicit.")
+    interval_steps: Positive | None = Field(
+        default=None,
+        description="Steps before the first decision and between decisions, instead of intervalEpochs.",
+    )
+    boundaries: list[FreezePoint] = Field(
+        default_factory=list,
+        max_length=4096,
+        description="Policy Explicit: how many layers are frozen from which step.",
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of an imported policy.")
     rules = (
         Rule(
@@ -272,7 +309,7 @@ class Freeze(SpecModel):
 
     @property
     def ignored(self) -> list[str]:
-        """Fields that were set although no policy reads them: policy None has none."""
+        """Fields that are set but not read, because policy None reads no fields."""
         if self.policy != FreezePolicyName.NONE:
             return []
         return sorted(self.model_dump(by_alias=True, exclude_defaults=True))
@@ -281,28 +318,31 @@ class Freeze(SpecModel):
 class ScheduleName(StrEnum):
     GPIPE = "GPipe"
     ONE_FORWARD_ONE_BACKWARD = "OneForwardOneBackward"
-    SCRIPT = "Script"  #: the pod's own program passes it
+    SCRIPT = "Script"  #: the pod's own program passes the schedule
 
 
 class Pipeline(SpecModel):
     """How the model is cut into stages, and how micro-batches pass through them."""
 
-    stages: Annotated[int, Field(ge=1, le=4096)] = Field(default=1, description="Workers a pipeline at the start (K).")
+    stages: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1,
+        description="Workers per pipeline at the start (K).",
+    )
     schedule: ScheduleName = Field(
         default=ScheduleName.ONE_FORWARD_ONE_BACKWARD,
-        description="Order of forwards and backwards; OneForwardOneBackward holds fewer activations. Script: the pod's"
-        " own program passes it.",
+        description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations. Script: the pod's"
+        " own program passes the schedule.",
     )
     micro_batch_size: Positive | None = Field(
         default=None,
-        description="Samples of a micro-batch; by default chosen from globalBatchSize and stages, or, with packing"
-        " Measured, for each layout from measurements.",
+        description="Samples per micro-batch. By default it is chosen from globalBatchSize and stages. With packing"
+        " Measured it is chosen for each layout from measurements.",
     )
     packing: Packing = Field(
         default=Packing.PAPER,
-        description="Paper: halve the pipeline by PipeTransformer's rule, and cut stages anew if the remaining steps"
-        " gain the time of ten. Measured: cut and change layouts by measured times, if the remaining steps gain more"
-        " than the change costs.",
+        description="Paper: halves the pipeline by PipeTransformer's rule, and cuts stages again if the remaining"
+        " steps gain more than the time of ten steps. Measured: cuts stages and changes layouts by measured times, if"
+        " the remaining steps gain more than the change costs.",
     )
 
 
@@ -318,22 +358,25 @@ class CacheDtype(StrEnum):
 
 
 class Cache(SpecModel):
-    """The output of frozen layers, kept for the next epoch by the first worker of every pipeline.
+    """Cache of the output of frozen layers. The first worker of every pipeline keeps it for the next epoch.
 
-    It is the paper's AutoCache (PipeTransformer, section 3.4). A full or broken cache costs time and nothing else.
+    This is the paper's AutoCache (PipeTransformer, section 3.4). A full or broken cache only costs time.
     """
 
     policy: CachePolicy = Field(
-        default=CachePolicy.AUTO, description="Auto reads where that was measured to be faster than computing again."
+        default=CachePolicy.AUTO,
+        description="Auto reads an entry only if measurements show that this is faster than computing it again.",
     )
     memory_bytes: Annotated[int, Field(ge=0, le=2**53)] = Field(
-        default=2**30, description="Largest size of the entries in a worker's host memory."
+        default=2**30, description="Maximum size of the entries in a worker's host memory."
     )
     disk_bytes: Annotated[int, Field(ge=0, le=2**53)] = Field(
-        default=0, description="Largest size of the entries in files below a worker's TMPDIR, read ahead of their use."
+        default=0,
+        description="Maximum size of the entries in files in a worker's TMPDIR. They are read ahead of their use.",
     )
     dtype: CacheDtype | None = Field(
-        default=None, description="Keeps entries in a smaller type, which changes the loss; by default in their own."
+        default=None,
+        description="Keeps entries in a smaller type, which changes the loss. By default they keep their own type.",
     )
     rules = (
         Rule(
@@ -345,7 +388,7 @@ class Cache(SpecModel):
 
 
 class Checkpoint(SpecModel):
-    """A folder on a mounted volume, or an fsspec URL, that every worker reaches and that outlives them."""
+    """Where checkpoints go: a mounted folder or an fsspec URL that every worker reaches and that outlives them."""
 
     location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="Absolute path of a mounted volume, or an fsspec URL."
@@ -353,23 +396,24 @@ class Checkpoint(SpecModel):
     every_steps: Positive | None = Field(
         default=None,
         description="Steps between checkpoints, in addition to those that a freeze or a resize needs. By default the"
-        " measured cost says how often: training stands still for them for at most 1 % of the time, and the storage is"
-        " busy with them for at most 10 %. The time between two is never below one minute or above 30 minutes.",
+        " measured cost decides. Training then stops for checkpoints at most 1 % of the time, and the storage writes"
+        " them at most 10 % of the time. The time between two is at least one minute and at most 30 minutes.",
     )
-    keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=2, description="Newest checkpoints that are kept.")
+    keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=2, description="Number of newest checkpoints to keep.")
     rules = (_IS_A_LOCATION,)
 
 
 class Mirror(SpecModel):
-    """Copies each stage to the next worker's host memory every N steps, while a single pipeline holds the model, so a
-    failure costs at most N steps. It takes host memory of twice a stage's state, four times for a moment. With an
-    accelerator the memory is pinned, rounded up to powers of two and kept: up to twice as much."""
+    """Copies each stage to the next worker's host memory every N steps while there is a single pipeline.
 
-    every_steps: Positive = Field(description="Steps between copies: the most that a failure costs.")
+    So a failure costs at most N steps. It needs host memory of twice a stage's state, and briefly four times. With an
+    accelerator the memory is pinned, rounded up to powers of two and kept, which may double it."""
+
+    every_steps: Positive = Field(description="Steps between copies. A failure costs at most this many steps.")
 
 
 class Output(SpecModel):
-    """Where results go: the model in `LOCATION/JOB/model`, and on a mounted path the run's record in `LOCATION/JOB`."""
+    """Where results go: the model to `LOCATION/JOB/model`, and on a mounted path the run's record to `LOCATION/JOB`."""
 
     location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="Absolute path of a mounted volume, or an fsspec URL."
@@ -385,23 +429,28 @@ class Goal(StrEnum):
 
 
 class Evaluation(SpecModel):
-    """When the held-out samples are scored, by which metrics, and what follows from it. Every epoch by default."""
+    """When held-out samples are evaluated, the metrics, and the effects on training. By default every epoch."""
 
     every_steps: Positive | None = Field(default=None, description="Steps between evaluations.")
-    every_epochs: Positive | None = Field(default=None, description="In place of everySteps. By default one.")
+    every_epochs: Positive | None = Field(
+        default=None,
+        description="Epochs between evaluations, instead of everySteps. By default one.",
+    )
     metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=_IMPORT_PATH)]] = Field(
         default_factory=list,
         max_length=16,
-        description="In addition to loss and accuracy: module:function of (output, target, weight) that gives"
-        " numerator and denominator, each summed over all samples.",
+        description="Metrics in addition to loss and accuracy: module:function of (output, target, weight) that returns"
+        " numerator and denominator. Each is summed over all samples.",
     )
     best_metric: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        default="accuracy", description="`accuracy`, `loss` or the name of a metric's function."
+        default="accuracy",
+        description="Metric that decides which evaluation is best: `accuracy`, `loss` or the name of a metric's"
+        " function.",
     )
     goal: Goal = Field(default=Goal.HIGHEST, description="Which values of bestMetric are better.")
     keep_best: bool = Field(
         default=False,
-        description="The model is that of the best evaluation, not of the last step; needs a checkpoint.",
+        description="The final model is that of the best evaluation, not of the last step. Needs a checkpoint.",
     )
     patience: Positive | None = Field(
         default=None, description="Training ends after this many evaluations in a row without a better bestMetric."
@@ -435,13 +484,16 @@ class TrainingSpec(SpecModel):
 
 
 class TrainerSpec(TrainingSpec):
-    """All that a worker knows of its job. `num_shards` is the largest R: the order of the data has at least as many
-    shards."""
+    """Everything that a worker knows about its job.
+
+    `num_shards` is the largest number of pipelines (R). The data order has at least as many shards."""
 
     num_shards: Positive = 1
     workers: Positive = 1
 
     def to_environment(self) -> str:
-        """As `Env.JOB_SPEC` holds it: without defaults. The trainer's image may be older than the writer, and refuses
-        fields that it does not know. A default never changes within a version of the API."""
+        """Returns the value of `Env.JOB_SPEC`, without defaults.
+
+        The trainer's image may be older than the writer, and refuses unknown fields. A default never changes within a
+        version of the API."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True)

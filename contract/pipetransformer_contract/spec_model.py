@@ -1,4 +1,4 @@
-"""The base of spec types: they refuse unknown fields, and have rules between fields."""
+"""The base of spec types, which refuse unknown fields and have rules between fields."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from .wire import Wire
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold for `self`, and the message if it does not.
+    """A condition on `self`, and the message if it is not met.
 
     Attributes:
-        condition: a `Condition`, or CEL alone where only the API server and `validate_manifest` check it.
-        message: says what to do.
+        condition: a `Condition`, or only CEL if just the API server and `validate_manifest` check it.
+        message: tells the user what to do.
         field: path below `self` that the error names, such as `.alpha`.
     """
 
@@ -27,17 +27,17 @@ class Rule:
 
     @property
     def rule(self) -> str:
-        """The CEL."""
+        """The rule as CEL."""
         return self.condition if isinstance(self.condition, str) else self.condition.cel
 
     @property
     def holds(self) -> Callable[[Any], bool] | None:
-        """Checks the type itself, for a program's spec, which no API server sees; None for CEL alone."""
+        """Checks the type in Python, for a program's spec that no API server sees; None for a rule only in CEL."""
         return None if isinstance(self.condition, str) else self.condition.holds
 
 
 class SpecModel(Wire):
-    """Base of spec types. Unlike messages they refuse unknown fields: a typing error must not train something else."""
+    """Base of spec types. Unlike messages they refuse unknown fields, so a typo cannot change the training."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     rules: ClassVar[tuple[Rule, ...]] = ()

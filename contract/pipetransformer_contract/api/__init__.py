@@ -1,4 +1,4 @@
-"""The `PipeTrainingJob` API: its types are the one source of the CRD, of validation and of what the operator reads."""
+"""The `PipeTrainingJob` API. Its types are the only source of the CRD, its validation and the operator's types."""
 
 from .job import GROUP, KIND, PLURAL, VERSION, JobSpec, Metadata, PipeTrainingJob, trainer_spec
 from .status import JobStatus

@@ -1,6 +1,6 @@
-"""Writes the CustomResourceDefinition below the present folder, the repository's root: `make generate`.
+"""Writes the CustomResourceDefinition; `make generate` runs it in the repository's root.
 
-The chart has its own copy, for a chart that is packaged has nothing of the repository around it.
+The chart has its own copy, because a packaged chart contains no other files of the repository.
 """
 
 from pathlib import Path
@@ -18,11 +18,11 @@ PATHS = (Path("crds") / FILE, Path("charts/pipetransformer/files") / FILE)
 
 _COLUMNS = (
     ("State", "string", ".status.state", "Derived from the conditions."),
-    ("Stages", "integer", ".status.generation.stages", "Workers a pipeline."),
+    ("Stages", "integer", ".status.generation.stages", "Workers per pipeline."),
     ("Pipelines", "integer", ".status.generation.pipelines", "Data-parallel width."),
     ("GPUs", "integer", ".status.gpus.held", "Workers whose pod is not gone."),
-    ("Frozen", "string", ".status.frozen", "Frozen blocks of all blocks."),
-    ("Age", "date", ".metadata.creationTimestamp", "Since the job was created."),
+    ("Frozen", "string", ".status.frozen", "Frozen layers of all layers."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 
 
@@ -72,7 +72,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def render() -> str:
-    """The file's text, the same for the same types."""
+    """Returns the text of the file."""
     return HEADER + yaml.dump(
         custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True
     )

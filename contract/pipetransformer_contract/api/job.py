@@ -1,4 +1,4 @@
-"""`PipeTrainingJob`: the trainer's part of the spec (from the contract) and what only the operator reads."""
+"""The `PipeTrainingJob` object: the trainer's part of the spec, and the fields that only the operator reads."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -20,13 +20,13 @@ GROUP = "training.pipetransformer.io"
 VERSION = "v1alpha1"
 KIND = "PipeTrainingJob"
 PLURAL = "pipetrainingjobs"
-#: `managedBy` of jobs that are ours; absent means the same.
+#: `managedBy` of jobs that this operator controls. Absent means the same.
 MANAGER = f"{GROUP}/operator"
 TRAINER_CONTAINER = "trainer"
-#: Of a spec's fields in each other: what a pod has is a dozen.
+#: Maximum nesting of a spec's fields. A pod has about a dozen levels.
 _MAX_DEPTH = 100
 
-#: No layout has more: the status names each worker, and etcd takes 1.5 MiB an object.
+#: Maximum number of workers of a layout. The status names each worker, and etcd limits objects to 1.5 MiB.
 MAX_WORKERS = 4096
 Workers = Annotated[int, Field(ge=1, le=8192)]
 
@@ -34,8 +34,8 @@ Workers = Annotated[int, Field(ge=1, le=8192)]
 class ClaimFrom(StrEnum):
     """Where workers beyond the starting size come from."""
 
-    IDLE = "Idle"  #: a free accelerator of a node that is there
-    AUTOSCALER = "Autoscaler"  #: any node, also one that an autoscaler adds for the pending pod
+    IDLE = "Idle"  #: a free accelerator of an existing node
+    AUTOSCALER = "Autoscaler"  #: any node, including one that an autoscaler adds for the pending pod
 
 
 class ElasticPolicy(SpecModel):
@@ -52,9 +52,9 @@ class ElasticPolicy(SpecModel):
         description="Maximum number of workers, also at start. The largest valid layout that fits is used. Values above"
         f" {MAX_WORKERS:,} are treated as {MAX_WORKERS:,}."
     )
-    min_pipelines: Workers = Field(default=1, description="Smallest data-parallel width.")
+    min_pipelines: Workers = Field(default=1, description="Minimum number of pipelines.")
     max_pipelines: Workers | None = Field(
-        default=None, description="Largest data-parallel width; by default maxWorkers, or workers if that is more."
+        default=None, description="Maximum number of pipelines. By default maxWorkers, or workers if that is more."
     )
     on_pack: OnPack = Field(default=OnPack.WIDEN, description="What happens to workers that packing frees.")
     claim_from: ClaimFrom = Field(
@@ -65,8 +65,8 @@ class ElasticPolicy(SpecModel):
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
         default=1.0,
-        description="Of onPack Auto: how much this job's throughput counts against that of other jobs of its namespace."
-        " With the chart's sharing.weights: Cluster, against all jobs.",
+        description="For onPack Auto: how much this job's throughput counts, compared with other jobs of its namespace."
+        " With the chart's sharing.weights: Cluster, compared with all jobs.",
     )
     rules = (
         Rule(field("min_workers").at_most(field("workers")), "minWorkers must not exceed workers", ".minWorkers"),
@@ -84,13 +84,14 @@ class ElasticPolicy(SpecModel):
 
     @property
     def ceiling(self) -> int:
-        """Workers that no layout may exceed."""
+        """Maximum number of workers of any layout."""
         return min(self.max_workers, MAX_WORKERS)
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job ends. With None the workers of a failed job leave by themselves, with a
-    checkpoint, and their pods are kept."""
+    """Which pods are deleted when the job ends.
+
+    With None the workers of a failed job write a checkpoint and exit by themselves, and their pods are kept."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -98,12 +99,12 @@ class CleanPodPolicy(StrEnum):
 
 
 class RunPolicy(SpecModel):
-    """What the operator does about failures, delays and the end."""
+    """How the operator handles failures, delays and the end of the job."""
 
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
         default=3,
-        description="Failures before the job fails: lost workers, and generations in a row in which no step is made."
-        " The loss of a node does not count. Failures are forgotten, see forgetFailuresAfterSteps.",
+        description="Failures before the job fails: lost workers, and generations in a row that make no step. The loss"
+        " of a node does not count. Failures are forgotten, see forgetFailuresAfterSteps.",
     )
     forget_failures_after_steps: Positive = Field(
         default=1000,
@@ -111,8 +112,8 @@ class RunPolicy(SpecModel):
     )
     stall_timeout_seconds: Positive | None = Field(
         default=None,
-        description="After this time without a step, or since a generation was published, the condition Stalled is"
-        " True, and silent members are replaced. By default 30 minutes, or 20 median steps if that is longer.",
+        description="If no step is made for this time, or none since a generation was published, the condition Stalled"
+        " becomes True and silent members are replaced. By default 30 minutes, or 20 median steps if that is longer.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
@@ -120,9 +121,9 @@ class RunPolicy(SpecModel):
     )
     start_timeout_seconds: Positive = Field(
         default=600,
-        description="If not all workers of a start have a node within this time, the job gives all of them back and"
-        " tries again after 1, 2, 4, at most 5 minutes, or when accelerators are released. If all are placed, the"
-        " start has six times as long, and twice that after each start that was too slow.",
+        description="If not all workers of a start have a node within this time, the job releases all of them. It tries"
+        " again after 1, 2, 4, at most 5 minutes, or when accelerators are released. If all have a node, the start has"
+        " six times as long, and twice that after each start that was too slow.",
     )
     claim_timeout_seconds: Positive = Field(
         default=120,
@@ -132,18 +133,18 @@ class RunPolicy(SpecModel):
     drain_timeout_seconds: Positive = Field(
         default=600,
         description="Evictions from a cordoned node wait until the workers are replaced, at most this long. Another"
-        " cordon restarts the time, up to twice as long after the first.",
+        " cordon restarts the time, up to twice this long after the first cordon.",
     )
     stop_timeout_seconds: Positive = Field(
         default=300,
-        description="Time for the last checkpoint. A job that is suspended, sent back to its queue or past its deadline"
-        " first tells its workers to leave one; those that have not ended by then are deleted. It is also the grace"
-        " period of pods that others delete or evict, unless the template has its own.",
+        description="Time for the last checkpoint. If a job is suspended, sent back to its queue or past its deadline,"
+        " its workers are told to write one. Workers that have not exited by then are deleted. It is also the grace"
+        " period of pods that are deleted or evicted by others, unless the template sets one.",
     )
     active_deadline_seconds: Positive | None = Field(
         default=None,
-        description="The job fails if it is not done within this time after its start, after it was resumed, or after"
-        " its queue admitted it again.",
+        description="The job fails if it is not complete within this time. The time starts when the job starts, is"
+        " resumed, or is admitted again by its queue.",
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="The job is deleted this long after its end."
@@ -152,7 +153,7 @@ class RunPolicy(SpecModel):
 
 
 class Opaque(SpecModel):
-    """A part of the pod template: what we read is declared, the rest is kept as it is."""
+    """A part of the pod template. It declares the fields that the operator reads, and keeps all others unchanged."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow", frozen=True)
 
@@ -161,32 +162,42 @@ Quantities = dict[Annotated[str, Field(max_length=317)], int | str]
 
 
 class Resources(Opaque):
-    """As Kubernetes' ResourceRequirements."""
+    """Like Kubernetes' ResourceRequirements."""
 
     limits: Quantities = Field(
-        default_factory=dict, max_length=16, description="Of the trainer: with 1 of acceleratorResource."
+        default_factory=dict, max_length=16, description="Limits. The trainer's must have 1 of acceleratorResource."
     )
-    requests: Quantities = Field(default_factory=dict, max_length=16, description="By default the limits.")
+    requests: Quantities = Field(default_factory=dict, max_length=16, description="Requests; by default the limits.")
 
 
 class Container(Opaque):
-    """As Kubernetes' Container; all its fields are kept."""
+    """Like Kubernetes' Container. All its fields are kept."""
 
-    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="`trainer` for the one that trains.")
+    name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
+        description="Name. The container that trains is named `trainer`.",
+    )
     resources: Resources = Field(default_factory=Resources)
 
 
 class PodSpec(Opaque):
-    """As Kubernetes' PodSpec; all its fields are kept. A strict dry run of one pod checks them."""
+    """Like Kubernetes' PodSpec. All its fields are kept. A strict dry run of one pod checks them."""
 
-    containers: list[Container] = Field(min_length=1, max_length=16, description="The trainer and what goes with it.")
+    containers: list[Container] = Field(
+        min_length=1,
+        max_length=16,
+        description="The trainer container and its sidecars.",
+    )
 
 
 class TemplateMetadata(Opaque):
-    """As Kubernetes' ObjectMeta. Of other fields finalizers alone are the pods'; a name or an owner is not."""
+    """Like Kubernetes' ObjectMeta. Pods get the labels, annotations and finalizers, and no other field."""
 
-    labels: dict[str, str] = Field(default_factory=dict, max_length=64, description="Besides ours.")
-    annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Of each pod.")
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Labels of each pod, in addition to the operator's.",
+    )
+    annotations: dict[str, str] = Field(default_factory=dict, max_length=64, description="Annotations of each pod.")
 
 
 class PodTemplate(Opaque):
@@ -194,7 +205,7 @@ class PodTemplate(Opaque):
     spec: PodSpec
 
     def trainer(self) -> Container:
-        """The container whose exit decides: the one named `trainer`, else the first."""
+        """The container whose exit counts: the one named `trainer`, otherwise the first."""
         containers = self.spec.containers
         return next((container for container in containers if container.name == TRAINER_CONTAINER), containers[0])
 
@@ -203,23 +214,24 @@ class JobSpec(TrainingSpec):
     elastic_policy: ElasticPolicy
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
     suspend: bool = Field(
-        default=False, description="True gives all workers back, with a checkpoint; false starts again from it."
+        default=False,
+        description="True writes a checkpoint and releases all workers. False starts again from the checkpoint.",
     )
     accelerator_resource: Annotated[str, Field(max_length=317)] = Field(
-        default="nvidia.com/gpu", description="Extended resource that each worker has one of; empty for CPU."
+        default="nvidia.com/gpu", description="Extended resource. Each worker has one of it. Empty for CPU."
     )
     pod_template: PodTemplate = Field(
-        description="The worker's pod; the trainer is the container named trainer, else the first."
+        description="Template of the workers' pods. The trainer is the container named trainer, otherwise the first."
     )
     managed_by: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description=f"Controller of this job; a value other than {MANAGER} makes the operator touch nothing.",
+        description=f"Controller of this job. With a value other than {MANAGER} the operator ignores the job.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_depth(cls, value: object) -> object:
-        """No schema bounds what it leaves open, and not all that reads a spec goes as deep as the API server."""
+        """Refuses a deeply nested spec. The schema does not limit free-form fields, but some readers do."""
         level = [value]
         for _ in range(_MAX_DEPTH):
             level = [inner for item in level for inner in _items(item)]
@@ -239,7 +251,7 @@ class JobSpec(TrainingSpec):
 
     @property
     def max_pipelines(self) -> int:
-        """The largest data-parallel width that the spec allows."""
+        """The largest number of pipelines that the spec allows."""
         elastic = self.elastic_policy
         return elastic.max_pipelines or max(elastic.workers, elastic.max_workers)
 
@@ -270,10 +282,10 @@ class PipeTrainingJob(SpecModel):
 
     @classmethod
     def from_manifest(cls, manifest: dict[str, Any]) -> "PipeTrainingJob":
-        """Parses an object as the API server gives it.
+        """Parses an object as the API server returns it.
 
         Raises:
-            pydantic.ValidationError: the object does not fit the types; `validate_manifest` says it to users.
+            pydantic.ValidationError: the object does not match the types. `validate_manifest` has messages for users.
         """
         return cls.model_validate(manifest)
 
@@ -284,17 +296,17 @@ class PipeTrainingJob(SpecModel):
 
 
 def _items(value: object) -> Iterable[object]:
-    """What is in a list or an object."""
+    """The items of a list or the values of an object; empty for other types."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
 def trainer_spec(spec: JobSpec, *, num_shards: int | None = None, workers: int | None = None) -> TrainerSpec:
-    """What a worker gets to know of its job, as `Env.JOB_SPEC`.
+    """The spec that a worker gets in `Env.JOB_SPEC`.
 
-    `num_shards` and `workers` are those of the start, as the status has them: `elasticPolicy` may have changed since,
-    and all workers must be told the same. By default they are those of a job that starts now.
+    `num_shards` and `workers` are the values of the start, from the status. `elasticPolicy` may have changed since, but
+    all workers must get the same values. The defaults are the values of a job that starts now.
     """
     return TrainerSpec(
         **{name: getattr(spec, name) for name in TrainingSpec.model_fields},

@@ -1,15 +1,15 @@
-"""Every label of this project, and what a job's labels forbid: CEL does not see labels, so the operator checks them."""
+"""All labels of this project, and a check of a job's labels in the operator, because CEL does not see labels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .job import GROUP, JobSpec
 
-#: Name of the job, on all objects that belong to it.
+#: Name of the job, on all its objects.
 JOB_LABEL = f"{GROUP}/job"
 #: Id of the worker, on its pod.
 WORKER_LABEL = f"{GROUP}/worker-id"
-#: Workers of one group are placed close together, see `kube/workers/placement.py`.
+#: The operator places workers of one group close together, see `kube/workers/placement.py`.
 PLACEMENT_GROUP_LABEL = f"{GROUP}/placement-group"
 #: On all objects that the operator creates for a job.
 MANAGED_BY = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
@@ -25,7 +25,7 @@ NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """`path` is the field as the user wrote it, such as `spec.training.epochs`."""
+    """An error of one field. `path` names it as the user wrote it, such as `spec.training.epochs`."""
 
     path: str
     message: str

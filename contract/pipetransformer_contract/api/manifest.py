@@ -1,4 +1,4 @@
-"""Reads a job's file for a local run and refuses it with the words that the API server would use."""
+"""Reads a job's file for a local run, and refuses invalid files with the API server's messages."""
 
 import difflib
 import importlib.util
@@ -20,13 +20,13 @@ from .labels import FieldError
 from .schema import root_schema, without_nulls
 from .validate import validate_manifest, with_name
 
-#: What the trainer's image runs.
+#: Command that the trainer's image runs.
 TRAINER = (sys.executable, "-m", "pipetransformer")
-#: As the name of a file: standard input.
+#: File name that stands for standard input.
 STANDARD_INPUT = Path("-")
 
 _TAG = "tag:yaml.org,2002:"
-#: Types of YAML that JSON has none for, and PyYAML's `=`.
+#: YAML types that JSON does not have, and PyYAML's `=`.
 _NOT_IN_JSON = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs", "value")}
 _NUMBERS = {
     f"{_TAG}int": r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)",
@@ -35,8 +35,10 @@ _NUMBERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads scalars as kubectl does. PyYAML's own reader has YAML 1.1's: 3e-4 would be text, 12:30 a number of base 60,
-    and 2024-01-01 a date."""
+    """Reads scalars as kubectl does.
+
+    PyYAML's own loader follows YAML 1.1. It would read 3e-4 as text, 12:30 as a base-60 number and 2024-01-01 as a
+    date."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in found if tag not in {*_NUMBERS, *_NOT_IN_JSON}]
@@ -52,7 +54,7 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 class InvalidManifest(Exception):
-    """The file is no valid job; `errors` name the fields."""
+    """The file is not a valid job. `errors` name the fields."""
 
     def __init__(self, errors: list[FieldError]) -> None:
         super().__init__("\n".join(str(error) for error in errors))
@@ -61,19 +63,19 @@ class InvalidManifest(Exception):
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML document. `source` says where it stands, such as `jobs.yaml, document 2`."""
+    """One YAML document. `source` says where it is, such as `jobs.yaml, document 2`."""
 
     source: str
     content: Any
 
     @property
     def kind(self) -> str:
-        """Of the object; empty where it has none."""
+        """Kind of the object; empty if it has none."""
         return str(self.content.get("kind") or "") if isinstance(self.content, dict) else ""
 
     @property
     def name(self) -> str:
-        """Of the object; empty where the API server makes it, or where there is none."""
+        """Name of the object; empty if the API server generates it, or without one."""
         metadata = self.content.get("metadata") if isinstance(self.content, dict) else None
         return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
 
@@ -100,7 +102,7 @@ def read_documents(file: Path) -> list[Document]:
 
 
 def parse_value(text: str) -> Any:
-    """A value as it would be read from a manifest.
+    """Reads a value as it would be read from a manifest.
 
     Raises:
         ValueError: it is not YAML.
@@ -124,7 +126,7 @@ def _text(file: Path) -> str:
 
 
 def similar_path(path: Path) -> str:
-    """The existing path that a mistyped one is closest to, as a question; empty where none is close."""
+    """Suggests the existing path closest to a mistyped one; empty if none is close."""
     folder = path.parent
     if not folder.is_dir():
         return f": there is no folder {folder}{similar_path(folder)}"
@@ -137,15 +139,15 @@ def similar_path(path: Path) -> str:
 
 
 def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
-    """The job of a YAML file that holds one, made fit for this machine. As `local_job`."""
+    """Reads the job of a YAML file that holds exactly one, and adapts it to this machine like `local_job`."""
     return local_job(local_manifest(_only(file)), run_dir)
 
 
 def local_manifest(document: Document) -> dict[str, Any]:
-    """The manifest of a job that trains here, with a name. It needs no `podTemplate`, and no accelerator.
+    """The manifest of a job that trains on this machine, with a name. It needs no `podTemplate` and no accelerator.
 
     Raises:
-        InvalidManifest: it is no valid job.
+        InvalidManifest: it is not a valid job.
     """
     content = document.content
     if isinstance(content, dict) and isinstance(spec := content.get("spec"), dict):
@@ -155,12 +157,12 @@ def local_manifest(document: Document) -> dict[str, Any]:
 
 
 def local_job(manifest: Mapping[str, Any], run_dir: Path) -> PipeTrainingJob:
-    """The job of a manifest that `local_manifest` gave, made fit for this machine.
+    """Adapts the job of a manifest from `local_manifest` to this machine.
 
-    It writes to `run_dir` alone, checkpoints to `run_dir/checkpoints`, wherever its manifest says: mounted paths of a
-    cluster do not exist here, and a URL may be that of a cluster's job. It always keeps checkpoints, so that it can be
-    resumed. A container's command runs in the present folder, with the values that stand in its `env`. Set what a
-    cluster would take from elsewhere, such as a Secret, before.
+    The job writes only to `run_dir`, and its checkpoints to `run_dir/checkpoints`, whatever its manifest says. Mounted
+    paths of a cluster do not exist here, and a URL may belong to a cluster's job. The job always keeps checkpoints, so
+    that it can be resumed. The container's command runs in the current folder, with the values in its `env`. Before
+    the run, set variables that a cluster would take from elsewhere, such as a Secret.
 
     Raises:
         InvalidManifest: the job cannot run here.
@@ -175,19 +177,19 @@ def local_job(manifest: Mapping[str, Any], run_dir: Path) -> PipeTrainingJob:
 
 
 def worker_command(job: PipeTrainingJob) -> list[str]:
-    """What a worker's process runs: the trainer container's `command`, by default what its image runs, and `args`."""
+    """Command line of a worker: the trainer container's `command`, by default its image's command, and its `args`."""
     container = job.spec.pod_template.trainer().model_extra or {}
     return [*(container.get("command") or TRAINER), *(container.get("args") or ())]
 
 
 def worker_environment(job: PipeTrainingJob) -> dict[str, str]:
-    """What the trainer container's `env` adds to this process's own."""
+    """Variables that the trainer container's `env` adds to this process's environment."""
     variables = (job.spec.pod_template.trainer().model_extra or {}).get("env") or ()
     return {one["name"]: one.get("value", "") for one in variables if "valueFrom" not in one}
 
 
 def _never_started(job: PipeTrainingJob) -> list[FieldError]:
-    """In a cluster such a job waits for somebody; here there is nobody else."""
+    """Refuses jobs that would never start here: in a cluster a user or another controller starts them."""
     errors = []
     if job.spec.suspend:
         errors.append(FieldError("spec.suspend", "nobody resumes a local run: it must be false"))
@@ -197,7 +199,7 @@ def _never_started(job: PipeTrainingJob) -> list[FieldError]:
 
 
 def _container_errors(job: PipeTrainingJob) -> list[FieldError]:
-    """In a cluster the API server's dry run of a pod says these; and that a program exists, its image."""
+    """Errors that a cluster's dry run of a pod would find, or that the image would rule out."""
     trainer = job.spec.pod_template.trainer()
     container = trainer.model_extra or {}
     path = f"spec.podTemplate.spec.containers[{job.spec.pod_template.spec.containers.index(trainer)}]"
@@ -212,14 +214,14 @@ def _container_errors(job: PipeTrainingJob) -> list[FieldError]:
         if not named or not isinstance(one.get("value", ""), str):
             errors.append(FieldError(f"{path}.env[{number}]", "must have a name and, as its value, a string"))
     if not errors and shutil.which(program := worker_command(job)[0], path=search_path()) is None:
-        errors.append(FieldError(f"{path}.command", f"{program} is no program of this machine"))
+        errors.append(FieldError(f"{path}.command", f"{program} is not found on this machine"))
     if not container.get("command") and importlib.util.find_spec("pipetransformer") is None:
         errors.append(FieldError(path, "a local run needs the trainer here: pip install ./trainer_image"))
     return errors
 
 
 def search_path() -> str:
-    """Where a worker's program is looked for: beside this interpreter first, so that `python` is this one."""
+    """Folders to search for a worker's program. This interpreter's folder is first, so that `python` is this one."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
@@ -227,7 +229,7 @@ def read_manifest(file: Path) -> dict[str, Any]:
     """The manifest of the one job in a YAML file, or in standard input for `-`.
 
     Raises:
-        InvalidManifest: the file is no valid job.
+        InvalidManifest: the file is not a valid job.
         OSError: it cannot be read.
     """
     document = _only(file)
@@ -242,10 +244,10 @@ def _only(file: Path) -> Document:
 
 
 def checked(manifest: Any, source: str) -> dict[str, Any]:
-    """The manifest as the API server reads it, if it is that of a valid job.
+    """The manifest of a valid job, as the API server reads it.
 
     Raises:
-        InvalidManifest: it is not; the errors name its fields, or `source`.
+        InvalidManifest: it is not a valid job; the errors name its fields, or `source`.
     """
     if not isinstance(manifest, dict):
         raise InvalidManifest([FieldError(source, "must hold one PipeTrainingJob")])

@@ -1,4 +1,4 @@
-"""What every client of the API server needs for a request, whichever library sends it."""
+"""Paths, media types and error messages for requests to the API server, independent of the client library."""
 
 import json
 from typing import Any
@@ -9,14 +9,14 @@ from .job import GROUP, PLURAL, VERSION
 Object = dict[str, Any]
 
 JSON = "application/json"
-#: Of a PATCH: what it names replaces the object's, and the rest of the object stays.
+#: Media type of a PATCH that replaces the fields it names and keeps all others.
 MERGE_PATCH = "application/merge-patch+json"
-#: Of a PATCH: server-side apply.
+#: Media type of a PATCH for server-side apply.
 APPLY_PATCH = "application/apply-patch+yaml"
 
 
 def jobs_path(namespace: str | None) -> str:
-    """Path of a namespace's jobs; of all jobs when None.
+    """Path of a namespace's jobs, or of all jobs if None.
 
     >>> jobs_path("default")
     '/apis/training.pipetransformer.io/v1alpha1/namespaces/default/pipetrainingjobs'

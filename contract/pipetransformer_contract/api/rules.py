@@ -1,12 +1,12 @@
-"""Validations of a whole job in CEL: rules between fields, and what may change while a job exists.
+"""Rules for a whole job in CEL: between fields of several types, and for changes while a job exists.
 
-Rules of one type stand beside its fields (`SpecModel.rules`). Here is what needs several of them. They go into the CRD,
-and `validate_manifest` evaluates the same text.
+Rules for one type stand beside its fields (`SpecModel.rules`). The rules here go into the CRD, and `validate_manifest`
+evaluates the same text.
 """
 
 from pipetransformer_contract.spec_model import Rule
 
-#: Longest name for which names of workers, and labels that hold the job's name, stay legal.
+#: Maximum length of a job's name, so that workers' names and labels with the job's name stay legal.
 MAX_NAME = 50
 
 ROOT_RULES = (
@@ -17,7 +17,7 @@ ROOT_RULES = (
     ),
 )
 
-#: A ceiling that is lowered for a while does not limit what there may be later.
+#: The largest number of pipelines that may exist later. A temporarily lowered maxWorkers does not reduce it.
 _LARGEST_WIDTH = (
     "(has(self.elasticPolicy.maxPipelines) ? self.elasticPolicy.maxPipelines"
     " : self.elasticPolicy.workers > self.elasticPolicy.maxWorkers ? self.elasticPolicy.workers"

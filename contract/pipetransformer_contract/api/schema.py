@@ -1,7 +1,7 @@
-"""Turns the API's types into the structural schema that the API server wants.
+"""Turns the API's types into the structural schema that the API server requires.
 
-pydantic's JSON schema is close, but Kubernetes allows no `$ref` and no `anyOf` with null, writes exclusive bounds as
-OpenAPI 3.0 does, and applies defaults to nested objects only where an object's default is written down.
+pydantic's JSON schema differs in three ways. Kubernetes allows neither `$ref` nor `anyOf` with null. It writes
+exclusive bounds like OpenAPI 3.0. It applies defaults within a nested object only if the object itself has a default.
 """
 
 import re
@@ -46,7 +46,7 @@ _MAX_PROPERTIES = 64
 
 @cache
 def root_schema() -> Schema:
-    """The schema of the whole object, as `openAPIV3Schema` wants it."""
+    """The schema of the whole object, for `openAPIV3Schema`."""
     spec = structural(JobSpec)
     spec["x-kubernetes-validations"] = [
         *spec.get("x-kubernetes-validations", []),
@@ -61,8 +61,8 @@ def root_schema() -> Schema:
             "kind": {"type": "string"},
             "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": spec,
-            # One writer replaces it whole. Else the API server compares all its fields, and keeps their list, which is
-            # half of the object, at each write.
+            # Only the operator writes the status, always as a whole. Without "atomic" each write would make the API
+            # server compare all fields and store their list, which is half of the object.
             "status": structural(JobStatus, defaults=False) | {"x-kubernetes-map-type": "atomic"},
         },
         "x-kubernetes-validations": [_validation(rule) for rule in ROOT_RULES],
@@ -70,14 +70,14 @@ def root_schema() -> Schema:
 
 
 def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """The structural schema of one type and all that it holds. A status has no defaults: its writer says all."""
+    """The structural schema of one type with its fields. A status has no defaults: its writer sets all fields."""
     document = model.model_json_schema(by_alias=True)
     types = {kind.__name__: kind for kind in _types_within(model)}
     return _Converter(document.get("$defs", {}), types, defaults).convert(document | {"title": model.__name__})
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:
-    """`value` with the schema's defaults put in where the API server would: in objects, depth first."""
+    """Adds the schema's defaults to `value` like the API server: in objects, depth first."""
     if isinstance(value, Mapping):
         known = schema.get("properties", {})
         missing = {name: field["default"] for name, field in known.items() if "default" in field and name not in value}
@@ -88,8 +88,9 @@ def with_defaults(schema: Schema, value: Any) -> Any:
 
 
 def without_nulls(schema: Schema, value: Any) -> Any:
-    """`value` without fields that are null, as a YAML key with nothing behind it is: the API server drops those that
-    the schema knows, for none of them may be null."""
+    """Removes null fields from `value`, such as a YAML key without a value.
+
+    The API server drops those that the schema knows, because none of them may be null."""
     if isinstance(value, Mapping):
         known = schema.get("properties", {})
         there = {name: item for name, item in value.items() if item is not None or name not in known}
@@ -100,7 +101,7 @@ def without_nulls(schema: Schema, value: Any) -> Any:
 
 
 def pruned(schema: Schema, value: Any) -> Any:
-    """`value` without the fields that the schema does not know, where the API server would drop them."""
+    """Removes unknown fields from `value` wherever the API server would drop them."""
     if isinstance(value, Mapping) and "properties" in schema:
         known, keeps = schema["properties"], schema.get("x-kubernetes-preserve-unknown-fields", False)
         return {name: pruned(known.get(name, {}), item) for name, item in value.items() if keeps or name in known}
@@ -112,7 +113,7 @@ def pruned(schema: Schema, value: Any) -> Any:
 
 
 def missing_fields(ours: Schema, theirs: Schema, path: str = "") -> list[str]:
-    """Paths of the fields that `ours` has and `theirs` has not."""
+    """Paths of the fields that are in `ours` but not in `theirs`."""
     missing = []
     for name, field in ours.get("properties", {}).items():
         other = theirs.get("properties", {}).get(name)
@@ -168,7 +169,7 @@ class _Converter:
         return target
 
     def _resolved(self, source: Schema) -> Schema:
-        """`source` with its reference, or the one alternative to null, put in its place; outer keywords win."""
+        """Replaces a reference, or a single alternative to null, by its target. Outer keywords win."""
         alternatives = [option for option in source.get("anyOf", []) if option.get("type") != "null"]
         if len(alternatives) == 1:
             outer = {key: value for key, value in source.items() if key != "anyOf"}
@@ -205,14 +206,14 @@ class _Converter:
         target = self.convert(source)
         fields = {field.alias or python_name: field for python_name, field in owner.model_fields.items()}
         if self._defaults and not issubclass(owner, Opaque) and _is_made_of_defaults(fields[name].default_factory):
-            target["default"] = with_defaults(target, {})  # rules are checked on the default as it stands here
+            target["default"] = with_defaults(target, {})  # rules are checked on this default
         if target.get("type") == "array" and name in LIST_MAP_KEYS:
             target |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [LIST_MAP_KEYS[name]]}
         return target
 
 
 def _in_names_of_fields(text: str, kind: type[BaseModel]) -> str:
-    """A docstring names fields as Python does; who reads the schema knows them by their aliases."""
+    """Replaces Python names of fields in a docstring by their aliases, which users of the schema know."""
     aliases = {name: field.alias or name for name, field in kind.model_fields.items()}
     return re.sub(r"`(\w+)`", lambda found: f"`{aliases.get(found[1], found[1])}`", text)
 

@@ -1,7 +1,7 @@
 """The status of a `PipeTrainingJob`: all that the operator remembers about a job.
 
-It is written before anything is done about it, so an operator that dies between two writes finds here what it meant to
-do. Nothing else is remembered: what is not in here is observed again.
+The operator writes each decision here before it acts on it. If it dies between two writes, the next operator reads here
+what was decided. The operator observes everything else again.
 """
 
 from datetime import datetime
@@ -23,63 +23,63 @@ from pipetransformer_contract.messages import (
 from pipetransformer_contract.wire import Wire
 
 MAX_MEMBERS = 8192
-#: Of a condition, in characters. Whose words it passes on may say more: it is cut there.
+#: Maximum length of a condition's message, in characters. Longer messages are cut.
 MAX_CONDITION_MESSAGE = 32768
 MAX_CONDITION_REASON = 1024
 
 
 class ConditionType(StrEnum):
-    """What conditions are about."""
+    """The types of conditions."""
 
     ADMITTED = "Admitted"  #: the job may have workers
-    RUNNING = "Running"  #: a generation was confirmed, and its members train
+    RUNNING = "Running"  #: the leader confirmed a generation, and its members train
     RESIZING = "Resizing"  #: another layout is being prepared or committed
-    STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`, or generation after generation breaks
+    STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`, or several generations in a row break
     SUSPENDED = "Suspended"  #: `spec.suspend` is true, or the job is being deleted
     COMPLETE = "Complete"  #: the model is trained and durable
-    FAILED = "Failed"  #: it will not be tried again
+    FAILED = "Failed"  #: the operator does not try the job again
 
 
 class Reason(StrEnum):
     """Reasons of conditions and of Kubernetes events."""
 
     # Admitted
-    NO_QUEUE = "NoQueue"  #: no queue was named: admitted at once
+    NO_QUEUE = "NoQueue"  #: the job names no queue: admitted at once
     QUOTA_RESERVED = "QuotaReserved"  #: the queue admitted the job
-    WAITING_FOR_QUOTA = "WaitingForQuota"  #: the queue has not admitted the job, or one more pipeline, yet
+    WAITING_FOR_QUOTA = "WaitingForQuota"  #: the queue has not yet admitted the job, or one more pipeline
     QUOTA_LOST = "QuotaLost"  #: the queue takes quota back
-    QUEUE_UNAVAILABLE = "QueueUnavailable"  #: nothing is known of the queue
-    NAME_CONFLICT = "NameConflict"  #: a pod with a worker's name belongs to someone else
+    QUEUE_UNAVAILABLE = "QueueUnavailable"  #: the operator knows nothing about the queue
+    NAME_CONFLICT = "NameConflict"  #: a pod of another owner has a worker's name
     INVALID_SPEC = "InvalidSpec"
     # Running
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     TRAINING = "Training"
-    CREATION_REFUSED = "CreationRefused"  #: the cluster does not take the workers' pods
-    DELETION_REFUSED = "DeletionRefused"  #: the cluster keeps pods that the job gives back; of Suspended, too
-    RECOVERING = "Recovering"  #: members were lost and the rest is too few for any legal layout
-    NO_LEGAL_START = "NoLegalStart"  #: no layout to start with lies within the bounds of the spec
+    CREATION_REFUSED = "CreationRefused"  #: the cluster refuses to create the workers' pods
+    DELETION_REFUSED = "DeletionRefused"  #: the cluster refuses to delete released pods; also a reason of Suspended
+    RECOVERING = "Recovering"  #: members were lost, and too few are left for any legal layout
+    NO_LEGAL_START = "NoLegalStart"  #: no starting layout is within the bounds of the spec
     FINISHED = "Finished"
     # Resizing: preparing, committing, cleaning
-    PREPARING = "Preparing"  #: waits until each member of the next generation is ready
+    PREPARING = "Preparing"  #: waits until all members of the next generation are ready
     COMMITTING = "Committing"  #: published; waits until the leader confirms
-    RELEASING = "Releasing"  #: confirmed; waits for a durable checkpoint and for the leavers' end
+    RELEASING = "Releasing"  #: confirmed; waits for a durable checkpoint and until the leavers have ended
     SETTLED = "Settled"
-    # Why a preparation was cancelled, or a start put off (CreationRefused as well)
-    UNSCHEDULABLE = "Unschedulable"  #: no node takes one of the workers
+    # Why a preparation was cancelled, or a start postponed (CreationRefused can be the reason, too)
+    UNSCHEDULABLE = "Unschedulable"  #: at least one worker fits on no node
     IMAGE_PULL = "ImagePull"  #: the image of a worker cannot be pulled
-    GAVE_WAY = "GaveWay"  #: another waiting job can start on what this one, which cannot, would hold
-    NOT_READY = "NotReady"  #: a worker runs and did not say that it is ready
+    GAVE_WAY = "GaveWay"  #: this job cannot start, and another waiting job can start with the nodes it would hold
+    NOT_READY = "NotReady"  #: a worker runs but did not report that it is ready
     WORKER_FAILED = "WorkerFailed"  #: a worker ended before it was ready
-    NOT_COMMITTED = "NotCommitted"  #: published, and the members could not commit it
+    NOT_COMMITTED = "NotCommitted"  #: the generation was published, but its members could not commit it
     # Stalled
     PROGRESSING = "Progressing"
     NO_PROGRESS = "NoProgress"
     NOT_HEARD = "NotHeard"  #: no member reaches the operator
-    GROUP_BROKEN = "GroupBroken"  #: all members live, and they lost their connections; of Running, too
+    GROUP_BROKEN = "GroupBroken"  #: all members live but lost their connections; also a reason of Running
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
     RESUMED = "Resumed"
-    BEING_DELETED = "BeingDeleted"  #: a finalizer of others keeps it for now
+    BEING_DELETED = "BeingDeleted"  #: a finalizer of another owner still keeps the job
     # Complete and Failed
     TRAINING_SUCCEEDED = "TrainingSucceeded"
     TRAINING_FAILED = "TrainingFailed"
@@ -95,13 +95,13 @@ class Reason(StrEnum):
     LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
     NODE_AVOIDED = "NodeAvoided"  #: accelerators failed there more than once
-    NODE_LOST = "NodeLost"  #: with members on it; no failure of the job
-    WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; they are replaced first
-    WORKER_DRAINED = "WorkerDrained"  #: deleted, evicted or preempted by someone else; no failure of the job
+    NODE_LOST = "NodeLost"  #: members ran on it; not a failure of the job
+    WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; the operator replaces them before an eviction
+    WORKER_DRAINED = "WorkerDrained"  #: taken away, but not by the operator: deleted, evicted, preempted; not a failure
     SHARE_CHANGED = "ShareChanged"
-    OUT_OF_MEMORY = "OutOfMemory"  #: pipelines were packed into too little memory; of Failed, the longest are
+    OUT_OF_MEMORY = "OutOfMemory"  #: packed pipelines need too much memory; of Failed: the longest pipelines do
     GPUS_RELEASED = "GPUsReleased"
-    STEPS_LOST = "StepsLost"  #: steps that no checkpoint holds are trained again, or would be
+    STEPS_LOST = "StepsLost"  #: no checkpoint holds these steps; they must be trained again
 
 
 class ConditionStatus(StrEnum):
@@ -111,46 +111,44 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(Wire):
-    """As `metav1.Condition`. `last_transition_time` moves only when `status` does."""
+    """Like `metav1.Condition`. `last_transition_time` changes only when `status` changes."""
 
-    type: ConditionType = Field(description="What it is about.")
-    status: ConditionStatus = Field(description="Whether it holds.")
+    type: ConditionType = Field(description="Type of the condition.")
+    status: ConditionStatus = Field(description="Whether the condition holds.")
     reason: str = Field(
-        max_length=MAX_CONDITION_REASON, description="Why, in one word: docs/operations.md has a row for each."
+        max_length=MAX_CONDITION_REASON, description="Reason, in one word. docs/operations.md has a row for each."
     )
-    message: str = Field(
-        default="", max_length=MAX_CONDITION_MESSAGE, description="Why, in the words of whoever knows."
-    )
+    message: str = Field(default="", max_length=MAX_CONDITION_MESSAGE, description="Explanation of the reason.")
     last_transition_time: datetime = Field(description="When `status` last changed.")
-    observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
+    observed_generation: Count = Field(default=0, description="`metadata.generation` that the condition is about.")
 
 
 class State(StrEnum):
-    """One word for the printer column, derived from the conditions and never read back."""
+    """One word for the printer column. It is derived from the conditions, and the operator never reads it back."""
 
     PENDING = "Pending"  #: not admitted yet
-    STARTING = "Starting"  #: its first workers are awaited, or replacements without which it cannot train
+    STARTING = "Starting"  #: waits for its first workers, or for replacements that it needs to train
     RUNNING = "Running"  #: it trains
-    RESIZING = "Resizing"  #: it trains while another layout is prepared, or changes to it
+    RESIZING = "Resizing"  #: it trains while another layout is prepared, or it changes to that layout
     STALLED = "Stalled"  #: no step was made for too long
-    UNHEARD = "Unheard"  #: no member is heard: it may train, or not
+    UNHEARD = "Unheard"  #: no member reaches the operator: the job may or may not train
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
 
 class ResizePhase(StrEnum):
-    """Where a change of layout stands."""
+    """Phase of a resize."""
 
-    PREPARE = "Prepare"  #: workers are created and warm up; the old layout trains, and it can be cancelled
-    COMMIT = "Commit"  #: published; the trainers' vote decides
-    CLEAN = "Clean"  #: confirmed; leavers are given back once a checkpoint is durable
+    PREPARE = "Prepare"  #: new workers start and warm up while the old layout trains; the resize can be cancelled
+    COMMIT = "Commit"  #: the generation is published; the trainers' vote decides
+    CLEAN = "Clean"  #: the generation is confirmed; leavers are released once a checkpoint is durable
 
 
 class LayoutSize(Wire):
-    """A layout as it stands in the status."""
+    """A layout, as written in the status."""
 
-    stages: Positive = Field(description="Workers a pipeline (K).")
+    stages: Positive = Field(description="Workers per pipeline (K).")
     pipelines: Positive = Field(description="Data-parallel width (R).")
 
     @property
@@ -163,141 +161,146 @@ class LayoutSize(Wire):
 
 
 class Resize(Wire):
-    """The one change of layout that is under way.
+    """The one resize in progress.
 
-    `from` is absent at a start. Past `deadline` a preparation is cancelled; a published generation that its members say
-    they could not commit is followed by one with the old layout. Nothing waits for a deadline while it is cleaned up.
+    `from` is absent at a start. After `deadline` the operator cancels a preparation. If the members say that they could
+    not commit a published generation, it then publishes one with the old layout. The last phase has no deadline.
     """
 
     from_: LayoutSize | None = Field(default=None, alias="from")
     to: LayoutSize
     phase: ResizePhase
     reason: ResizeReason
-    start_time: datetime = Field(description="When its present phase began.")
-    deadline: datetime | None = Field(default=None, description="When it is cancelled or taken back.")
+    start_time: datetime = Field(description="When the present phase began.")
+    deadline: datetime | None = Field(default=None, description="When the resize is cancelled or undone.")
     replacements: Count = Field(
-        default=0, description="Times in a row that workers of a start ended before they joined; each doubles the wait."
+        default=0, description="Times in a row that workers of a start ended before they joined. Each doubles the wait."
     )
     renewals: Count = Field(
-        default=0, description="Times that it had all its time anew, for workers that ended before they joined."
+        default=0, description="Times that the deadline was restarted because workers ended before they joined."
     )
     trouble_time: datetime | None = Field(
         default=None,
-        description="Since when a worker of a start is not placed, or a container cannot be started; absent while all"
-        " are.",
+        description="Since when a worker of a start has no node, or a container of it cannot be started. Absent if"
+        " neither is the case.",
     )
 
 
 class TooShort(Wire):
-    """Pipelines that their workers' memory did not hold: longer ones are taken until more blocks are frozen."""
+    """Pipelines that did not fit in their workers' memory. The job uses longer ones until more layers are frozen."""
 
-    stages: Positive = Field(description="Workers a pipeline (K), at most.")
-    boundary: Count = Field(description="Frozen blocks, at most.")
+    stages: Positive = Field(description="Pipelines of at most this many workers (K) are ruled out.")
+    boundary: Count = Field(description="They are ruled out while at most this many layers are frozen.")
 
     def rules_out(self, stages: int, boundary: int) -> bool:
-        """Whether pipelines of so many stages with so many frozen blocks would not fit either."""
+        """Whether pipelines of `stages` stages with `boundary` frozen layers would not fit either."""
         return stages <= self.stages and boundary <= self.boundary
 
 
 class LastReport(Report):
-    """The newest report that was worth a write, and when it was folded in."""
+    """The newest report that the operator wrote to the status, and when it did."""
 
-    time: datetime = Field(description="When it was folded in.")
+    time: datetime = Field(description="When the operator wrote it to the status.")
 
 
 class Share(Wire):
-    """Workers that the job may have while others want some, as computed for the layout of that generation."""
+    """Workers that the job may have while other jobs want some, computed for the layout of `layout_generation`."""
 
-    workers: Count = Field(description="As many as it may have.")
-    layout_generation: Count = Field(description="Generation for which it holds.")
+    workers: Count = Field(description="Maximum number of workers of the job.")
+    layout_generation: Count = Field(description="Generation that the share was computed for.")
     yields: bool = Field(
         default=False,
-        description="A claimed pipeline is for pods of other owners that wait: obeyed whatever `onPack` says.",
+        description="The job must release a claimed pipeline for pending pods of other owners, whatever `onPack` says.",
     )
-    node: str = Field(default="", description="Where a pod of another owner would fit: claimed workers there go first.")
+    node: str = Field(
+        default="", description="Node where a pod of another owner would fit. Claimed workers on it are released first."
+    )
 
 
 class QuotaRequest(Wire):
-    """One request to the job's queue: the first is for the starting size, each other for workers beyond it, or for
-    those that take the places of cordoned or lost ones.
+    """One request to the job's queue.
 
-    A request's size is fixed. Quota that is not needed any more is returned worker by worker, and never comes back.
+    The first request is for the starting size. Each later one is for workers beyond it, or for replacements of workers
+    on cordoned or lost nodes. A request's size is fixed. The job returns unneeded quota worker by worker, for good.
     """
 
-    name: Name = Field(description="Of the queue's object.")
-    queue: Name = Field(description="That is asked.")
-    workers: Positive = Field(description="That it is for.")
-    returned: Count = Field(default=0, description="Of workers: those whose quota was given back.")
+    name: Name = Field(description="Name of the queue's object.")
+    queue: Name = Field(description="Queue that the job asks.")
+    workers: Positive = Field(description="Number of workers that the request is for.")
+    returned: Count = Field(default=0, description="Number of workers whose quota was returned.")
     own: bool = Field(
         default=False,
-        description="As the first, for workers of the starting size: in the places of cordoned ones, or of lost ones.",
+        description="True for replacements of cordoned or lost workers of the starting size.",
     )
-    admitted: bool = Field(default=False, description="The queue said yes, and the answer was used.")
+    admitted: bool = Field(default=False, description="The queue admitted the request, and the answer was used.")
     worker_ids: list[Count] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Workers that use the quota; until their pod is gone."
+        default_factory=list, max_length=MAX_MEMBERS, description="Workers that use the quota, until their pod is gone."
     )
 
     @property
     def granted(self) -> int:
-        """Workers that it is for, less what was given back."""
+        """Workers that the request is for, without those whose quota was returned."""
         return self.workers - self.returned
 
     @property
     def free(self) -> int:
-        """Workers that it allows besides those that use it."""
+        """Workers that the quota still allows, in addition to those that use it."""
         return self.granted - len(self.worker_ids)
 
 
 class Drain(Wire):
-    """Workers whose nodes were cordoned at a time: they are replaced first, then evictions pass."""
+    """Workers whose nodes were cordoned at the same time. They are replaced before evictions may pass."""
 
-    time: datetime = Field(description="When it was seen.")
-    worker_ids: list[Count] = Field(max_length=MAX_MEMBERS, description="Those that are still there.")
+    time: datetime = Field(description="When the operator saw the cordon.")
+    worker_ids: list[Count] = Field(max_length=MAX_MEMBERS, description="Workers that are still on these nodes.")
 
 
 class Stop(Wire):
-    """The members were told to leave a checkpoint and end; it is never taken back."""
+    """The operator told the members to write a checkpoint and exit. It never takes this back."""
 
-    time: datetime = Field(description="When that was decided.")
+    time: datetime = Field(description="When the operator decided it.")
     saved_step: Count = Field(
-        default=0, description="Committed steps of the checkpoint that the first members to end had left."
+        default=0, description="Committed steps of the checkpoint that the first members to exit had written."
     )
 
 
 class NodeSilence(Wire):
-    """A node on which members fell silent, until the cluster says whether it is lost."""
+    """A node on which members fell silent. The cluster says later whether the node is lost."""
 
-    node: Name = Field(description="Its name.")
-    time: datetime = Field(description="When the first of them was found silent.")
-    newest: datetime = Field(description="When the last one was.")
-    words: str = Field(max_length=1024, description="Who fell silent first, and for how long.")
-    lost: bool = Field(default=False, description="The node is lost: that is no failure of the job.")
+    node: Name = Field(description="Name of the node.")
+    time: datetime = Field(description="When the operator found the first member silent.")
+    newest: datetime = Field(description="When the operator found the last member silent.")
+    words: str = Field(max_length=1024, description="Which member fell silent first, and for how long.")
+    lost: bool = Field(default=False, description="The node is lost. This is not a failure of the job.")
     failure_step: Count | None = Field(
-        default=None, description="Step at which it counts as a failure, because the node lives."
+        default=None,
+        description="Step at which the silence counts as a failure of the job, because the node is not lost.",
     )
 
     @property
     def decided(self) -> bool:
-        """Whether it is known what it was."""
+        """Whether the cause of the silence is known."""
         return self.lost or self.failure_step is not None
 
 
 class Gpus(Wire):
-    """`held` and `saved` count workers now; `released` those since the start, and never falls."""
+    """`held` and `saved` count workers now. `released` counts workers since the start and never falls."""
 
     held: Count = Field(default=0, description="Workers whose pod is not gone.")
-    released: Count = Field(default=0, description="Workers given back since the start.")
+    released: Count = Field(default=0, description="Workers released since the start.")
     saved: Count = Field(
         default=0,
-        description="Workers that shorter pipelines of the starting width do without, and that are not held.",
+        description="Workers that the starting width no longer needs with shorter pipelines, and that are not held.",
     )
 
 
 class JobStatus(Wire):
-    """What the operator knows and decided; only it writes here. Fields without a value are left out of the object."""
+    """State of the job, and the operator's decisions. Only the operator writes it. Absent fields have no value."""
 
     state: State = State.PENDING
-    conditions: list[Condition] = Field(default_factory=list, max_length=16, description="See docs/operations.md.")
+    conditions: list[Condition] = Field(
+        default_factory=list, max_length=16, description="Conditions of the job. docs/operations.md explains them."
+    )
     generation: Generation | None = None
     resize: Resize | None = None
     last_report: LastReport | None = None
@@ -305,37 +308,40 @@ class JobStatus(Wire):
     worker_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers that ought to exist; written before they are created.",
+        description="Workers that should exist. Written before they are created.",
     )
     leaving_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers that left a generation and wait for a durable checkpoint before they are given back.",
+        description="Workers that left a generation. They are released once a checkpoint is durable.",
     )
     releasing_ids: list[Count] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Workers given back whose pod is not gone yet."
+        default_factory=list, max_length=MAX_MEMBERS, description="Released workers whose pod is not gone yet."
     )
     surplus_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Of `leavingIds`, those that a smaller layout left over: released once they are gone.",
+        description="Workers in `leavingIds` that a smaller layout no longer needs. They count as released once they"
+        " are gone.",
     )
     claimed_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers beyond the job's starting size: they have the lower priority, and go first.",
+        description="Workers beyond the job's starting size. They have the lower priority and are released first.",
     )
-    layout_generation: Count = Field(default=0, description="Highest generation ever published; it only rises.")
-    next_worker_id: Count = Field(default=0, description="Ids are never used twice.")
+    layout_generation: Count = Field(default=0, description="Highest generation ever published. It never falls.")
+    next_worker_id: Count = Field(default=0, description="Id of the next worker. Ids are never reused.")
     num_shards: Positive | None = Field(
         default=None,
-        description="Most pipelines until the job starts again: what its spec allowed when it started, and no more than"
-        " shards in the order of the data that it goes on in.",
+        description="Maximum number of pipelines until the job starts again. It is what the spec allowed at the start,"
+        " and at most the number of shards in the data order that the job resumes.",
     )
     initial_workers: Count = Field(
-        default=0, description="Workers of a start that no ceiling limits: what the savings are measured against."
+        default=0, description="Workers of a start that no ceiling limits. Savings are measured against this number."
     )
-    workers: Count = Field(default=0, description="Pods that are not gone; replicas of the scale subresource.")
+    workers: Count = Field(
+        default=0, description="Pods that are not gone. The scale subresource shows them as replicas."
+    )
     selector: str = Field(
         default="", max_length=1024, description="Label selector of the pods, for the scale subresource."
     )
@@ -343,81 +349,87 @@ class JobStatus(Wire):
     quota_requests: list[QuotaRequest] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="What the job asked its queue for; written before it is asked. Empty without a queue.",
+        description="Requests to the job's queue. Written before the queue is asked; empty without a queue.",
     )
-    next_request_id: Count = Field(default=0, description="Ids are never used twice.")
+    next_request_id: Count = Field(default=0, description="Id of the next request. Ids are never reused.")
     priority: int = Field(
         default=0,
         ge=-(2**31),
         lt=2**31,
-        description="Of its pods as last seen, for a start that was put off.",
+        description="Priority of the job's pods when last seen. Used for a start that was postponed.",
     )
     gpus: Gpus = Field(default_factory=Gpus)
     gpu_seconds_saved: Seconds = Field(
-        default=0.0, description="By packing, as of `gpuSecondsTime`; since then by `gpus.saved` workers."
+        default=0.0,
+        description="GPU-seconds that packing saved up to `gpuSecondsTime`. Since then `gpus.saved` workers add to it.",
     )
-    gpu_seconds_time: datetime | None = Field(default=None, description="Of `gpuSecondsSaved`.")
-    frozen: str = Field(default="", max_length=32, description="Frozen blocks of all blocks, such as 6/12.")
+    gpu_seconds_time: datetime | None = Field(default=None, description="Time up to which `gpuSecondsSaved` counts.")
+    frozen: str = Field(default="", max_length=32, description="Frozen layers of all layers, such as 6/12.")
     start_time: datetime | None = Field(
-        default=None, description="When it first asked for its workers, since it was resumed last."
+        default=None, description="When the job first asked for its workers since it was last resumed."
     )
     stop: Stop | None = None
     unsettled_step: Count | None = Field(
         default=None,
-        description="Step that was reached when others took all workers away: these may have left a checkpoint. The"
-        " next start shows how many steps are lost.",
+        description="Step reached when all workers were taken away, but not by the operator. They may have written a"
+        " checkpoint. The next start shows how many steps are lost.",
     )
-    completion_time: datetime | None = Field(default=None, description="When it ended, one way or the other.")
+    completion_time: datetime | None = Field(default=None, description="When the job completed or failed.")
     failures: Count = Field(
-        default=0, description="Failures since the job was created, those included that are forgotten by now."
+        default=0, description="Failures since the job was created, including those that no longer count."
     )
     failure_steps: list[Count] = Field(
         default_factory=list,
         max_length=10001,
-        description="Failures that count against `runPolicy.backoffLimit`, each by the committed step at which it"
-        " happened; forgotten after `forgetFailuresAfterSteps` more.",
+        description="Failures that count against `runPolicy.backoffLimit`, each as the committed step at which it"
+        " happened. A failure is forgotten after `forgetFailuresAfterSteps` more steps.",
     )
     node_losses: Count = Field(
-        default=0, description="Nodes that were lost with members of the job: each counts once, and is no failure."
+        default=0, description="Nodes that were lost with members of the job. Each counts once and is not a failure."
     )
     silences: list[NodeSilence] = Field(
         default_factory=list, max_length=MAX_MEMBERS, description="Nodes on which members fell silent lately."
     )
     resize_failures: Count = Field(
-        default=0, description="Preparations cancelled in a row; each doubles the wait for the next."
+        default=0,
+        description="Resizes in a row that were cancelled during preparation. Each doubles the wait for the next.",
     )
     slow_starts: Count = Field(
         default=0,
-        description="Starts in a row put off although all workers had a node; each doubles the time of the next.",
+        description="Starts in a row that were postponed although all workers had a node. Each doubles the next one's"
+        " time.",
     )
-    next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before.")
+    next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before this time.")
     waits_for_nodes_since: datetime | None = Field(
         default=None,
-        description="Since when a job that does not train sleeps because it found no nodes: accelerators that are"
-        " released later, or a new node, wake it before `nextResizeTime`.",
+        description="Since when a job that does not train sleeps because it found no nodes. Released accelerators or a"
+        " new node wake it before `nextResizeTime`.",
     )
     not_committed: LayoutSize | None = Field(
-        default=None, description="Layout that the members could not commit; not tried before `nextResizeTime`."
+        default=None,
+        description="Layout that the members could not commit. It is not tried again before `nextResizeTime`.",
     )
     too_short: TooShort | None = None
     grants_in_vain: Count = Field(
-        default=0, description="Times in a row that other jobs made room and this one found no node all the same."
+        default=0, description="Times in a row that other jobs made room and this job still found no node."
     )
     next_grant_time: datetime | None = Field(
-        default=None, description="No other job makes room for this one before: what it was granted last was in vain."
+        default=None,
+        description="No other job makes room for this one before this time. It found no node in such room, or released"
+        " workers for another job.",
     )
     drain_deadline: datetime | None = Field(
-        default=None, description="Until then workers on cordoned nodes are replaced; then evictions pass."
+        default=None, description="Workers on cordoned nodes are replaced until this time. Then evictions pass."
     )
     drains: list[Drain] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers on cordoned nodes, by when that was seen; oldest first.",
+        description="Workers on cordoned nodes, by when the operator saw the cordon. The oldest comes first.",
     )
-    observed_generation: Count = Field(default=0, description="`metadata.generation` that was looked at.")
+    observed_generation: Count = Field(default=0, description="`metadata.generation` that the status is about.")
 
     def condition(self, kind: ConditionType) -> Condition | None:
-        """The condition of that type, or None when it was never set."""
+        """The condition of that type, or None if it was never set."""
         return next((condition for condition in self.conditions if condition.type is kind), None)
 
     def is_true(self, kind: ConditionType) -> bool:
@@ -426,8 +438,9 @@ class JobStatus(Wire):
         return condition is not None and condition.status is ConditionStatus.TRUE
 
     def says_the_same_as(self, other: "JobStatus") -> bool:
-        """Whether both differ in nothing but what changes with every pod while a job starts: words of conditions, and
-        how many pods there are before anything trains."""
+        """Whether both differ at most in what changes with every pod while a job starts.
+
+        That is the reasons and messages of conditions, and the number of pods before training begins."""
         return self._without_words() == other._without_words()
 
     def _without_words(self) -> "JobStatus":
@@ -439,10 +452,10 @@ class JobStatus(Wire):
 
     @property
     def own_requests(self) -> list[QuotaRequest]:
-        """Those for workers of the starting size; the others are claims."""
+        """Requests for workers of the starting size. All other requests are claims."""
         return [*self.quota_requests[:1], *(request for request in self.quota_requests[1:] if request.own)]
 
     @property
     def finished(self) -> bool:
-        """Whether the job has ended, one way or the other."""
+        """Whether the job completed or failed."""
         return self.is_true(ConditionType.COMPLETE) or self.is_true(ConditionType.FAILED)

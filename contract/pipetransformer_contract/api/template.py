@@ -1,5 +1,8 @@
-"""What a pod template may not ask for, and CEL does not refuse: it does not see all of a template, and a rule that is
-new would keep jobs of before from being suspended. So the operator looks for itself."""
+"""Refuses pod templates that the CRD's CEL rules let through.
+
+CEL does not see all of a template. A new rule in CEL would also prevent suspending older jobs that break it. So the
+operator checks these itself.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,17 +10,17 @@ from typing import Any
 from .job import JobSpec
 from .labels import FieldError
 
-#: Where the trainer finds its token and whom to trust.
+#: Folder of the trainer's token and of the certificates that it trusts.
 CHANNEL_FOLDER = "/var/run/pipetransformer"
 
 
 def template_errors(spec: JobSpec) -> list[FieldError]:
-    """What the API server had to let through."""
+    """Errors of the template that the API server does not find."""
     return [*_second_accelerators(spec), *_hidden_channel(spec)]
 
 
 def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
-    """An init container that ends before the trainer begins may have the same accelerator."""
+    """Refuses other containers with an accelerator, except init containers that end before the trainer starts."""
     trainer, accelerator = spec.pod_template.trainer().name, spec.accelerator_resource
     pod = spec.pod_template.spec.model_dump(mode="json", by_alias=True)
     sidecars = [one for one in _objects(pod.get("initContainers")) if one.get("restartPolicy") == "Always"]
@@ -39,5 +42,5 @@ def _hidden_channel(spec: JobSpec) -> Iterator[FieldError]:
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    """The API server says what else is wrong with it."""
+    """The objects in a list; empty if it is not a list. The API server reports all other errors."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,7 +1,7 @@
-"""Refuses a manifest with the words that the API server would use, without an API server.
+"""Validates a manifest without an API server, with the same messages.
 
-Types and bounds come from pydantic; the rules between fields are the CRD's own CEL, evaluated here on the same schema
-with the same defaults. What CEL cannot see is in `labels` and `template`.
+pydantic checks types and bounds. Rules between fields are the CRD's own CEL, evaluated here on the same schema with the
+same defaults. `labels` and `template` check what CEL cannot see.
 """
 
 import json
@@ -28,7 +28,7 @@ _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
 
 def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
-    """All that is wrong with a `PipeTrainingJob` manifest; empty when it is fine."""
+    """Returns all errors of a `PipeTrainingJob` manifest; empty if it is valid."""
     expected = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND}
     wrong = [FieldError(key, f"must be {value}") for key, value in expected.items() if manifest.get(key) != value]
     if wrong:
@@ -47,7 +47,7 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
 
 
 def with_name(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """With a name such as the API server makes where the manifest has a `generateName` alone."""
+    """Adds a name like the API server's if the manifest has only a `generateName`."""
     metadata = manifest.get("metadata")
     if not isinstance(metadata, Mapping) or metadata.get("name") or not metadata.get("generateName"):
         return dict(manifest)
@@ -55,17 +55,17 @@ def with_name(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_name(text: str) -> bool:
-    """Whether the API server lets an object have that name."""
+    """Whether the API server accepts the name for an object."""
     return _SUBDOMAIN.fullmatch(text) is not None
 
 
 def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldError]:
-    """All that is wrong with replacing manifest `old`, which is valid, by `new`."""
+    """Returns all errors of replacing the valid manifest `old` by `new`."""
     return validate_manifest(new) or list(_broken_rules(root_schema(), new, "", old))
 
 
 def _name_errors(metadata: Metadata) -> list[FieldError]:
-    """What the API server says of any object."""
+    """Errors of the object's name, with the API server's message."""
     if is_name(metadata.name):
         return []
     message = (
@@ -83,7 +83,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _broken_rules(schema: Schema, value: Any, path: str, old: Any = None) -> Iterator[FieldError]:
-    """Rules of this value, then of what is in it; those on `oldSelf` only where there is an old value."""
+    """Checks rules of this value, then of its fields. Rules on `oldSelf` apply only if there is an old value."""
     value = with_defaults(schema, value)
     old = with_defaults(schema, old)
     for validation in schema.get("x-kubernetes-validations", ()):
@@ -110,7 +110,7 @@ def _program(rule: str) -> celpy.Runner:
 
 
 def _to_cel(schema: Schema, value: Any) -> Any:
-    """`value` as CEL sees it by its schema: `1` in a field of type number is a double."""
+    """Converts `value` to CEL by its schema. For example, `1` in a field of type number is a double."""
     if isinstance(value, Mapping):
         fields = schema.get("properties", {})
         others = schema.get("additionalProperties", {})

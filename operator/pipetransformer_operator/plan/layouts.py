@@ -37,7 +37,7 @@ def best(view: View, workers: int) -> Layout | None:
 
 
 def offered(view: View) -> list[Offer]:
-    """The leader's last offers, except those that memory is known to rule out."""
+    """The layouts that the leader last offered, except those that have run out of GPU memory before."""
     report = view.status.last_report
     return [offer for offer in report.offers if fits(view, offer.stages, report.boundary)] if report else []
 

@@ -1,6 +1,6 @@
-"""How workers end: whether it is a failure of the job, when a start replaces the worker, and in which words it is told.
+"""How workers end: whether the job failed, when a start replaces the worker, and how messages describe it.
 
-`LOSSES` is the one table of it. Whether a silent node is lost is not known from its workers: see `budget`.
+`LOSSES` is the only table for this. Workers do not show whether a silent node is lost; see `budget`.
 """
 
 from collections.abc import Callable
@@ -16,29 +16,29 @@ from .types import Worker
 
 #: Exit code of a trainer that cannot do what its spec says.
 EXIT_USER_ERROR = 2
-#: What a trainer gives as the reason when its accelerator failed.
+#: Reason that a trainer gives if its accelerator failed.
 DEVICE_FAILED = "DeviceFailed"
-#: Before a start replaces a worker that failed, as with a Job's pods; doubled with each in a row.
+#: Wait before a start replaces a failed worker, as for a Job's pods. Each failure in a row doubles it.
 RETRY = timedelta(seconds=10)
-#: Before a start replaces a worker that the cluster took away: what took it may still be there.
+#: Wait before a start replaces a worker that the cluster took away, because the cause may still be there.
 RETRY_TAKEN = timedelta(seconds=30)
 
 
-# -- what a trainer says as it ends
+# -- the trainer's termination message
 
 
 def report_of(worker: Worker) -> dict[str, object]:
-    """The trainer's own report; empty where it left none."""
+    """The trainer's own report; empty if it wrote none."""
     return report_in(worker.message)
 
 
 def termination(worker: Worker) -> tuple[str, str]:
-    """Reason and message of a trainer that has ended; without a report the message is the end of its log."""
+    """Reason and message of a trainer that has ended. Without a report the message is the end of its log."""
     return _text(worker, "reason")[:MAX_CONDITION_REASON], _text(worker, "message") or worker.message
 
 
 def words(worker: Worker) -> str:
-    """How a trainer that has ended explains it: what it wrote for us, or the end of its log."""
+    """The trainer's explanation of its end: its report, or the end of its log."""
     if worker.exit_code == 0 and not _text(worker, "outcome"):
         return "it did not say that it trained to the end; the command of the pod template has to call train()"
     reason, message = termination(worker)
@@ -51,12 +51,12 @@ def says_succeeded(worker: Worker | None) -> bool:
 
 
 def says_left(worker: Worker) -> bool:
-    """Whether a worker exited because it was told to leave, although it is wanted again."""
+    """Whether a worker exited because it was told to leave, although the operator wants it again."""
     return worker.exit_code == 0 and _text(worker, "outcome") == "Left"
 
 
 def saved_step(worker: Worker) -> int:
-    """Committed steps of the durable checkpoint that a worker left before it ended as told; 0 where it left none."""
+    """Committed steps of the durable checkpoint that a worker wrote before it exited as told; 0 if it wrote none."""
     step = report_of(worker).get("savedStep")
     return step if isinstance(step, int) and step > 0 else 0
 
@@ -67,29 +67,29 @@ def blames_device(worker: Worker) -> bool:
 
 
 def out_of_memory_at(worker: Worker) -> int:
-    """Stages of the pipelines in which a worker had too little memory; 0 where that is not what ended it."""
+    """Stages of the pipelines if the worker ended because it ran out of memory; otherwise 0."""
     stages = report_of(worker).get("stages")
     short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
     return stages if short and isinstance(stages, int) and stages > 0 else 0
 
 
 def _text(worker: Worker, field: str) -> str:
-    """A field of the termination message, as text that a status can hold."""
+    """A field of the trainer's report, as text that a status can hold."""
     return str(report_of(worker).get(field, "")).encode(errors="replace").decode()
 
 
-# -- what follows from it
+# -- consequences for the job
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A way in which a worker is lost.
+    """One row of the table: a way to lose a worker.
 
     Attributes:
         fits: whether the worker ended in this way.
-        counts: whether that is a failure of the job, against `runPolicy.backoffLimit`.
-        retry: how long a start waits before it replaces the worker; None: it replaces it at once.
-        told: in which words; the worker's own follow. `{code}` is its exit code, `{phase}` that of its pod.
+        counts: whether the loss is a failure of the job and counts against `runPolicy.backoffLimit`.
+        retry: how long a start waits before it replaces the worker; None to replace it at once.
+        told: description, followed by the worker's own words. `{code}` is its exit code, `{phase}` its pod's phase.
     """
 
     fits: Callable[[Worker], bool]
@@ -100,7 +100,7 @@ class Loss:
 
 _GONE = Loss(bool, counts=False, retry=None, told="its pod is gone")
 _PACKED_TOO_TIGHT = Loss(bool, counts=False, retry=None, told="exit code {code}")
-#: The first row that fits holds.
+#: The first row that fits applies.
 LOSSES = (
     Loss(attrgetter("disrupted"), counts=False, retry=RETRY_TAKEN, told="taken away"),
     Loss(attrgetter("terminating"), counts=False, retry=None, told="taken away"),
@@ -113,10 +113,10 @@ LOSSES = (
 
 
 def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
-    """The row of a worker that is lost; None is one whose pod is gone, taken away while the operator did not look.
+    """The row of a lost worker. None is a worker whose pod is gone: taken away while the operator did not look.
 
-    A worker that fails leaves its pod behind. A member of pipelines that are shorter than `longest` stages, the spec's,
-    may have too little memory: that is no failure, because longer pipelines follow.
+    A worker that fails leaves its pod behind. `longest` is the spec's number of stages. A member of shorter pipelines
+    may run out of memory. This is not a failure, because longer pipelines follow.
     """
     if worker is None:
         return _GONE

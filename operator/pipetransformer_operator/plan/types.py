@@ -1,6 +1,6 @@
-"""What `plan()` sees and what it answers.
+"""The input and the result of `plan()`.
 
-All types are frozen: a plan is made from one look at the cluster, and executed or thrown away as a whole.
+All types are frozen, because a plan is made from one look at the cluster and is executed or discarded as a whole.
 """
 
 from collections.abc import Mapping, Set
@@ -12,19 +12,19 @@ from types import MappingProxyType
 from pipetransformer_contract.api.status import JobStatus, Reason, Share
 from pipetransformer_contract.messages import Ready, Report
 
-#: Between two heartbeats of a worker, unless the operator asks for fewer.
+#: Time between two heartbeats of a worker, unless the operator asks for fewer.
 SHORTEST_PACE = timedelta(seconds=2)
 
 
-#: If more than this many accelerators failed on a node, no worker is sent there for `AVOIDED`.
+#: If more than this many accelerators failed on a node, the operator sends no workers there for `AVOIDED`.
 FAILURES_ALLOWED = 1
 AVOIDED = timedelta(hours=1)
-#: How `Worker.waiting` begins while its node has not set up what containers need. Images are pulled after that.
+#: `Worker.waiting` begins with this while the node sets up what containers need, before it pulls images.
 NOT_SET_UP = "PodNotSetUp"
 
 
 class WorkerPhase(StrEnum):
-    """As a pod's phase."""
+    """Phase of a worker's pod, as in Kubernetes."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -36,19 +36,26 @@ class WorkerPhase(StrEnum):
 class Worker:
     """A worker's pod (or local process) that is not gone yet.
 
-    `exit_code` and `message` are of the trainer container alone: None and empty while it runs. `phase` is Succeeded or
-    Failed as soon as the trainer container has ended, whatever sidecars do. A pod that was evicted or lost before its
-    trainer exited is Failed without an exit code. `waiting` is why it does not run yet, such as `ErrImagePull: ...`.
-    `lingers` says that the trainer has ended and another container of the pod has not.
-    `disrupted` says that the cluster takes it away (preemption, eviction, a drained node), or that its node
-    did not take it at all (then `rejected`, too), which is no failure.
-    `draining` says that its node takes no pods any more, or is not well; `drain_reason` by which mark.
-    `node_lost` says that its node is not heard, or gone, as far as nodes are seen; `node_gone` that it was deleted.
-    `end_time` is when a pod that is being deleted should be gone, its grace period included, by the cluster's clock.
-    `node_doubted` says that other workers there fell silent lately.
-    `shares_node` says that pods of other jobs or owners hold accelerators of its node.
-    `unattended_since` is when the operator first saw that it has a node which has said nothing of it; None once it has.
-    `priority` is the number that the cluster made of its PriorityClass.
+    Attributes:
+        phase: Succeeded or Failed once the trainer container has ended, even if sidecars still run. A pod that was
+            evicted or lost before its trainer exited is Failed without an exit code.
+        end_time: when a pod that is being deleted should be gone, by the cluster's clock; includes its grace period.
+        exit_code: of the trainer container; None while it runs.
+        message: termination message of the trainer container; empty while it runs.
+        lingers: the trainer has ended, but another container of the pod still runs.
+        waiting: why the pod does not run yet, such as `ErrImagePull: ...`.
+        disrupted: the cluster takes the pod away (preemption, eviction, a drained node), or the node rejected it. This
+            is not a failure.
+        rejected: the node rejected the pod.
+        draining: the node accepts no new pods, or is unhealthy.
+        drain_reason: the mark on the node that says so.
+        node_lost: the node does not respond or is gone, as far as the operator sees nodes.
+        node_gone: the node was deleted.
+        node_doubted: other workers on the node fell silent lately.
+        shares_node: pods of other jobs or owners hold accelerators of the node.
+        unattended_since: when the operator first saw that the pod has a node that has not reported its status; None
+            once it has.
+        priority: number that the cluster derived from the PriorityClass.
     """
 
     id: int
@@ -82,22 +89,22 @@ class Worker:
 
     @property
     def holds(self) -> bool:
-        """Whether its pod still has an accelerator: until all of its containers have ended."""
+        """Whether its pod still has an accelerator, because at least one container has not ended."""
         return self.lingers or self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a worker's newest heartbeat said.
+    """The newest heartbeat of a worker.
 
     Attributes:
         time: when it came.
-        layout_generation: the newest generation that the worker has committed, or left with; 0 for none.
-        waiting_after: the worker is in no group and waits for a generation above this one; None while it is in one.
+        layout_generation: the newest generation that the worker has committed or left with; 0 for none.
+        waiting_after: the worker is in no group and waits for a generation above this one; None while it is in a group.
         waiting_since: when it first said so.
-        pace: after how long the operator asked for the next.
-        because: why its group broke, or a generation did not come about, as it saw it; until it is in one again.
-        unsaved: why the checkpoint that it was told to leave cannot be written yet.
+        pace: time until the next heartbeat, as the operator asked.
+        because: why its group broke or a generation did not form, as the worker saw it; until it is in a group again.
+        unsaved: why it cannot yet write the checkpoint that it was told to write.
     """
 
     time: datetime
@@ -111,12 +118,12 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the queue says to one request now.
+    """The queue's present answer to one request.
 
     Attributes:
-        admitted: the quota is the job's, and the queue does not want it back.
-        message: why it is not admitted, or why it is wanted back.
-        withdrawn: the request was deleted, and has to be made again.
+        admitted: the job has the quota, and the queue does not want it back.
+        message: why the request is not admitted, or why the queue wants the quota back.
+        withdrawn: the request was deleted and must be made again.
     """
 
     admitted: bool
@@ -126,11 +133,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """What is known of the queue that a job names.
+    """What the operator knows about a job's queue.
 
     Attributes:
-        problem: why nothing is known of it; then `answers` mean nothing, and quota that was granted is kept.
-        answers: by the request's name; a request that is not there is not made yet, or was deleted.
+        problem: why the operator knows nothing about it. Then `answers` mean nothing, and the job keeps its quota.
+        answers: answers by the request's name. A missing request is not made yet, or was deleted.
     """
 
     problem: str = ""
@@ -139,12 +146,12 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is known of nodes, as far as they are seen.
+    """What the operator knows about nodes, as far as it sees them.
 
     Attributes:
-        lost: names of those that are not heard, or gone.
-        failures: by name, how many accelerators failed there lately, of any job's workers.
-        avoided: by name, until when no worker is sent there because accelerators failed.
+        lost: names of nodes that do not respond or are gone.
+        failures: by name, number of accelerators that failed there lately, with workers of any job.
+        avoided: by name, time until which no worker is sent there because accelerators failed.
     """
 
     lost: Set[str] = frozenset()
@@ -152,7 +159,7 @@ class NodeFacts:
     avoided: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
 
 
-#: Where no node is seen.
+#: For an operator that sees no nodes.
 UNSEEN = NodeFacts()
 
 
@@ -161,33 +168,33 @@ class Observed:
     """One look at a job.
 
     Attributes:
-        status: as last written or read; the only memory.
-        workers: all pods whose controller is this job, those that are terminating or have ended included. It must be
-            complete: a member that is missing here is taken for lost. Pods just created belong here at once.
-        ready: by worker uid, what workers said that are warm; lost when the operator restarts and soon said again.
-        report: newest report that the channel got; None until one came after the operator's start.
-        heard: by worker uid, when the worker last said anything.
+        status: status as last written or read; the only memory.
+        workers: all pods whose controller is this job, including terminating and ended ones. The list must be complete,
+            because a missing member counts as lost. It includes pods as soon as they are created.
+        ready: by worker uid, what warm workers reported. A restarted operator has none until workers repeat it.
+        report: newest report that the channel received; None until one came after the operator's start.
+        heard: by worker uid, when the worker last sent anything.
         beats: by worker uid, its newest heartbeat.
-        pace: between two heartbeats of a worker, as workers are asked for now.
-        report_pace: between two reports of mere progress, as leaders are asked for now.
+        pace: time between two heartbeats that the operator asks workers for now.
+        report_pace: time between two reports that only say progress, which the operator asks leaders for now.
         lost_peers: names of members whose connection broke, as other members of the published generation said.
-        conflicts: names of workers of this job that pods of another owner have.
-        kept_by: foreign finalizers that keep a job which is being deleted; None: it is not being deleted.
-        refusal: why the cluster refused to create a worker in the last turn; empty when it did not.
-        undeleted: by worker uid, why the cluster refused to delete the worker when it was last asked.
-        share: workers that the job may have while other jobs want some, by `allocate`; None: as many as it gets.
-        queue: of a job that has to ask one for its workers; None: it may have what the cluster gives it.
-        released: when another owner last released accelerators, or a node appeared; None: not seen.
-        gives_way_to: another waiting job that can start if this one, which cannot, holds nothing; empty without one.
-        preferred_since: since when other waiting jobs give way to this one; None: they do not.
-        nonce: random text, fresh in every look, for the generation that this turn may publish.
-        nodes: what is known of nodes.
-        sees_drains: whether workers are seen as `draining` before their node is emptied.
-        free: more workers of the job that nodes would take now; None: unknown.
-        room: those of `free` that no other job is about to take; 0 if unknown, None if there is no bound.
-        reach: as `free`, with pods that workers of the starting size would preempt; None: unknown.
-        since: when this operator began to hear the job, at its start or after all were silent; earlier silence proves
-            nothing.
+        conflicts: names of this job's workers that pods of other owners have.
+        kept_by: foreign finalizers that keep a job that is being deleted; None if it is not being deleted.
+        refusal: why the cluster refused to create a worker in the last turn; empty if it did not.
+        undeleted: by worker uid, why the cluster refused to delete the worker when last asked.
+        share: workers that the job may have while other jobs want some, by `allocate`; None for as many as it gets.
+        queue: queue that the job must ask for its workers; None if it may have what the cluster gives it.
+        released: when another owner last released accelerators, or a node appeared; None if not seen.
+        gives_way_to: another waiting job that can start if this job, which cannot, holds nothing; empty without one.
+        preferred_since: since when other waiting jobs give way to this one; None if they do not.
+        nonce: random text, new in every look, for the generation that this turn may publish.
+        nodes: what the operator knows about nodes.
+        sees_drains: whether the operator sees workers as `draining` before their node is emptied.
+        free: number of further workers of the job that nodes would take now; None if unknown.
+        room: the part of `free` that no other job is about to take; 0 if unknown, None if unlimited.
+        reach: like `free`, plus pods that workers of the starting size would preempt; None if unknown.
+        since: when this operator began to listen to the job: at its start, or after all were silent. Earlier silence
+            proves nothing.
     """
 
     uid: str
@@ -241,10 +248,10 @@ class Deletion:
     """A worker to delete.
 
     Attributes:
-        worker_id: of the worker.
-        name: of the worker.
-        uid: the precondition: another pod of that name stays.
-        why: in words; an event says it when the worker is deleted.
+        worker_id: id of the worker.
+        name: name of the worker.
+        uid: uid of the pod to delete. Another pod of the same name stays.
+        why: reason in words. An event gives it when the worker is deleted.
     """
 
     worker_id: int
@@ -255,22 +262,23 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, in this order: write `status` (with the resourceVersion read) if it differs, create, delete, tell.
+    """What the operator does, in this order.
 
-    A crash between two steps loses only events: the next plan, made from the status, repeats the rest.
+    It writes `status` (with the resourceVersion that it read) if it differs. Then it creates workers, deletes workers
+    and sends events. A crash between two steps loses only events, because the next plan repeats all other steps.
 
     Attributes:
-        create: ids of workers that ought to exist and do not; the worker's name is `worker_name(job, id)`.
+        create: ids of workers that should exist but do not; the worker's name is `worker_name(job, id)`.
         delete: workers to delete, and why.
-        requeue_after: seconds until time alone changes the answer; None when only an event can.
-        min_available: workers that evictions must leave; None before the first layout, and once no worker of a job
-            that has ended holds anything.
-        keeps_unready: whether that includes pods that run and are not ready, for example because a sidecar ended.
-        doubted: nodes whose members fell silent, and until when the cluster may not know yet that they are lost.
-        unfit: nodes that rejected workers, or whose accelerator failed, and until when the job avoids them.
+        requeue_after: seconds until time alone changes the plan; None if only an event can.
+        min_available: workers that evictions must leave; None before the first layout, and once no worker of an ended
+            job holds anything.
+        keeps_unready: whether that includes running pods that are not ready, for example because a sidecar ended.
+        doubted: nodes whose members fell silent, and until when the cluster may not yet know that they are lost.
+        unfit: nodes that rejected workers or whose accelerator failed, and until when the job avoids them.
         broken: by uid, nodes of workers whose accelerator failed.
-        waits_for_room: another turn is worth it once accelerators become free.
-        expired: the job has outlived `ttlSecondsAfterFinished` and is to be deleted itself.
+        waits_for_room: the operator should plan again once accelerators become free.
+        expired: `ttlSecondsAfterFinished` has passed, so the operator must delete the job itself.
     """
 
     status: JobStatus

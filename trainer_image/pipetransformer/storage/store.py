@@ -130,8 +130,8 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
     newest = latest(location)
     if newest is not None and newest.layout_generation > info.layout_generation:
         raise StaleCheckpointError(
-            f"{location}: generation {newest.layout_generation} wrote step {newest.step}; "
-            f"generation {info.layout_generation} may not replace it with step {info.step}"
+            f"{location}: generation {newest.layout_generation} wrote the checkpoint of step {newest.step}; "
+            f"the older generation {info.layout_generation} may not replace it with step {info.step}"
         )
     if newest is not None and newest.layout_generation == info.layout_generation and newest.nonce != info.nonce:
         raise StaleCheckpointError(

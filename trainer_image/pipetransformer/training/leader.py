@@ -98,7 +98,7 @@ class Leader:
         self._tell(StepTaken(control, {**line, "samples_per_second": line["samples"] / seconds}, vote.finite))
 
     def on_skipped(self, control: Control, place: str) -> None:
-        """The newest step changed nothing, because its numbers stopped being finite in `place`: a unit, or the loss."""
+        """The newest step was skipped, because of numbers in `place` (a unit, or the loss) that are not finite."""
         self._tell(StepSkipped(control, place))
 
     def on_frozen(self, control: Control) -> None:

@@ -150,7 +150,7 @@ class Forecast:
         return self._pace.is_just_measured or (self._pace.is_measured and control.costs != self._costs)
 
     def predict(self, control: Control) -> None:
-        """Predict the step in the present layout and in others, in seconds as soon as both are measured."""
+        """Predict the time of a step in the present layout and in others. It is relative until a step is measured."""
         job, costs = self._job, _costs(control)
         model = job.choice_model(costs)
         scale = self._scale(model) if job.cuts_by_paper or costs is not None else None

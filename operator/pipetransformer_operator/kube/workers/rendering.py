@@ -1,6 +1,6 @@
-"""A worker's pod, rendered from the job's template.
+"""Renders a worker's pod from the job's template.
 
-Pods are created once and never updated, so a pod that an older operator rendered stays as it is until it ends.
+The operator creates pods once and never updates them. So a pod that an older operator rendered stays until it ends.
 """
 
 import copy
@@ -34,7 +34,7 @@ class PriorityClasses(NamedTuple):
     """Names of PriorityClasses; empty for none."""
 
     base: str = ""  #: of workers up to the job's starting size, unless the template names one
-    claimed: str = ""  #: of claimed workers, whatever the template says, because they must be preempted first
+    claimed: str = ""  #: of claimed workers, whatever the template says, because these must be preempted first
     autoscaled: str = ""  #: of claimed workers with `claimFrom: Autoscaler`: autoscalers ignore the lower priority
 
     def of_claims(self, job: PipeTrainingJob) -> str:
@@ -47,7 +47,7 @@ NO_CLASSES = PriorityClasses()
 
 
 class Assignment(NamedTuple):
-    """What a pod must carry to run on the nodes that its quota is for."""
+    """Metadata and placement that a pod needs to run on the nodes that its quota is for."""
 
     labels: Mapping[str, str] = MappingProxyType({})
     annotations: Mapping[str, str] = MappingProxyType({})
@@ -71,26 +71,26 @@ def render(
     unfit: Collection[str] = (),
     avoided: Collection[str] = (),
 ) -> Object:
-    """The pod of a worker: the user's template, with what the trainer needs.
+    """Returns the pod of a worker: the user's template, plus everything that the trainer needs.
 
     Args:
-        job: whose worker it is.
-        worker_id: of the worker.
-        status: says which workers are claimed.
+        job: the worker's job.
+        worker_id: id of the worker.
+        status: status of the job, which says which workers are claimed.
         channel_url: base URL of the channel, as pods reach it.
-        classes: of base and claimed workers.
-        assignment: what its quota requires.
+        classes: PriorityClasses of base and claimed workers.
+        assignment: metadata and placement that its quota requires.
         group: the pod prefers nodes near others of this group.
         doubted: nodes of the job's workers that may be lost. The pod prefers other nodes.
         unfit: further nodes that the pod prefers not to run on.
         avoided: nodes that the pod never runs on.
 
     Raises:
-        Refused: a field of the template that must be a list or an object is not. The API server checks everything else.
+        Refused: a field of the template must be a list or an object, but is not. The API server checks all else.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata = template.get("metadata", {})
-    # The API server treats null as absent, so a null must not replace a default of ours.
+    # The API server treats null as absent, so a null must not replace the operator's default.
     spec = copy.deepcopy({field: value for field, value in template["spec"].items() if value is not None})
     name = worker_name(job.metadata.name, worker_id)
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
@@ -131,7 +131,7 @@ def render(
 
 
 def owner_reference(job: PipeTrainingJob) -> Object:
-    """Makes an object the job's, so that Kubernetes deletes it with the job."""
+    """The reference that makes the job own an object, so that Kubernetes deletes it with the job."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
@@ -153,7 +153,7 @@ def _set_up_network(spec: Object, container: Object) -> None:
 
 def _set_up_end(container: Object) -> None:
     container["terminationMessagePath"] = TERMINATION_LOG
-    # If a trainer crashes before it can say why, its log says it.
+    # If a trainer crashes before it can report why, the end of its log shows it.
     container["terminationMessagePolicy"] = container.get("terminationMessagePolicy") or "FallbackToLogsOnError"
     for field in ("restartPolicy", "restartPolicyRules"):  # they would override the pod's
         container.pop(field, None)
@@ -208,19 +208,20 @@ def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url
 
 
 def _run_dir(job: PipeTrainingJob) -> str:
-    """The folder of the run's record: beside the model if the output is a path; otherwise it is lost with the pod."""
+    """The folder of the run's record: beside the model if the output is a path. Otherwise it is lost with the pod."""
     location = job.spec.output.location if job.spec.output else ""
     return _results(location if location.startswith("/") else f"{SCRATCH_FOLDER}/run", job)
 
 
 def _results(location: str, job: PipeTrainingJob) -> str:
-    """A folder of the job's own, so that jobs may share an output location."""
+    """A separate folder for the job, so that jobs may share an output location."""
     return f"{location.rstrip('/')}/{job.metadata.name}"
 
 
 def _set_environment(container: Object, environment: list[Object]) -> None:
-    """Puts our variables first, so that the user's can refer to them. Ours win over the user's of the same name, except
-    those of scratch folders."""
+    """Puts the operator's variables first, so that the user's variables can refer to them.
+
+    The operator's variables win over the user's, except those of scratch folders."""
     theirs = _items(container, "env")
     given = {entry.get("name") for entry in theirs}
     ours = [
@@ -231,7 +232,7 @@ def _set_environment(container: Object, environment: list[Object]) -> None:
 
 
 def _serve_metrics(container: Object) -> None:
-    """Tells the trainer to serve metrics, and Prometheus at which port."""
+    """Tells the trainer to serve metrics, and tells Prometheus the port."""
     container["env"].append({"name": Env.METRICS_PORT, "value": str(METRICS_PORT)})
     ports = _items(container, "ports")
     if not any(port.get("containerPort") == METRICS_PORT for port in ports):
@@ -241,13 +242,13 @@ def _serve_metrics(container: Object) -> None:
 def _serve_no_metrics(container: Object) -> None:
     """Tells the trainer to serve no metrics, unless the template sets a port.
 
-    Always sets the variable: a Service named pipetransformer-metrics would otherwise set it, and not to a number."""
+    It always sets the variable. Otherwise a Service named pipetransformer-metrics would set it to a URL."""
     if not any(entry.get("name") == Env.METRICS_PORT for entry in container["env"]):
         container["env"].insert(0, {"name": Env.METRICS_PORT, "value": ""})
 
 
 def _mount(spec: Object, container: Object, name: str, path: str, source: Object, *, read_only: bool = False) -> None:
-    """Mounts a volume of ours, unless the template mounts something there."""
+    """Mounts one of the operator's volumes, unless the template mounts something at its path."""
     mounts = _items(container, "volumeMounts")
     if any(str(mount.get("mountPath")).rstrip("/") == path for mount in mounts):
         return
@@ -256,10 +257,10 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
 
 
 def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[str], unfit: Collection[str]) -> None:
-    """Adds to the template's affinity: always the nodes to avoid, and nearness to pods unless the template has its own.
+    """Adds the nodes to avoid to the template's affinity, and nearness to pods unless the template has its own.
 
-    With doubted nodes only those are avoided, because the workers to be near may be on them. With unfit nodes workers
-    only stop avoiding other groups, because that would draw them to the empty unfit nodes.
+    With doubted nodes the pod only avoids those, because the workers to be near may be on them. With unfit nodes the
+    pod no longer avoids other groups, because that would draw it to the empty unfit nodes.
     """
     affinity = _object(spec, "affinity")
     wished = any(affinity.get(kind) is not None for kind in ("podAffinity", "podAntiAffinity"))
@@ -272,8 +273,10 @@ def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[s
 
 
 def _keep_off(spec: Object, avoided: Collection[str]) -> None:
-    """Requires nodes other than these. A preference is not enough: in a full cluster the node on which workers fail has
-    room. Terms of a selector are alternatives, so each term needs the requirement."""
+    """Keeps the pod off these nodes.
+
+    A preference is not enough, because in a full cluster the node where workers fail has room. Terms of a selector are
+    alternatives, so each term needs the requirement."""
     if not avoided:
         return
     required = _object(_object(_object(spec, "affinity"), "nodeAffinity"), REQUIRED)
@@ -285,7 +288,7 @@ def _keep_off(spec: Object, avoided: Collection[str]) -> None:
 
 
 def _object(holder: Object, field: str) -> Object:
-    """A part of the template that can be extended; created if it is absent or null."""
+    """An object in the template, to extend. Created if it is absent or null."""
     if holder.get(field) is None:
         holder[field] = {}
     part = holder[field]
@@ -295,7 +298,7 @@ def _object(holder: Object, field: str) -> Object:
 
 
 def _items(holder: Object, field: str) -> list[Object]:
-    """A list of the template that can be extended; created if it is absent or null."""
+    """A list in the template, to extend. Created if it is absent or null."""
     if holder.get(field) is None:
         holder[field] = []
     items = holder[field]

@@ -9,7 +9,7 @@ from pipetransformer_operator.plan.view import View
 
 
 def count(draft: Draft) -> None:
-    """Brings the figures of the status up to date; time alone changes none of them."""
+    """Updates the numbers of workers in the status. It writes nothing where only time has passed."""
     status = draft.status
     there = {worker.id for worker in draft.observed.workers}
     gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]

@@ -1,10 +1,10 @@
 """Decides how many workers each job should have while several jobs compete.
 
-Jobs with `onPack: Auto` whose workers run on the same nodes and devices share what they hold, and make room for jobs
-that wait to start. Each training job keeps its smallest layout. Then, by priority, jobs that wait to start are served,
-then starting sizes, then claims. No job gives workers to a job of lower priority. A starting size makes no room for a
-claim, because it would preempt the claim later. Among equal claims each pipeline goes to the job whose weighted
-logarithm of throughput grows most per worker: this is proportional fairness, so no job starves another.
+Jobs with `onPack: Auto` on the same nodes and devices share what they hold, and make room for jobs that wait to start.
+Each training job keeps its smallest layout. Then, by priority, the operator serves waiting jobs, starting sizes and
+claims. No job releases workers for a job of lower priority. A starting size makes no room for a claim, because it would
+preempt the claim later. Among equal claims each pipeline goes to the job whose weighted logarithm of throughput grows
+most per worker. This is proportional fairness, so no job starves another.
 """
 
 import heapq
@@ -14,36 +14,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-#: A worker that a job holds counts this much more than one that another would gain, so that new measurements do not
-#: move workers back and forth.
+#: A held worker counts this much more than a gained one, so that new measurements do not move workers back and forth.
 HYSTERESIS = 1.1
-#: Priority of claimed workers if none was seen yet: the chart's default.
+#: Priority of claimed workers before the operator has seen any: the chart's default.
 CLAIMED_PRIORITY = -11
-#: What workers run on, see `demand.pool_of`.
+#: Resource and placement of workers, see `demand.pool_of`.
 Pool = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one job has and could use.
+    """Workers that one job has and could use.
 
     Attributes:
-        key: of the job, `namespace/name`; the order of keys decides between equals.
-        pool: what its workers run on.
-        speeds: steps a second at each number of workers that has a legal layout. Larger sizes that the job would not
-            take are left out. Empty for a job that does not train.
-        held: workers that have a node and do not leave.
-        share: what it was granted last; None if nothing.
-        needs: workers of the smallest layout that it can train with, or start with.
+        key: `namespace/name` of the job. The order of keys decides between equals.
+        pool: resource and placement of its workers.
+        speeds: steps per second at each number of workers with a legal layout, without larger sizes that the job would
+            not take. Empty for a job that does not train.
+        held: number of workers that have a node and do not leave.
+        share: its last share; None without one.
+        needs: workers of the smallest layout that it can train or start with.
         starting: it does not train yet.
         waiting: some of its workers have no node, it sleeps for lack of workers, or it sees no room for more.
         asleep: it sleeps because its workers got no node, or because it released some.
-        priority: of its pods up to its starting size.
+        priority: priority of its pods up to its starting size.
         weight: `elasticPolicy.weight`.
         base: its starting size. Workers beyond it are claims.
-        leaving: workers that leave and whose nodes other jobs may have then.
-        free: how many more of its workers nodes would take now; None where nodes are not watched.
-        claimed_priority: of its claimed workers.
+        leaving: workers that leave, so that other jobs can use their nodes.
+        free: number of further workers that nodes would take now; None if nodes are not watched.
+        claimed_priority: priority of its claimed workers.
     """
 
     key: str
@@ -64,7 +63,7 @@ class Demand:
 
     @property
     def trains(self) -> bool:
-        """Whether it has its smallest layout. A job that lost too many workers waits like one that starts."""
+        """Whether it has at least its smallest layout. A job that lost too many workers waits like one that starts."""
         return not self.starting and self.held >= self.needs
 
     @property
@@ -85,7 +84,7 @@ class Demand:
 
     @property
     def granted(self) -> int:
-        """Workers that it was granted and did not fail to get."""
+        """Workers of its share that it did not fail to get."""
         if self.share is None:
             return 0
         return min(self.held, self.share) if self.asleep else self.share
@@ -102,7 +101,7 @@ class Demand:
 class _Pooled(Protocol):
     @property
     def pool(self) -> Pool:
-        """What its workers run on."""
+        """Resource and placement of its workers."""
         ...
 
 
@@ -118,15 +117,15 @@ def by_pool(items: Iterable[_P]) -> list[list[_P]]:
 
 
 def allocate(demands: Sequence[Demand], *, weigh_namespaces: bool = False) -> dict[str, int | None]:
-    """The share of each job, in workers. None means as many as it can get, for every job of a pool in which no job has
-    less than its share: no job waits, none trains that could make room, or each has what it should.
+    """Returns the share of each job, in workers. None means as many as it can get.
 
-    A job that has its share leaves what is being released to jobs that do not have theirs.
+    All jobs of a pool get None if no job has less than its share. Then no job waits, no training job could make room,
+    or each job has its share. A job with its full share leaves released workers to jobs below their share.
 
     Args:
-        demands: of all jobs.
+        demands: demands of all jobs.
         weigh_namespaces: weights also count between namespaces. Otherwise only the ratio of weights within a namespace
-            counts, so no namespace gains by larger numbers.
+            counts, so larger numbers give a namespace nothing.
     """
     shares: dict[str, int | None] = {}
     for pool in by_pool(sorted(demands, key=lambda demand: demand.key)):
@@ -135,7 +134,7 @@ def allocate(demands: Sequence[Demand], *, weigh_namespaces: bool = False) -> di
 
 
 def _within_namespaces(demands: Sequence[Demand]) -> list[Demand]:
-    """The demands with weights whose mean is 1 in each namespace."""
+    """Scales the weights so that their mean is 1 in each namespace."""
     weights: dict[str, list[float]] = defaultdict(list)
     for demand in demands:
         weights[demand.namespace].append(demand.weight)
@@ -152,7 +151,7 @@ def _share_out(demands: Sequence[Demand]) -> Mapping[str, int | None]:
 
 
 def _compete(demands: Sequence[Demand]) -> bool:
-    """Whether a job waits, and another trains."""
+    """Whether at least one job waits and another trains."""
     waits, trains = any(demand.waiting for demand in demands), any(demand.trains for demand in demands)
     return len(demands) > 1 and waits and trains
 
@@ -171,8 +170,8 @@ class _Tier:
     """Jobs of one priority.
 
     Attributes:
-        training: those that train.
-        waiting: those that do not, in the order in which they are served.
+        training: jobs that train.
+        waiting: jobs that do not, in the order of service.
         kept: workers that its training jobs hold beyond their shares. Jobs of lower priority get none of them.
     """
 
@@ -192,12 +191,12 @@ def _tiers(demands: Sequence[Demand]) -> list[_Tier]:
 
 
 class _Sharing:
-    """The shares of one pool in the making.
+    """Computes the shares of one pool.
 
     Attributes:
         shares: workers of each job so far.
         left: workers that no job has yet.
-        turned_away: a job does not get its starting size, and will try to preempt claims.
+        turned_away: at least one job does not get its starting size, and will try to preempt claims.
     """
 
     def __init__(self, demands: Sequence[Demand]) -> None:
@@ -236,8 +235,9 @@ class _Sharing:
         self.turned_away |= any(demand.priority > one.claimed_priority for one in self.training)
 
     def _limits(self) -> Mapping[str, int] | None:
-        """The most that each training job may have; None without a limit. Once a job is turned away no job gets more
-        claims, because the pods of that job would preempt them."""
+        """Maximum number of workers of each training job; None without a limit.
+
+        Once a job is turned away, no job gets more claims, because that job's pods would preempt them."""
         if not self.turned_away:
             return None
         return {demand.key: max(demand.held, self.shares[demand.key]) for demand in self.training}
@@ -250,8 +250,9 @@ class _Sharing:
         self._take(taken, tier, lower)
 
     def _leave_unused(self, tier: _Tier, unused: int) -> int:
-        """Leaves workers with the job that holds them if no job of its priority or above can use them. Returns how
-        many."""
+        """Leaves workers with the job that holds them if no job of its priority or above can use them.
+
+        Returns how many."""
         left = 0
         for demand in tier.training:
             more = demand.largest(demand.held) - self.shares[demand.key]
@@ -261,7 +262,7 @@ class _Sharing:
         return left
 
     def _take(self, taken: int, tier: _Tier, lower: Sequence[_Tier]) -> None:
-        """Takes workers from what jobs of the tier hold, then from what is left, then from the lowest priorities up."""
+        """Takes workers that jobs of the tier hold, then those that are left, then those of lower tiers from below."""
         taken = _take_kept(taken, [tier])
         free = min(taken, self.left)
         self.left -= free
@@ -278,10 +279,11 @@ def _take_kept(taken: int, tiers: Iterable[_Tier]) -> int:
 
 
 def _capacity(demands: Sequence[Demand]) -> int:
-    """Workers to share out. Where nodes are watched: what these jobs hold, what leaves them, and what is free.
+    """Number of workers to share out.
 
-    Elsewhere it is learnt: what they hold, or were granted and did not fail to get. The grants say how many workers
-    there are while one job releases some and another claims them. A new job adds what it holds."""
+    If nodes are watched, it is the number that these jobs hold, that leave them, and that are free. Otherwise it is
+    learnt: the number that they hold, or were granted and did not fail to get. The grants keep the number stable while
+    one job releases workers and another claims them. A new job adds the workers that it holds."""
     held = sum(demand.held for demand in demands)
     free = [demand.free for demand in demands if demand.free is not None]
     if len(free) == len(demands):
@@ -290,7 +292,7 @@ def _capacity(demands: Sequence[Demand]) -> int:
 
 
 def _grow(demands: Sequence[Demand], shares: dict[str, int], left: int, limits: Mapping[str, int] | None) -> int:
-    """Gives what is left to the jobs that gain most, and no job more than its limit. Returns the rest."""
+    """Gives the remaining workers to the jobs that gain most, up to each job's limit. Returns the rest."""
     growing = {demand.key: _steps(demand, shares[demand.key], _limit(limits, demand.key)) for demand in demands}
     queue = [(-steps[0].gain, key, 0) for key, steps in growing.items() if steps]
     heapq.heapify(queue)
@@ -312,7 +314,7 @@ def _limit(limits: Mapping[str, int] | None, key: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """From one legal size to a larger one: this many more workers, and the gain of each."""
+    """A step from one legal size to a larger one: the number of added workers, and the gain per worker."""
 
     workers: int
     gain: float

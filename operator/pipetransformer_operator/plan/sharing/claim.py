@@ -1,9 +1,9 @@
 """Decides which larger layout a job tries next.
 
-Up to its starting size a job takes back at once what it lost. Beyond that it claims. With `claimFrom: Idle` it claims
-as many workers as nodes have room for now, and withdraws what another pod took first. With `Autoscaler`, or if room is
-unlimited, it tries the workers of one more pipeline and waits whether they run. While other jobs need room, it tries
-nothing beyond its share and withdraws what it has begun.
+Up to its starting size a job replaces lost workers at once. Beyond that it claims. With `claimFrom: Idle` it claims as
+many workers as nodes have room for now, and withdraws claims whose room another pod took. With `Autoscaler`, or with
+unlimited room, it tries one more pipeline and waits until its workers run. While other jobs need room, it tries nothing
+beyond its share and withdraws attempts that go beyond it.
 """
 
 import heapq
@@ -18,12 +18,14 @@ from pipetransformer_operator.plan.rules import undeleted
 
 from . import share
 
-#: Between two attempts to start although nodes have too little room.
+#: Time between two attempts to start although nodes have too little room.
 LONGEST_WAIT = timedelta(days=1)
 
 
 def target(draft: Draft) -> Layout:
-    """The next larger layout. The present one if none is better, the job sleeps after a failed attempt, or workers of
+    """The next larger layout to try.
+
+    It is the present layout if none is better, or if the job sleeps after a failed attempt. It also is while workers of
     that attempt cannot be deleted."""
     plan = draft.status.generation
     assert plan is not None
@@ -59,8 +61,9 @@ def _claim(draft: Draft, current: Layout, best: Layout) -> Layout:
 
 
 def most_idle(draft: Draft) -> int | None:
-    """Workers up to which the job may claim, according to what nodes have free. None if only an attempt tells. Where
-    nodes are not watched: what other jobs release for it."""
+    """Maximum number of workers that the job may claim, by what nodes have free. None if only an attempt can tell.
+
+    If nodes are not watched, it is the number that other jobs release for it."""
     room, granted = draft.observed.room, draft.status.share
     if room is None or not _claims_idle(draft):
         return None
@@ -74,11 +77,11 @@ def _claims_idle(draft: Draft) -> bool:
 
 
 def _most_own(draft: Draft) -> int:
-    """Workers up to which the job takes back its starting size.
+    """Maximum number of workers that the job tries to have again, up to its starting size.
 
-    It tries once to replace what it lost, because an autoscaler may add nodes. Later, and after it released workers for
-    another job, it waits until nodes have room or pods that it may preempt. Otherwise an attempt that gets only a part
-    would preempt claims of other jobs and use none of them."""
+    It tries once to replace lost workers, because an autoscaler may add nodes. Later, and after it released workers for
+    another job, it waits until nodes have room or pods that it may preempt. Otherwise an attempt that gets only some
+    workers would preempt claims of other jobs without using them."""
     plan, status, reach = draft.status.generation, draft.status, draft.observed.reach
     assert plan is not None
     lost = plan.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
@@ -89,9 +92,10 @@ def _most_own(draft: Draft) -> int:
 
 
 def is_in_vain(draft: Draft, workers: int) -> bool:
-    """Whether a job that does not train would again fail to get this many workers: nodes cannot take them all, even if
-    they preempt. Such an attempt takes workers from other jobs and uses none. The job still tries once at first, and
-    then once a day, because only a pending pod makes an autoscaler add nodes."""
+    """Whether a job that does not train would again fail to get this many workers.
+
+    Nodes cannot take them all, even with preemption. Such an attempt takes workers from other jobs and uses none. The
+    job still tries once at first, and then once a day, because only a pending pod makes an autoscaler add nodes."""
     granted, failed = draft.status.share, bool(draft.status.resize_failures)
     if not failed or not _lacks_room(draft, workers):
         return False
@@ -104,7 +108,7 @@ def is_in_vain(draft: Draft, workers: int) -> bool:
 
 
 def _lacks_room(draft: Draft, workers: int) -> bool:
-    """Whether nodes are known to have too little room for this many workers, and none of them joins already."""
+    """Whether nodes are known to have too little room for this many workers, and none of these is joining yet."""
     reach = draft.observed.reach
     if reach is None or draft.view.joining_ids or not _claims_idle(draft):
         return False

@@ -1,4 +1,4 @@
-"""What `allocate` needs to know of one job, from the same observation that its plan is made from."""
+"""Computes the input of `allocate` for one job, from the same observation as its plan."""
 
 import json
 from bisect import bisect_left
@@ -18,7 +18,7 @@ from . import share
 from .allocate import CLAIMED_PRIORITY, Demand, Pool
 from .claim import is_in_vain
 
-#: The scheduler needs a moment. Workers without a node for longer wait for other jobs to release some.
+#: Time that the scheduler needs. Workers without a node for longer wait until other jobs release some.
 PATIENCE = timedelta(seconds=10)
 #: Wider layouts are not considered, because the trainer predicts none.
 MAX_WIDTHS = 64
@@ -39,12 +39,12 @@ _PLACEMENT = ("nodeSelector", "affinity", "tolerations", "schedulerName", "resou
 
 
 def may_demand(job: PipeTrainingJob) -> bool:
-    """Whether `demand_of` may return a demand. Most of a thousand jobs train and are not `Auto`, and need no look."""
+    """Whether `demand_of` may return a demand. Most jobs train and are not `Auto`, so they are skipped cheaply."""
     return job.status.generation is None or job.spec.elastic_policy.on_pack is OnPack.AUTO
 
 
 def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:
-    """What the job has and could use. None if it does not share: it is neither `Auto` nor waits for nodes to start."""
+    """The job's demand. None if it does not share, because it is neither `Auto` nor waiting for nodes to start."""
     draft = Draft(spec, observed, now)
     if not share.takes_part(draft):
         return None
@@ -101,11 +101,11 @@ class _Outlook(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Priorities:
-    """Priorities of a job's pods, as far as they are seen.
+    """Priorities of a job's pods, as far as the operator sees them.
 
     Attributes:
-        own: of pods up to the starting size.
-        claimed: of claimed pods.
+        own: priorities of pods up to the starting size.
+        claimed: priorities of claimed pods.
     """
 
     own: list[int]
@@ -141,7 +141,7 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
 
 
 def _granted(draft: Draft, outlook: _Outlook) -> int | None:
-    """What the job was granted last; what it holds is all of that while it sits out."""
+    """The job's last share. While the job sits out, it is at most the number of workers that it holds."""
     granted = draft.status.share
     if granted is None:
         return None
@@ -149,10 +149,10 @@ def _granted(draft: Draft, outlook: _Outlook) -> int | None:
 
 
 def pool_of(spec: JobSpec, namespace: str) -> Pool:
-    """What workers run on. A job can release workers only for jobs of the same pool.
+    """Resource and placement of the job's workers. A job can release workers only for jobs of the same pool.
 
-    Without an accelerator's name, the pool depends on all that the containers ask for. Claims for devices (DRA) belong
-    to one namespace."""
+    Without an accelerator's name, the pool depends on all resources that the containers ask for. Claims for devices
+    (DRA) belong to one namespace."""
     template = spec.pod_template.spec.model_extra or {}
     same: dict[str, object] = {field: template[field] for field in _PLACEMENT if template.get(field)}
     has_claims = "resourceClaims" in same
@@ -165,7 +165,7 @@ def pool_of(spec: JobSpec, namespace: str) -> Pool:
 
 
 def _leaving(draft: Draft) -> int:
-    """How many workers leave a node that other jobs may have then."""
+    """Number of workers that leave a node which other jobs can use afterwards."""
     stay = set(draft.status.worker_ids) - set(draft.status.leaving_ids)
     return sum(_has_usable_node(worker) for worker in draft.observed.workers if worker.id not in stay)
 
@@ -200,7 +200,7 @@ def _lacked_workers(draft: Draft) -> bool:
 
 
 def _cannot_take_joiners(draft: Draft) -> bool:
-    """Whether members cannot enter their generation, or leavers cannot leave it, so that no worker can join."""
+    """Whether no worker can join, because members cannot enter their generation or leavers cannot leave it."""
     plan = draft.status.generation
     if plan is None or plan.published_time is None:
         return False
@@ -211,7 +211,7 @@ def _cannot_take_joiners(draft: Draft) -> bool:
 
 
 def _lacks_nodes(draft: Draft) -> bool:
-    """Whether workers that may be created have had no node for a while, or although other jobs made room for them."""
+    """Whether workers have had no node for a while, or have none although other jobs made room for them."""
     resize = draft.status.resize
     if resize is None or resize.phase is not ResizePhase.PREPARE:
         return False
@@ -222,10 +222,10 @@ def _lacks_nodes(draft: Draft) -> bool:
 
 
 def _speeds(draft: Draft) -> dict[int, float]:
-    """Steps a second at each legal number of workers. If speeds were not measured, they equal the number of workers.
+    """Steps per second at each legal number of workers. Speeds that were not measured equal the number of workers.
 
-    Leaves out larger sizes that the job would not take because the pause costs more than they gain. Before the first
-    offers, there is only the present size.
+    The result leaves out larger sizes that the job would not take because the pause costs more than they gain. Before
+    the first offers it has only the present size.
     """
     plan, offers = draft.status.generation, layouts.offered(draft.view)
     assert plan is not None

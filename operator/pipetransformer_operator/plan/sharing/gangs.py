@@ -1,10 +1,9 @@
-"""Decides which waiting job starts first if several hold parts of what each needs whole: the others give way to it.
+"""Decides which waiting job starts first if several jobs hold only some of their workers. The other jobs give way.
 
-A start needs all of its workers. If two jobs hold half each, neither starts, and no third job can use what they hold.
-So all incomplete starts are considered together, pool by pool. What they hold goes to the first of them that it is
-enough for, by priority and then by age. The others hold nothing until that one has all its workers. No job gives way to
-one of lower priority, because the scheduler would preempt that one. A preferred job that still finds no nodes is not
-preferred again for a while (`share.note_vain`).
+A start needs all of its workers. If two jobs hold half each, neither starts, and no third job can use the nodes.
+So the operator compares all incomplete starts of a pool, by priority and then by age. The first that can complete
+with all their workers gets them. The others hold nothing until it is complete. No job gives way to one of lower
+priority, because the scheduler would preempt that one. A preferred job that finds no nodes waits (`share.note_vain`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ from .demand import PATIENCE, pool_of
 
 #: `Worker.waiting` begins with this if the scheduler found no node for the pod.
 UNSCHEDULABLE = "Unschedulable"
-#: A registry may answer at its next attempt.
+#: Time for containers to start, because a registry may answer at the next attempt.
 PATIENCE_WITH_CONTAINERS = timedelta(seconds=60)
 
 
@@ -35,15 +34,15 @@ class Gang:
 
     Attributes:
         key: namespace and name of the job.
-        pool: what its workers run on, as `Demand.pool`.
+        pool: resource and placement of its workers, like `Demand.pool`.
         needs: workers of the layout that it starts with.
-        holds: pods with a node that have not ended, including those that were told to end.
-        priority: of its pods.
+        holds: number of pods with a node that have not ended, including pods that were told to end.
+        priority: priority of its pods.
         since: when the job first asked for its workers.
-        competes: the scheduler finds no node for some of its pods, and gives them what other pods release.
+        competes: the scheduler finds no node for some of its pods, and gives them nodes that other pods release.
         eligible: as far as is known, it lacks only nodes.
-        granted: jobs that train make room for all of it.
-        fresh: it may still complete by itself, so it gives way to none.
+        granted: training jobs make room for all of its workers.
+        fresh: it may still complete by itself, so it gives way to no job.
     """
 
     key: str
@@ -59,7 +58,7 @@ class Gang:
 
     @property
     def keeps_preference(self) -> bool:
-        """Whether it stays preferred once it is."""
+        """Whether it stays preferred if it was preferred before."""
         return self.eligible or self.fresh
 
     @property
@@ -69,8 +68,9 @@ class Gang:
 
 
 def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
-    """The job's start if it is not complete. None if the job trains, has ended, waits for its queue, or has all its
-    workers."""
+    """The job's start while it is not complete.
+
+    None if the job trains, has ended, waits for its queue, or has all its workers."""
     draft = Draft(spec, observed, now)
     layout, since = layouts.starting(draft.view), draft.status.start_time
     if layout is None or since is None or not _is_starting(draft):
@@ -93,7 +93,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
 
 
 class _Attempt(NamedTuple):
-    """What holds up the present attempt to start."""
+    """Reasons that hold up the present attempt to start."""
 
     lacks_nodes: bool  #: the scheduler finds no node for some of its pods
     refused: bool  #: the cluster refuses to create some of its pods
@@ -110,7 +110,7 @@ def _is_starting(draft: Draft) -> bool:
 
 
 def _is_complete(draft: Draft) -> bool:
-    """Whether all workers have nodes, and can start there."""
+    """Whether all workers have nodes and can start there."""
     return bool(draft.view.joining_ids) and all_scheduled(draft.view) and can_start(draft.view)
 
 
@@ -140,12 +140,12 @@ def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
 
 
 def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
-    """Which gangs give way, each with the key of the gang that it gives way to.
+    """Maps the key of each gang that gives way to the key of the gang that it gives way to.
 
     Args:
         gangs: all starts that are not complete.
         before: keys of the gangs that were preferred at the last look. They stay preferred until they have all their
-            workers, because for a moment no job holds what was released for them.
+            workers, because for a moment no job holds the workers that were released for them.
     """
     known = frozenset(before)
     return {key: to for pool in by_pool(gangs) for key, to in _prefer_in(pool, known).items()}
@@ -154,7 +154,7 @@ def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
 def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
     order = sorted(pool, key=lambda gang: (-gang.priority, gang.since, gang.key))
     preferred = [gang for gang in order if gang.key in before and gang.keeps_preference]
-    # The scheduler gives what is released to the pods of the highest priority, whichever job it was released for.
+    # The scheduler gives released nodes to the pods of the highest priority, whichever job they were released for.
     least = max((gang.priority for gang in pool if gang.competes and not gang.fresh), default=None)
     for gang in order:
         if gang in preferred or not gang.may_be_preferred or (least is not None and gang.priority < least):
@@ -167,7 +167,7 @@ def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
 
 
 def _reach(gang: Gang, pool: Sequence[Gang]) -> int:
-    """Workers that gangs of the same or a lower priority hold, and would release for this one."""
+    """Workers that gangs of the same or a lower priority hold and would release for this gang."""
     return sum(other.holds for other in pool if other.priority <= gang.priority and not other.fresh)
 
 

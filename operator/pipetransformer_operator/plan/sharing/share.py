@@ -1,10 +1,9 @@
-"""A job's share while other jobs want workers. `allocate` computes it; only `onPack: Auto` obeys it. If the share makes
-room for pods of other owners, every job obeys it.
+"""Applies a job's share, which `allocate` computes while other jobs want workers.
 
-A job above its share releases whole pipelines and waits before its next claim. For a while no job makes room for it, so
-that the workers do not come straight back. A job below its share tries at once, whatever failed before, and claims
-nothing beyond it. If the room that others made does not help, because no node fits or another pod was faster, no job
-makes room for it for a while. That time doubles, and meanwhile the job tries as if it were alone.
+Only `onPack: Auto` obeys the share, but every job obeys one that makes room for pods of other owners. A job above its
+share releases whole pipelines. Then no job makes room for it for a while, so that workers do not come straight back.
+A job below its share tries at once, whatever failed before, and claims nothing beyond it. If it gets no node in the
+room that others made, no job makes room for it for a while, twice as long each time. It then tries as if alone.
 """
 
 from datetime import timedelta
@@ -13,15 +12,15 @@ from pipetransformer_contract.api.status import Reason, Share
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 
-#: How long no job makes room for one whose workers found no node in such room; doubles each time in a row.
+#: How long no job makes room for a job whose workers found no node in such room. Doubles each time in a row.
 FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
-#: How long no job makes room for one that released workers for another.
+#: How long no job makes room for a job that released workers for another.
 REST = timedelta(minutes=10)
 
 
 def take(draft: Draft) -> None:
-    """Notes a new share."""
+    """Writes a new share to the status and acts on it."""
     share, before = draft.observed.share, draft.status.share
     if share == before:
         return
@@ -34,13 +33,13 @@ def take(draft: Draft) -> None:
 
 
 def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
-    """Tries at once if the share allows more workers than now, and tells the user."""
+    """Tries a resize at once if the share allows more workers than now, and tells the user."""
     plan = draft.status.generation
     if share is not None and share.workers > (plan.layout.workers if plan else 0):
         draft.update(next_resize_time=None)
     granted = before.workers if before and not before.yields else 0
     if share is not None and share.workers > granted and is_open(draft):
-        draft.prepare_anew(draft.now)  # from now on others make room
+        draft.prepare_anew(draft.now)  # other jobs make room from now on
     if draft.view.on_pack is OnPack.AUTO:
         message = "The job's share is unlimited: no job has to make room for another"
         if share is not None:
@@ -53,7 +52,7 @@ def _workers(share: Share | None) -> int | None:
 
 
 def takes_part(draft: Draft) -> bool:
-    """Whether the job is ours, valid and active."""
+    """Whether this operator controls the job, and the job is valid and active."""
     inactive = draft.view.stopped or draft.status.finished
     return draft.spec.managed and not inactive and not draft.view.spec_errors
 
@@ -64,12 +63,12 @@ def has_quota(draft: Draft) -> bool:
 
 
 def is_refused(draft: Draft) -> bool:
-    """Whether the cluster refuses to create workers that are to join."""
+    """Whether the cluster refuses to create workers that should join."""
     return bool(draft.observed.refusal) and len(draft.view.joiners) < len(draft.view.joining_ids)
 
 
 def ceiling(draft: Draft) -> int:
-    """Workers up to which the job may grow, even if its share was computed for an earlier layout."""
+    """Maximum number of workers that the job may grow to, even if its share is from an earlier layout."""
     most, share = draft.spec.elastic_policy.ceiling, draft.status.share
     if share is None or share.yields or draft.view.on_pack is not OnPack.AUTO:
         return most
@@ -77,7 +76,7 @@ def ceiling(draft: Draft) -> int:
 
 
 def is_open(draft: Draft) -> bool:
-    """Whether the job has fewer workers with a node than it was granted."""
+    """Whether the job has fewer workers with a node than its share."""
     share = draft.status.share
     return share is not None and not share.yields and draft.view.num_placed < share.workers
 

@@ -1,8 +1,8 @@
 """Decides which job releases claimed workers for a pending pod of another owner. Administrators opt in to this.
 
-One claimed pipeline goes at a time, never one of a job's starting size. Claimed workers leave a node only if the pod
-fits there afterwards; if it fits nowhere, no worker leaves. For a pod that lacks several resources the node cannot be
-computed: then as many workers leave as the pod wants accelerators, and no more.
+Jobs release one claimed pipeline at a time, and never one of the starting size. Claimed workers leave a node only if
+the pod fits there afterwards. If it fits nowhere, no worker leaves. For a pod that lacks several resources the operator
+cannot compute the node. Then at most as many workers leave as the pod wants accelerators.
 """
 
 from collections import Counter
@@ -22,11 +22,11 @@ class Waiting:
     """A pod of another owner that has no node.
 
     Attributes:
-        uid: of the pod.
-        priority: the number of its PriorityClass.
-        lacks: how many it wants of each resource that, according to the scheduler, nodes have too little of.
-        places: nodes that would take it once enough is free, and how many of the one resource each lacks; None if the
-            pod lacks several resources.
+        uid: uid of the pod.
+        priority: number of its PriorityClass.
+        lacks: how many it wants of each resource that nodes lack, according to the scheduler.
+        places: nodes that would take it once enough is free, and how many of the one resource each node lacks. None if
+            the pod lacks several resources.
     """
 
     uid: str
@@ -46,18 +46,18 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a training job has beyond its starting size.
+    """Claimed workers of a training job.
 
     Attributes:
-        key: of the job; the order of keys decides between equals.
-        layout_generation: of its present layout.
-        resource: each of its workers has one of these.
-        priority: of its claimed workers.
-        workers: that it has in total.
+        key: key of the job. The order of keys decides between equals.
+        layout_generation: generation of its present layout.
+        resource: resource that each of its workers has one of.
+        priority: priority of its claimed workers.
+        workers: all workers that it has.
         fewer: workers of the next smaller layout; None if that is below the starting size, or may not be tried yet.
         settled: its layout is not changing, and none of its workers is leaving.
         least: workers of the smallest layout that keeps the starting size.
-        on: claimed workers by node.
+        on: number of claimed workers by node.
     """
 
     key: str
@@ -76,12 +76,12 @@ class Claims:
         return self.fewer is not None and self.settled
 
     def frees(self, node: str) -> int:
-        """How many workers the job can release on the node."""
+        """Number of workers that the job can release on the node."""
         return min(self.on.get(node, 0), self.workers - self.least)
 
 
 def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None:
-    """What the job could release; None if it does not train, or does not use accelerators."""
+    """The claimed workers of a job; None if it does not train, or does not use accelerators."""
     draft = Draft(spec, observed, now)
     plan, status = draft.status.generation, draft.status
     active = spec.managed and not (status.finished or draft.view.stopped)
@@ -105,7 +105,7 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
 
 
 def _all_stay(draft: Draft) -> bool:
-    """Whether no worker is leaving, except on lost nodes."""
+    """Whether no worker leaves, except on lost nodes."""
     wanted = set(draft.status.worker_ids)
     reachable = [worker for worker in draft.observed.workers if not worker.node_lost]
     return all(worker.alive and worker.id in wanted for worker in reachable)
@@ -128,7 +128,7 @@ def _least(draft: Draft, workers: int, base: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A job releases a pipeline for a pod. Its workers on `node` go first; empty means any node."""
+    """The decision that a job releases a pipeline for a pod. Its workers on `node` go first; empty means any node."""
 
     pod: Waiting
     claim: Claims
@@ -136,12 +136,12 @@ class Choice:
 
 
 def choose_claim(waiting: Sequence[Waiting], claims: Sequence[Claims], given: Mapping[str, int]) -> Choice | None:
-    """Which job releases a pipeline next; None if no job needs to, or can.
+    """Chooses which job releases a pipeline next; None if no job needs to, or none can.
 
     Args:
         waiting: pods of other owners.
-        claims: of all jobs.
-        given: workers that were already asked for, by UID of the waiting pod.
+        claims: claims of all jobs.
+        given: number of workers that jobs were already told to release, by UID of the waiting pod.
     """
     for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.uid)):
         lower = [claim for claim in claims if pod.may_take(claim)]
@@ -169,6 +169,6 @@ def _least_important(pod: Waiting, claims: Sequence[Claims], node: str = "") -> 
 
 
 def _cheapest(places: Mapping[str, int], claims: Sequence[Claims]) -> str:
-    """The node where the fewest workers have to leave until the pod fits; empty if claims free no node for it."""
+    """The node where the fewest workers must leave until the pod fits; empty if released claims make room on none."""
     enough = [node for node, lacking in places.items() if sum(claim.frees(node) for claim in claims) >= lacking]
     return min(enough, key=lambda node: (places[node], node), default="")

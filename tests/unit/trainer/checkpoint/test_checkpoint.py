@@ -232,7 +232,7 @@ def test_a_lower_generation_never_replaces_a_higher_one(location: str) -> None:
     save(location, 5, generation=3)
     commit(location, info(5, generation=3))
     save(location, 9, generation=2)
-    with pytest.raises(StaleCheckpointError, match="generation 3 wrote step 5"):
+    with pytest.raises(StaleCheckpointError, match="generation 3 wrote the checkpoint of step 5"):
         commit(location, info(9, generation=2))
     assert latest(location) == info(5, generation=3)
 

@@ -174,7 +174,8 @@ class GenerationRendezvousHandler(RendezvousHandler):
             if leader.name == self._worker:
                 forget(store)
         except dist.DistNetworkError as error:
-            raise RendezvousConnectionError(f"store of leader {leader.name} at {leader.address}: {error}") from error
+            message = f"cannot reach the store of leader {leader.name} at {leader.address}: {error}"
+            raise RendezvousConnectionError(message) from error
         except dist.DistStoreError as error:
             missing = [name for name, key in zip(names, keys, strict=True) if not _has(store, key)]
             raise RendezvousTimeoutError(
@@ -216,7 +217,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 break
             except (dist.DistNetworkError, OSError) as error:
                 if self.given_up() or connections.is_shut or time.monotonic() > deadline:
-                    message = f"store of leader {leader.name} at {leader.address}: {error}"
+                    message = f"cannot reach the store of leader {leader.name} at {leader.address}: {error}"
                     raise RendezvousConnectionError(message) from error
                 time.sleep(_RETRY_SECONDS)
         client.set_timeout(self._timeout)
