@@ -205,7 +205,7 @@ async def test_a_mounted_certificate_of_a_new_authority_waits_for_trust(
         def load_cert_chain(self, certfile: Any, keyfile: Any = None, password: Any = None) -> None:
             loaded.append(Path(certfile).read_bytes())
 
-    monkeypatch.setattr(mounted, "_context", Context(ssl.PROTOCOL_TLS_SERVER))
+    monkeypatch.setattr(mounted, "context", Context(ssl.PROTOCOL_TLS_SERVER))
 
     def trusts() -> list[Authority]:
         return [one for one in (old, new, newest) if one.certificate.strip() in mounted.trusted]

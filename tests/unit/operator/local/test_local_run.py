@@ -124,7 +124,7 @@ def test_a_run_writes_to_its_folder_alone(place: str, tmp_path: Path) -> None:
 
 def test_a_command_that_cannot_start_is_refused(tmp_path: Path) -> None:
     for job, message in (
-        (make_job().command("no-such-program"), r"containers\[0\]\.command: no-such-program is no program"),
+        (make_job().command("no-such-program"), r"containers\[0\]\.command: no-such-program is not found"),
         (make_job().set("podTemplate.spec.containers", [{"name": "trainer", "args": "train.py"}]),
          r"containers\[0\]\.args: must be a list of strings"),
         (make_job().set("podTemplate.spec.containers", [{"name": "trainer", "env": [{"name": "A", "value": 3}]}]),
