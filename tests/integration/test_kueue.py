@@ -176,6 +176,7 @@ async def test_a_job_waits_for_quota_until_the_pods_that_another_released_are_go
 ) -> None:
     await namespace.apply(queued(packing_job().release()))
     assert await namespace.layout(1) == (4, 1)
+    await queue.uses(4)  # Kueue tells it some seconds late
     pod = (await namespace.pods())["digits-w0"]["spec"]
     assert pod["nodeSelector"] == {"pool": "gold"}
     assert SILENT in pod["tolerations"]
