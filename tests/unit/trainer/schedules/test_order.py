@@ -1,0 +1,75 @@
+"""Both ends of each pair of workers issue the same sequence of messages, and every computation has what it needs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.schedules import (
+    Action,
+    ActionKind,
+    GPipe,
+    OneForwardOneBackward,
+    Operation,
+    Receive,
+    RoundShape,
+    Schedule,
+    ScheduleError,
+    Send,
+    Value,
+    planned,
+)
+from pipetransformer.schedules.order import add_messages, needed
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> RoundShape:
+    workers = draw(st.integers(1, 8))
+    first_trained = draw(st.integers(0, workers))
+    return RoundShape(tuple(range(workers)), draw(st.integers(1, 4 * workers)), first_trained)
+
+
+@given(shapes(), st.sampled_from([GPipe(), OneForwardOneBackward()]))
+def test_both_ends_of_a_pair_issue_the_same_messages(shape: RoundShape, schedule: Schedule) -> None:
+    orders = planned(schedule, shape)
+    for first in range(shape.workers):
+        for second in range(first):
+            assert messages(orders[first], second) == messages(orders[second], first)
+
+
+@given(shapes(), st.sampled_from([GPipe(), OneForwardOneBackward()]))
+def test_a_worker_has_posted_the_receive_of_what_it_computes_with(shape: RoundShape, schedule: Schedule) -> None:
+    for worker, operations in enumerate(planned(schedule, shape)):
+        posted: set[Value] = set()
+        for operation in operations:
+            if isinstance(operation, Receive):
+                posted.add(operation.value)
+            elif isinstance(operation, Action):
+                value = needed(operation, shape)
+                assert value is None or value in posted, (worker, operation)
+
+
+@given(shapes())
+def test_1f1b_keeps_at_most_k_minus_k_chunks_in_flight(shape: RoundShape) -> None:
+    for span, actions in enumerate(OneForwardOneBackward().actions(shape)):
+        in_flight = most = 0
+        for action in actions:
+            in_flight += 1 if action.kind is ActionKind.FORWARD else -1
+            most = max(most, in_flight)
+        if shape.trains(span):
+            assert most == min(shape.chunks, shape.workers - span)
+            assert in_flight == 0
+
+
+def test_lists_that_wait_for_each_other_are_refused_with_the_place() -> None:
+    shape = RoundShape((0, 1), chunks=1)
+    backward_first = [
+        [Action(ActionKind.BACKWARD, 0, 0), Action(ActionKind.FORWARD, 0, 0)],
+        [Action(ActionKind.FORWARD, 1, 0), Action(ActionKind.BACKWARD, 1, 0)],
+    ]
+    with pytest.raises(ScheduleError, match=r"worker 0 at .*BACKWARD.*worker 1 at .*FORWARD"):
+        add_messages(backward_first, shape)
+
+
+def messages(operations: tuple[Operation, ...], peer: int) -> list[Value]:
+    """The values that a worker exchanges with `peer`, in order."""
+    return [one.value for one in operations if isinstance(one, Send | Receive) and one.peer == peer]

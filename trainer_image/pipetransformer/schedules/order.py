@@ -1,0 +1,134 @@
+"""Adds messages to a schedule's lists, in one order that all workers share.
+
+NCCL matches the messages of two workers by their order alone, so both must issue the same sequence. The planner takes
+one computation after another, of any worker whose inputs have been sent. It appends the computation, and then its
+message to the giver's and to the taker's list at once. So both ends of a pair get the same sequence. No worker can wait
+for ever, even if every send waits for its receive: of the first operation in this order that is not done, all
+predecessors are done.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
+
+#: Assumed durations, which only decide whose computation comes first in the shared order.
+_TURNS = {
+    ActionKind.FORWARD: 1.0,
+    ActionKind.BACKWARD: 2.0,
+    ActionKind.INPUT_GRADIENT: 1.0,
+    ActionKind.WEIGHT_GRADIENT: 1.0,
+    ActionKind.STEP: 0.0,
+}
+
+
+class MessageKind(StrEnum):
+    ACTIVATION = "Activation"
+    GRADIENT = "Gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What one computation makes for another: the input of `span` for `chunk`, or the gradient of its output."""
+
+    kind: MessageKind
+    span: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `value` to the worker `peer`."""
+
+    value: Value
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Post the receive of `value` from the worker `peer`. The computation that needs it waits."""
+
+    value: Value
+    peer: int
+
+
+Operation = Action | Send | Receive
+
+
+def needed(action: Action, shape: RoundShape) -> Value | None:
+    """What another span gives to this computation; None if it needs nothing."""
+    if action.kind is ActionKind.FORWARD and action.span > 0:
+        return Value(MessageKind.ACTIVATION, action.span, action.chunk)
+    backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+    if backward and action.span < len(shape.owners) - 1:
+        return Value(MessageKind.GRADIENT, action.span, action.chunk)
+    return None
+
+
+def given(action: Action, shape: RoundShape) -> Value | None:
+    """What this computation gives to another span; None if it gives nothing."""
+    if action.kind is ActionKind.FORWARD and action.span < len(shape.owners) - 1:
+        return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)
+    backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+    if backward and shape.gives_gradient(action.span):
+        return Value(MessageKind.GRADIENT, action.span - 1, action.chunk)
+    return None
+
+
+@lru_cache(maxsize=256)
+def planned(schedule: Schedule, shape: RoundShape) -> tuple[tuple[Operation, ...], ...]:
+    """The operations of each worker: its computations in the schedule's order, and its messages.
+
+    Raises:
+        ScheduleError: the schedule cannot run this shape, or a computation needs what never comes before it.
+    """
+    return add_messages(schedule.actions(shape), shape)
+
+
+def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[tuple[Operation, ...], ...]:
+    """Add messages to the computations of each worker.
+
+    Raises:
+        ScheduleError: the lists cannot be run: a computation needs what never comes before it.
+    """
+    operations: list[list[Operation]] = [[] for _ in lists]
+    made: dict[Value, float] = {}  # when each value is there
+    place = [0] * len(lists)
+    waiting: dict[Value, int] = {}  # the worker that waits for a value
+    ready = [(0.0, worker) for worker, actions in enumerate(lists) if actions]
+    while ready:
+        now, worker = heapq.heappop(ready)
+        action = lists[worker][place[worker]]
+        value = needed(action, shape)
+        if value is not None and value not in made:
+            waiting[value] = worker
+            continue
+        start = max(now, made.get(value, 0.0) if value is not None else 0.0)
+        if start > now:  # others may come first
+            heapq.heappush(ready, (start, worker))
+            continue
+        end = start + _TURNS[action.kind]
+        operations[worker].append(action)
+        place[worker] += 1
+        if place[worker] < len(lists[worker]):
+            heapq.heappush(ready, (end, worker))
+        gift = given(action, shape)
+        if gift is not None:
+            made[gift] = end
+            taker = shape.owners[gift.span]
+            if taker != worker:
+                operations[worker].append(Send(gift, taker))
+                operations[taker].append(Receive(gift, worker))
+            if gift in waiting:
+                heapq.heappush(ready, (end, waiting.pop(gift)))
+    stuck = [
+        f"worker {worker} at {mine[at]}"
+        for worker, (mine, at) in enumerate(zip(lists, place, strict=True))
+        if mine[at:]
+    ]
+    if stuck:
+        raise ScheduleError(f"these computations need what no earlier one gives: {', '.join(stuck)}")
+    return tuple(map(tuple, operations))
