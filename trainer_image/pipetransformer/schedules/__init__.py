@@ -3,6 +3,7 @@
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
+from .simulate import RoundCosts, Simulated, simulate
 
 __all__ = [
     "Action",
@@ -12,10 +13,13 @@ __all__ = [
     "OneForwardOneBackward",
     "Operation",
     "Receive",
+    "RoundCosts",
     "RoundShape",
     "Schedule",
     "ScheduleError",
     "Send",
+    "Simulated",
     "Value",
     "planned",
+    "simulate",
 ]
