@@ -1,17 +1,20 @@
 """Schedules of a pipeline as data: lists of computations, and the order of their messages."""
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
+from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 
 __all__ = [
     "Action",
     "ActionKind",
+    "Ahead",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
     "Operation",
     "Receive",
+    "RoundSeconds",
     "RoundShape",
     "Schedule",
     "ScheduleError",
