@@ -99,6 +99,12 @@ class View:
         return self.status.next_resize_time is not None and not self.clock.reached(self.status.next_resize_time)
 
     @property
+    def granted(self) -> int | None:
+        """Workers that jobs share out to this one; None if they share nothing, or make room for pods of others."""
+        share = self.status.share
+        return None if share is None or share.yields else share.workers
+
+    @property
     def awaits_quota(self) -> bool:
         """Whether the queue has not answered a request yet."""
         return any(not request.admitted for request in self.status.quota_requests)

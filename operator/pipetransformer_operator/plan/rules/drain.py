@@ -108,7 +108,7 @@ def _set_deadline(draft: Draft) -> None:
     latest two times that long after the oldest cordon: nodes that are cordoned one after the other must not keep the
     first from being emptied. Joiners do not count, because they hold no state. A leaver's cordon renews nothing.
     """
-    status, joining = draft.status, draft.view.joining_ids
+    status, joining = draft.status, set(draft.view.joining_ids)
     going = {one.id: one for one in draft.view.wanted if one.alive and one.draining and one.id not in joining}
     if not going:
         draft.update(drain_deadline=None, drains=[])

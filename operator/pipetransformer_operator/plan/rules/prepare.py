@@ -21,6 +21,8 @@ from pipetransformer_operator.plan.view import View
 #: How the reasons of containers that cannot be started begin: because of the image, or of the rest of the template.
 _IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 _CONTAINER = ("CreateContainer", "RunContainerError")
+#: Why workers are late, the worst reason first.
+_WORST = (Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY)
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
 #: The same for a job that does not train: it has nothing else to do, and nodes may be free again.
@@ -197,24 +199,25 @@ def why_not_ready(view: View) -> tuple[Reason, str]:
     workers = {worker.id: worker for worker in view.joiners}
     if view.status.generation is not None:  # a drain takes none on a cordoned node
         ready -= {worker.name for worker in view.joiners if worker.draining}
-    late = [key for key in view.joining_ids if view.name_of(key) not in ready]
-    reasons = [_why(workers.get(key)) for key in late]
     if view.awaits_quota:
         return Reason.WAITING_FOR_QUOTA, queue_says(view)
-    order = [Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY]
-    found = {reason for reason, _ in reasons}
-    worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
-    words = "; ".join(f"{view.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
+    late = {view.name_of(key): _why(workers.get(key)) for key in view.joining_ids if view.name_of(key) not in ready}
+    worst = min((reason for reason, _ in late.values()), key=_WORST.index, default=Reason.NOT_READY)
+    words = "; ".join([f"{name}: {why}" for name, (_, why) in late.items()][:8])
     if worst is Reason.UNSCHEDULABLE and view.observed.nodes.avoided:
         words += f"; avoided because accelerators failed there: {', '.join(sorted(view.observed.nodes.avoided)[:8])}"
+    return worst, words or _why_none_is_awaited(view)
+
+
+def _why_none_is_awaited(view: View) -> str:
     ceiling = view.spec.elastic_policy.ceiling
-    if not words and view.asleep:
-        words = f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
-    elif not words and view.status.quota_requests:
-        words = "quota is not free before the pods of earlier workers are gone"
-    elif not words and len(view.status.worker_ids) >= ceiling:
-        words = f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"
-    return worst, words or "no worker is awaited"
+    if view.asleep:
+        return f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
+    if view.status.quota_requests:
+        return "quota is not free before the pods of earlier workers are gone"
+    if len(view.status.worker_ids) >= ceiling:
+        return f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"
+    return "no worker is awaited"
 
 
 def all_scheduled(view: View) -> bool:
@@ -273,11 +276,8 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
     """
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
-    if (
-        resize.reason is not ResizeReason.FAILURE
-        and is_claim(draft, resize.to.layout)
-        and not all_scheduled(draft.view)
-    ):
+    claims = resize.reason is not ResizeReason.FAILURE and is_claim(draft, resize.to.layout)
+    if claims and not all_scheduled(draft.view):
         seconds = min(seconds, policy.claim_timeout_seconds)
     return draft.view.counted_from(resize.start_time) + timedelta(seconds=seconds)
 

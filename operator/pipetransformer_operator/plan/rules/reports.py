@@ -27,8 +27,7 @@ def fold(draft: Draft) -> None:
         return
     generation, stepped = draft.status.generation, report.step > (last.step if last else 0)
     mended = generation is not None and generation.broken_before > 0 and stepped
-    mere_progress = last is not None and not mended and not _decides(report, last)
-    if last is not None and mere_progress and not draft.clock.reached(last.time + _interval(draft.view)):
+    if last is not None and not (mended or _decides(report, last) or _is_due(draft.view, last)):
         return
     before = layouts.boundary(draft.view)
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
@@ -69,10 +68,11 @@ def _decides(report: Report, last: Report) -> bool:
     return _DECIDES(report) != _DECIDES(last)
 
 
-def _interval(view: View) -> timedelta:
-    """How often progress is written: often enough that the status does not look like a stall."""
+def _is_due(view: View, last: LastReport) -> bool:
+    """Whether mere progress is written: often enough that the status does not look like a stall."""
     stall = view.spec.run_policy.stall_timeout_seconds
-    return PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
+    interval = PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
+    return view.clock.reached(last.time + interval)
 
 
 def _newer(old: DurableCheckpoint | None, new: DurableCheckpoint | None) -> DurableCheckpoint | None:
