@@ -44,6 +44,12 @@ def offered(view: View) -> list[Offer]:
     return [offer for offer in report.offers if fits(view, offer.stages, report.boundary)] if report else []
 
 
+def boundary(view: View) -> int:
+    """Frozen layers by the last report."""
+    report = view.status.last_report
+    return report.boundary if report else 0
+
+
 def fits(view: View, stages: int, boundary: int) -> bool:
     """Whether pipelines of that many stages are not known to need too much memory."""
     return view.status.too_short is None or not view.status.too_short.rules_out(stages, boundary)
@@ -51,8 +57,7 @@ def fits(view: View, stages: int, boundary: int) -> bool:
 
 def awaited(view: View, present: Layout) -> Layout:
     """The layout that a job with lost workers waits for: the present one, or the spec's if memory rules that out."""
-    report = view.status.last_report
-    return present if fits(view, present.stages, report.boundary if report else 0) else bounds_of(view).initial
+    return present if fits(view, present.stages, boundary(view)) else bounds_of(view).initial
 
 
 def starting(view: View) -> Layout | None:
