@@ -41,11 +41,6 @@ CROSS_FIELD_RULES = (
         ".elasticPolicy.workers",
     ),
     Rule(
-        "self.pipeline.stages <= self.model.numLayers",
-        "a pipeline cannot have more stages than the model has layers (model.numLayers)",
-        ".pipeline.stages",
-    ),
-    Rule(
         "self.elasticPolicy.workers / self.pipeline.stages >= self.elasticPolicy.minPipelines",
         "workers must carry at least minPipelines pipelines of pipeline.stages",
         ".elasticPolicy.workers",
@@ -78,11 +73,6 @@ CROSS_FIELD_RULES = (
         "has(self.checkpoint) || !(self.elasticPolicy.onPack in ['Release', 'Auto'])",
         "onPack Release and Auto need spec.checkpoint: no worker is released before a checkpoint is durable",
         ".elasticPolicy.onPack",
-    ),
-    Rule(
-        "has(self.checkpoint) || !self.evaluation.keepBest",
-        "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
-        ".evaluation.keepBest",
     ),
 )
 
