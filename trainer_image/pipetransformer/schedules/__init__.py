@@ -3,6 +3,7 @@
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
+from .tera import TeraPipe
 
 __all__ = [
     "Action",
@@ -16,6 +17,7 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Send",
+    "TeraPipe",
     "Value",
     "planned",
 ]
