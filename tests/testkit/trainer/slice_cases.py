@@ -70,7 +70,8 @@ def simulated_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlic
     trained = [any(times[size][stage].backward.any() for size, _, _ in chunks) for stage in range(stages)]
     shape = RoundShape(tuple(range(stages)), len(chunks), trained.index(True) if any(trained) else stages, slices)
     left = [list(mine) for mine in TeraPipe().actions(shape)]
-    free, done = [0.0] * stages, {}
+    free = [0.0] * stages
+    done: dict[tuple[ActionKind, int, int], float] = {}
     while any(left):
         for stage, mine in enumerate(left):
             while mine:

@@ -16,6 +16,9 @@ from pipetransformer.user_code import import_function
 #: Embedding, layers and head.
 Units = tuple[nn.Module, list[nn.Module], nn.Module]
 Split = Callable[[Any], Units]
+#: From a configuration to the row of the position table for a sample's first token.
+FirstRow = Callable[[Any], int]
+Decorator = Callable[[Split], Split]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Architecture:
     name: str
     split: Split
     task: Task
-    first_position: Callable[[Any], int]
+    first_position: FirstRow
     model_class: type | None = None
     slices_tokens: bool = False
 
@@ -47,9 +50,9 @@ def register_architecture(
     architecture: str | type,
     *,
     task: Task | str,
-    first_position: int | Callable[[Any], int] = 0,
+    first_position: int | FirstRow = 0,
     slices_tokens: bool = False,
-) -> Callable[[Split], Split]:
+) -> Decorator:
     """Decorate a function that cuts a class of transformers into units, so that `Model(name="huggingface")` trains it.
 
     The function gets the whole model and returns its embedding, the list of its layers, and its head. They consist of
@@ -115,9 +118,9 @@ def find_architecture(name: str, *, field: str = "spec.model.architecture") -> A
     return _registered[name]
 
 
-def registered_for(fits: Callable[[Architecture], bool]) -> list[Architecture]:
-    """All architectures for which `fits` holds, by name."""
-    return [_registered[name] for name in sorted(_registered) if fits(_registered[name])]
+def all_architectures() -> list[Architecture]:
+    """All registered architectures, by name."""
+    return [_registered[name] for name in sorted(_registered)]
 
 
 def unsupported(name: str) -> str:

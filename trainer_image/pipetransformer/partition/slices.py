@@ -59,16 +59,13 @@ def round_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices])
     For equal stages it is sum(f + b) + (K - 1) (max f + max b). It is what a simulation of the lists gives, without
     seconds of messages. Stages that train nothing come first, with a backward of zero.
     """
-    stages = len(times[micro_batches[0].samples])
-    at = [(each.samples, *map(list, zip(*_with_context(each.lengths), strict=True))) for each in micro_batches]
     forward = np.zeros(sum(len(each.lengths) for each in micro_batches))
     backward = np.zeros_like(forward)
-    for stage in range(stages):
-        parts = [times[size][stage].forward[lengths, contexts] for size, lengths, contexts in at]
-        forward = _through(forward, np.concatenate(parts))
-    for stage in reversed(range(stages)):
-        parts = [times[size][stage].backward[lengths[::-1], contexts[::-1]] for size, lengths, contexts in at]
-        seconds = np.concatenate(parts)
+    stages = range(len(times[micro_batches[0].samples]))
+    for stage in stages:
+        forward = _through(forward, _at(micro_batches, {size: of[stage].forward for size, of in times.items()}, 1))
+    for stage in reversed(stages):
+        seconds = _at(micro_batches, {size: of[stage].backward for size, of in times.items()}, -1)
         if seconds.any():
             backward = _through(backward, seconds)
     return float(forward[-1] + backward[-1])
@@ -156,6 +153,13 @@ def _with_context(lengths: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(lengths, accumulate(lengths, initial=0), strict=False))
 
 
+def _at(micro_batches: Sequence[MicroBatchSlices], tables: Mapping[int, Seconds], step: int) -> Seconds:
+    """The seconds of all slices; `step` is -1 if the last slice of each micro-batch comes first."""
+    return np.array(
+        [tables[samples][slice_] for samples, lengths in micro_batches for slice_ in _with_context(lengths)[::step]]
+    )
+
+
 def _through(ready: Seconds, seconds: Seconds) -> Seconds:
     """When each slice leaves a stage that works on one after another, from when it is ready for the stage."""
     work = np.cumsum(seconds)
@@ -236,7 +240,10 @@ def _limits(times: Sequence[Seconds]) -> list[Seconds]:
 
 def _thinned(values: Seconds, most: int) -> Seconds:
     """At most so many of the ascending values, the largest among them."""
-    return values if len(values) <= most else values[np.linspace(0, len(values) - 1, most).round().astype(int)]
+    if len(values) <= most:
+        return values
+    kept: Seconds = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

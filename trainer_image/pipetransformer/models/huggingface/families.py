@@ -6,7 +6,6 @@ each maps one tensor to one tensor. To add an architecture here, decorate such a
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipetransformer.data import Task
-from pipetransformer.models.architectures import Architecture, Split, Units, register_own
+from pipetransformer.models.architectures import Architecture, Decorator, FirstRow, Split, Units, register_own
 from pipetransformer.models.context import current_micro_batch
 
 #: The class that a model type is trained as, unless the job names another.
@@ -34,9 +33,9 @@ DEFAULT_ARCHITECTURES = {
 def splits(
     *architectures: str,
     task: Task,
-    first_position: Callable[[Any], int] = lambda _: 0,
+    first_position: FirstRow = lambda _: 0,
     slices_tokens: bool = False,
-) -> Callable[[Split], Split]:
+) -> Decorator:
     """Register a function for classes of transformers that learn `task`; see `Architecture`."""
 
     def register(function: Split) -> Split:
