@@ -1,4 +1,4 @@
-"""Random costs of slices, every slicing by brute force, and a simulation of the lists, beside the planner's answer."""
+"""Random costs of slices, every slicing by brute force, and the lists of a plan played."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -14,7 +14,7 @@ from pipetransformer.partition.slices import (
     plan_round,
     round_seconds,
 )
-from pipetransformer.schedules import ActionKind, RoundShape, TeraPipe
+from pipetransformer.schedules import ActionKind, RoundCosts, RoundShape, TeraPipe, planned, simulate
 
 
 def every_slicing(grains: int) -> Iterator[tuple[int, ...]]:
@@ -55,37 +55,18 @@ def random_times(
     return tables
 
 
-def simulated_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices]) -> float:
-    """The end of TeraPipe's lists when each computation begins as soon as its worker and its input are there.
-
-    All micro-batches must have the same number of slices.
-    """
-    (slices,) = {len(each.lengths) for each in micro_batches}
-    chunks = [
-        (each.samples, length, context)
-        for each in micro_batches
-        for length, context in zip(each.lengths, accumulate(each.lengths, initial=0), strict=False)
-    ]
-    stages = len(times[micro_batches[0].samples])
-    trained = [any(times[size][stage].backward.any() for size, _, _ in chunks) for stage in range(stages)]
-    shape = RoundShape(tuple(range(stages)), len(chunks), trained.index(True) if any(trained) else stages, slices)
-    left = [list(mine) for mine in TeraPipe().actions(shape)]
-    free = [0.0] * stages
-    done: dict[tuple[ActionKind, int, int], float] = {}
-    while any(left):
-        for stage, mine in enumerate(left):
-            while mine:
-                kind, chunk = mine[0].kind, mine[0].chunk
-                giver = stage - 1 if kind is ActionKind.FORWARD else stage + 1
-                inner = 0 <= giver < stages
-                if inner and (kind, giver, chunk) not in done:
-                    break
-                size, length, context = chunks[chunk]
-                table = times[size][stage].forward if kind is ActionKind.FORWARD else times[size][stage].backward
-                start = max(free[stage], done[kind, giver, chunk] if inner else 0.0)
-                free[stage] = done[kind, stage, chunk] = start + float(table[length, context])
-                mine.pop(0)
-    return max(free)
+def simulated_seconds(stages: Sequence[StageTimes], lengths: Sequence[int], micro_batches: int) -> float:
+    """Seconds of TeraPipe's lists, if messages take no time."""
+    slices = list(zip(lengths, accumulate(lengths, initial=0), strict=False))
+    trained = [bool(each.backward.any()) for each in stages]
+    first_trained = trained.index(True) if any(trained) else len(stages)
+    shape = RoundShape(tuple(range(len(stages))), micro_batches * len(slices), first_trained, len(slices))
+    seconds = {
+        (kind, span): [float(table[each]) for each in slices]
+        for span, stage in enumerate(stages)
+        for kind, table in ((ActionKind.FORWARD, stage.forward), (ActionKind.BACKWARD, stage.backward))
+    }
+    return simulate(planned(TeraPipe(), shape), shape, RoundCosts(seconds)).seconds
 
 
 def planner_worst(cases: int = 60, seed: int = 0) -> tuple[float, float]:

@@ -6,7 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import BaseModel
 
-from .slices import Seconds, StageTimes
+from .slices import Seconds, StageTimes, equal_slices, in_tokens, plan_round
+
+#: Chunks of a round for each stage, before costs are measured. A pipeline of K stages then waits at most a fifth of a
+#: round.
+_CHUNKS_PER_STAGE = 4
 
 
 class SliceProbe(NamedTuple):
@@ -80,3 +84,74 @@ def fit(probes: Sequence[SliceProbe]) -> tuple[SliceCost, float]:
 def stage_times(forward: SliceCost, backward: SliceCost, *, samples: int, grain: int, total: int) -> StageTimes:
     """The times of a stage for micro-batches of `samples` samples of `total` tokens."""
     return StageTimes(forward.table(samples, grain, total), backward.table(samples, grain, total))
+
+
+class SliceCosts(BaseModel):
+    """Measured costs of slices in all L + 2 units; the same numbers on every worker.
+
+    Attributes:
+        forward: of each unit.
+        backward: of each unit; zero for units that were frozen at the measurement.
+        residual: root of the mean square of the relative error, over all units that take time.
+        boundary: frozen layers at the measurement.
+    """
+
+    forward: list[SliceCost]
+    backward: list[SliceCost]
+    residual: float = 0.0
+    boundary: int = 0
+
+    def stages(
+        self, spans: Sequence[range], first_trained: int, *, samples: int, grain: int, total: int
+    ) -> list[StageTimes]:
+        """The times of each span for micro-batches of `samples` samples of `total` tokens.
+
+        Args:
+            spans: units of each, in the order of the model.
+            first_trained: the first unit that trains.
+        """
+        nothing = SliceCost()
+        return [
+            stage_times(
+                sum((self.forward[unit] for unit in span), start=nothing),
+                sum((self.backward[unit] for unit in span if unit >= first_trained), start=nothing),
+                samples=samples,
+                grain=grain,
+                total=total,
+            )
+            for span in spans
+        ]
+
+
+def choose_slices(
+    costs: SliceCosts | None,
+    spans: Sequence[range],
+    first_trained: int,
+    *,
+    samples: int,
+    micro_batches: int,
+    total: int,
+    grain: int,
+) -> tuple[int, ...]:
+    """The lengths of slices, in tokens, for which a round of equal micro-batches takes least.
+
+    Before costs are measured they are equal, enough of them to keep all stages busy. One stage runs whole samples.
+
+    Args:
+        costs: measured costs; None before they are.
+        spans: units of each stage.
+        first_trained: the first unit that trains.
+        samples: of a micro-batch.
+        micro_batches: of a pipeline in a round.
+        total: tokens of a sample.
+        grain: tokens that all slices but the last are multiples of.
+    """
+    if len(spans) == 1:
+        return (total,)
+    grains = -(-total // grain)
+    if costs is None:
+        count = min(grains, -(-_CHUNKS_PER_STAGE * len(spans) // micro_batches))
+        return in_tokens(equal_slices(grains, count), grain, total)
+    stages = costs.stages(spans, first_trained, samples=samples, grain=grain, total=total)
+    plan = plan_round({samples: stages}, samples * micro_batches)
+    return in_tokens(plan.micro_batches[0].lengths, grain, total)

@@ -6,7 +6,7 @@ cheaper for their length, so the best slices are not equal. Lengths are counted 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -133,8 +133,7 @@ def equal_slices(total: int, count: int) -> tuple[int, ...]:
     """
     if not 1 <= count <= total:
         raise ValueError(f"{total} tokens cannot be cut into {count} slices")
-    ends = [total * number // count for number in range(1, count + 1)]
-    return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+    return tuple(end - start for start, end in pairwise(total * number // count for number in range(count + 1)))
 
 
 def default_grain(total: int) -> int:
@@ -144,8 +143,23 @@ def default_grain(total: int) -> int:
 
 def in_tokens(lengths: Iterable[int], grain: int, total: int) -> tuple[int, ...]:
     """Lengths in grains as lengths in tokens. The last grain of a sample may be smaller than the others."""
-    ends = [min(total, grain * end) for end in accumulate(lengths)]
-    return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+    ends = [min(total, grain * end) for end in accumulate(lengths, initial=0)]
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+def scaled(lengths: Sequence[int], total: int) -> tuple[int, ...]:
+    """The slices of shorter samples: as many, of about the same shares, each of a token at least.
+
+    Raises:
+        ValueError: there are more slices than tokens.
+    """
+    count, whole = len(lengths), sum(lengths)
+    if count > total:
+        raise ValueError(f"{total} tokens cannot be cut into {count} slices")
+    ends = [0]
+    for number, end in enumerate(accumulate(lengths), start=1):
+        ends.append(min(max(round(end * total / whole), ends[-1] + 1), total - (count - number)))
+    return tuple(end - start for start, end in pairwise(ends))
 
 
 def _with_context(lengths: Sequence[int]) -> list[tuple[int, int]]:
@@ -205,9 +219,8 @@ def _candidates(terms: Mapping[int, _Terms], samples: int, within: float, limite
     """
     work = {size: each.work for size, each in terms.items()}
     times = {size: np.array(limited(each)) for size, each in terms.items()}
-    least = _Program.solve(work, times, samples, np.full((1, len(limited(next(iter(terms.values()))))), np.inf)).totals[
-        0
-    ]
+    no_limit = np.full((1, len(next(iter(times.values())))), np.inf)
+    least = _Program.solve(work, times, samples, no_limit).totals[0]
     found: list[RoundPlan] = []
     for limits in _limits(list(times.values())):
         possible = limits[least + limits.sum(axis=1) < min(within, *(plan.seconds for plan in found), np.inf)]
@@ -223,7 +236,8 @@ def _candidates(terms: Mapping[int, _Terms], samples: int, within: float, limite
 
 def _most(times: Seconds, lengths: Sequence[int]) -> Seconds:
     """(limited,) the largest of each limited time among the slices."""
-    return np.array([times[:, length, context] for length, context in _with_context(lengths)]).max(axis=0)
+    most: Seconds = np.array([times[:, length, context] for length, context in _with_context(lengths)]).max(axis=0)
+    return most
 
 
 def _limits(times: Sequence[Seconds]) -> list[Seconds]:

@@ -2,8 +2,18 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pipetransformer.partition.slice_costs import PROBED_QUARTERS, SliceCost, SliceProbe, fit, stage_times
+from pipetransformer.partition.slice_costs import (
+    PROBED_QUARTERS,
+    SliceCost,
+    SliceCosts,
+    SliceProbe,
+    choose_slices,
+    fit,
+    stage_times,
+)
 from pipetransformer.partition.slices import (
     MicroBatchSlices,
     default_grain,
@@ -11,6 +21,7 @@ from pipetransformer.partition.slices import (
     in_tokens,
     plan_round,
     round_seconds,
+    scaled,
 )
 from tests.testkit.trainer.slice_cases import every_slicing, planner_worst, random_times, simulated_seconds
 
@@ -27,14 +38,15 @@ def test_the_seconds_of_a_plan_are_those_of_its_lists(seed: int) -> None:
     stages, samples = int(generator.integers(1, 6)), int(generator.integers(1, 4))
     times = random_times(generator, int(generator.integers(1, 13)), stages, int(generator.integers(0, stages + 1)))
     plan = plan_round(times, samples)
-    assert plan.seconds == pytest.approx(simulated_seconds(times, plan.micro_batches), rel=1e-12)
+    (cut,) = set(plan.micro_batches)
+    assert plan.seconds == pytest.approx(simulated_seconds(times[1], cut.lengths, samples), rel=1e-12)
 
 
 def test_the_seconds_of_unequal_stages_are_those_of_their_lists() -> None:
     generator = np.random.default_rng(0)
-    times = {1: [random_times(generator, 6, 1, 0)[1][0] for _ in range(4)]}
+    stages = [random_times(generator, 6, 1, 0)[1][0] for _ in range(4)]
     cut = (MicroBatchSlices(1, (1, 3, 2)),) * 2
-    assert round_seconds(times, cut) == pytest.approx(simulated_seconds(times, cut), rel=1e-12)
+    assert round_seconds({1: stages}, cut) == pytest.approx(simulated_seconds(stages, (1, 3, 2), 2), rel=1e-12)
 
 
 def test_seconds_of_equal_stages_are_those_of_the_formula() -> None:
@@ -107,6 +119,38 @@ def test_equal_slices_differ_by_one_token_at_most() -> None:
     assert equal_slices(10, 4) == (2, 3, 2, 3)
     with pytest.raises(ValueError, match="10 tokens cannot be cut into 11 slices"):
         equal_slices(10, 11)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(0, 100))
+def test_shorter_samples_get_as_many_slices_of_about_the_same_shares(lengths: list[int], more: int) -> None:
+    total = len(lengths) + more
+    short = scaled(lengths, total)
+    assert (len(short), sum(short)) == (len(lengths), total)
+    assert min(short) >= 1
+    assert scaled(lengths, sum(lengths)) == tuple(lengths)
+    with pytest.raises(ValueError, match="cannot be cut into"):
+        scaled(lengths, len(lengths) - 1)
+
+
+def test_slices_are_equal_until_costs_are_measured() -> None:
+    spans = [range(2), range(2, 4), range(4, 6)]
+    lengths = choose_slices(None, spans, 0, samples=2, micro_batches=2, total=100, grain=10)
+    assert lengths == (10, 20, 20, 10, 20, 20)
+    assert choose_slices(None, spans[:1], 0, samples=2, micro_batches=2, total=100, grain=10) == (100,)
+    unit = SliceCost(fixed=1e-4, token=1e-5, pair=1e-6, square=5e-7)
+    costs = SliceCosts(forward=[unit] * 6, backward=[unit + unit] * 6)
+    measured = choose_slices(costs, spans, 0, samples=2, micro_batches=2, total=100, grain=10)
+    assert sum(measured) == 100
+    assert list(measured) == sorted(measured, reverse=True)
+    assert measured != lengths
+
+
+def test_frozen_units_take_no_backward() -> None:
+    unit = SliceCost(token=1.0)
+    costs = SliceCosts(forward=[unit] * 4, backward=[unit] * 4)
+    first, second = costs.stages([range(2), range(2, 4)], 3, samples=1, grain=1, total=2)
+    assert (first.forward[2, 0], first.backward[2, 0]) == (4.0, 0.0)
+    assert (second.forward[2, 0], second.backward[2, 0]) == (4.0, 2.0)
 
 
 def test_brute_force_tries_all_slicings() -> None:

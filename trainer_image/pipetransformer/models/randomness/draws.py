@@ -165,7 +165,7 @@ def _dropout(
 ) -> Tensor | None:
     if not training or not 0 < p <= 1:
         return None
-    dropped = keyed_dropout(input, p, **randomness)
+    dropped = keyed_dropout(input, p, seed=randomness["seed"], place=randomness["place"])
     return input.copy_(dropped) if inplace else dropped
 
 
