@@ -5,6 +5,7 @@ from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 from .simulate import RoundCosts, Simulated, simulate
+from .tera import TeraPipe
 
 __all__ = [
     "Action",
@@ -22,6 +23,7 @@ __all__ = [
     "ScheduleError",
     "Send",
     "Simulated",
+    "TeraPipe",
     "Value",
     "planned",
     "simulate",
