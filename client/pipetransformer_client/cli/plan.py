@@ -81,6 +81,8 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
                 "gpus": phase.gpus,
                 "regroups": phase.regroups,
                 "stageLayers": list(phase.stage_layers),
+                "schedule": phase.schedule,
+                "whySchedule": phase.why_schedule,
                 "stepSeconds" if costs else "relativeStepSeconds": phase.step_seconds
                 / (1 if costs else found[0].step_seconds),
             }

@@ -19,13 +19,12 @@ from .ledger import audit
 
 @dataclass(frozen=True)
 class Role:
-    """A worker's layers `first_layer`..`last_layer` (from 0, both included), as one stage of one pipeline."""
+    """A worker's layers, as one stage of one pipeline: a range for each of its spans, counted from 0."""
 
     worker: str
     pipeline: int
     stage: int
-    first_layer: int
-    last_layer: int
+    layers: Sequence[range]
 
 
 def set_aside(run_dir: Path) -> None:
@@ -248,8 +247,7 @@ def _in_camel_case(roles: Sequence[Role]) -> list[dict[str, Any]]:
             "worker": role.worker,
             "pipeline": role.pipeline,
             "stage": role.stage,
-            "firstLayer": role.first_layer,
-            "lastLayer": role.last_layer,
+            "layers": [[layers.start, layers.stop - 1] for layers in role.layers],
         }
         for role in roles
     ]

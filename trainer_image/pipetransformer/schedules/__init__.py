@@ -3,10 +3,12 @@
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
+from .owners import Fitted, fit, one_each
 
 __all__ = [
     "Action",
     "ActionKind",
+    "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
@@ -17,5 +19,7 @@ __all__ = [
     "ScheduleError",
     "Send",
     "Value",
+    "fit",
+    "one_each",
     "planned",
 ]

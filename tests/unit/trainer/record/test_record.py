@@ -239,9 +239,14 @@ def test_the_checker_refuses_a_run_without_a_ledger(tmp_path: Path) -> None:
 
 
 def roles(stages: int, pipelines: int) -> list[Role]:
-    span = 12 // stages
+    each = 12 // stages
     return [
-        Role(f"job-w{rank}", rank // stages, rank % stages, span * (rank % stages), span * (rank % stages + 1) - 1)
+        Role(
+            f"job-w{rank}",
+            rank // stages,
+            rank % stages,
+            [range(each * (rank % stages), each * (rank % stages + 1))],
+        )
         for rank in range(stages * pipelines)
     ]
 
