@@ -1,25 +1,32 @@
 """Schedules of a pipeline as data: lists of computations, and the order of their messages."""
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
+from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 from .owners import Fitted, fit, one_each
+from .simulate import RoundCosts, Simulated, simulate
 
 __all__ = [
     "Action",
     "ActionKind",
+    "Ahead",
     "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
     "Operation",
     "Receive",
+    "RoundCosts",
+    "RoundSeconds",
     "RoundShape",
     "Schedule",
     "ScheduleError",
     "Send",
+    "Simulated",
     "Value",
     "fit",
     "one_each",
     "planned",
+    "simulate",
 ]
