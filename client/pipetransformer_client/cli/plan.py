@@ -110,6 +110,9 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
             step,
         )
     out.print(table)
+    for stages, schedule, why in dict.fromkeys((p.layout.stages, p.schedule, p.why_schedule) for p in found):
+        if why:
+            out.print(f"With {stages} {'stage' if stages == 1 else 'stages'} {schedule} runs: {why}.", highlight=False)
     if saved is None:
         out.print("Gradients decide when layers freeze. The table shows the layout for each number of frozen layers.")
         return

@@ -51,6 +51,7 @@ class Regroup:
     first_step: int
     pause_seconds: float
     bytes_moved: int
+    schedule: str
 
     @property
     def gpus(self) -> int:
@@ -156,6 +157,7 @@ def _regroups(events: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
             first_step=event["firstStep"],
             pause_seconds=event["pauseSeconds"],
             bytes_moved=event["bytesMoved"],
+            schedule=event["schedule"],
         )
 
 

@@ -34,7 +34,8 @@ def generation(
     return {
         "time": time, "kind": "GenerationCommitted", "generation": number, "stages": stages, "pipelines": pipelines,
         "frozenLayers": frozen, "firstStep": step, "pauseSeconds": 0.5, "bytesMoved": 1234567, "roles": roles,
-        "reason": "Start" if number == 1 else reason,
+        "reason": "Start" if number == 1 else reason, "whySchedule": "",
+        "schedule": "Interleaved" if spans > 1 else "OneForwardOneBackward",
     }  # fmt: skip
 
 

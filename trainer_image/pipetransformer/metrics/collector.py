@@ -62,6 +62,11 @@ def _role(layout: StageLayout) -> Iterator[Metric]:
 
 def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
     control, last = here.control, here.control.last_step
+    schedule = GaugeMetricFamily(
+        f"{PREFIX}_schedule_info", "1 for the schedule of the present layout; told by the leader.", labels=("schedule",)
+    )
+    schedule.add_metric((layout.schedule,), 1)
+    yield schedule
     for name, help_text, value in (
         ("step", "Committed steps of the job; told by the leader.", control.step),
         ("layout_generation", "Layout generation that trains; told by the leader.", layout.number),

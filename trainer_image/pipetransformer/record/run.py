@@ -152,6 +152,8 @@ class RunRecord:
         transfers: Sequence[tuple[int, int, int]],
         roles: Sequence[Role],
         reason: str = "",
+        schedule: str = "",
+        why_schedule: str = "",
     ) -> None:
         """Note a regroup, or the start.
 
@@ -167,6 +169,8 @@ class RunRecord:
             transfers: (source, target, bytes) of state between ranks; leavers have the ranks after the members.
             roles: the layers of each worker from now on.
             reason: the generation's `ResizeReason`.
+            schedule: the schedule that it runs.
+            why_schedule: why it is not the schedule of the spec; empty if it is.
         """
         self.event(
             "GenerationCommitted",
@@ -182,6 +186,8 @@ class RunRecord:
             transfers=list(transfers),
             roles=_in_camel_case(roles),
             reason=reason,
+            schedule=schedule,
+            whySchedule=why_schedule,
         )
 
     def frozen(self, *, step: int, frozen_layers: int, generation: int, roles: Sequence[Role] | None = None) -> None:
@@ -229,6 +235,8 @@ class RunRecord:
                     "bytes_moved": event["bytesMoved"],
                     "phases": event["phases"],
                     "transfers": event["transfers"],
+                    "schedule": event["schedule"],
+                    "why_schedule": event["whySchedule"],
                 }
                 for event in events
                 if event["kind"] == "GenerationCommitted"

@@ -199,6 +199,8 @@ class RecordWriter:
             transfers=event.transfers,
             roles=roles_of(layout),
             reason=layout.generation.reason.value,
+            schedule=layout.schedule,
+            why_schedule=layout.cut.why_schedule,
         )
 
 

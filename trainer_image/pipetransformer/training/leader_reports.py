@@ -239,6 +239,8 @@ class OperatorReports:
             boundary_step=control.boundary_step,
             num_layers=job.num_layers,
             stage_layers=layout.cut.stage_layers,
+            schedule=layout.schedule,
+            why_schedule=layout.cut.why_schedule,
             bytes_budget=job.bytes_budget,
             offers=self._forecast.offers,
             checkpoint=self._checkpoint,

@@ -267,6 +267,8 @@ def write_run(run_dir: Path) -> None:
             phases={"move": 1.0, "vote": 0.5, "first step": 0.2},
             transfers=[(0, 1, 600), (0, 2, 400)],
             roles=roles(stages, pipelines),
+            schedule="OneForwardOneBackward",
+            why_schedule="" if stages > 1 else "Interleaved needs at least 2 stages",
         )
         for step in first_steps[generation]:
             commit_step(run_dir, step, generation=generation, pipelines=pipelines)
@@ -302,6 +304,8 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
         "bytes_moved": 1000,
         "phases": {"move": 1.0, "vote": 0.5, "first step": 0.2},
         "transfers": [[0, 1, 600], [0, 2, 400]],
+        "schedule": "OneForwardOneBackward",
+        "why_schedule": "Interleaved needs at least 2 stages",
     }
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]
