@@ -2,6 +2,7 @@
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .flushed import GPipe, OneForwardOneBackward
+from .make import make_schedule
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "ScheduleError",
     "Send",
     "Value",
+    "make_schedule",
     "planned",
 ]

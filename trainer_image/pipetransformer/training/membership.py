@@ -89,9 +89,9 @@ class Membership:
         layout = self.layout
         assert self.groups.pipeline is not None
         spec = StageSpec(
-            stage=layout.stage,
-            stages=layout.stages,
-            span=layout.span,
+            worker=layout.stage,
+            spans=layout.spans,
+            owners=tuple(range(layout.stages)),
             boundary=state.control.boundary,
             schedule=job.schedule,
             group=self.groups.pipeline,
@@ -100,7 +100,7 @@ class Membership:
             autocast=job.autocast,
             recompute=job.spec.training.activation_checkpointing,
         )
-        units = [state.units[index] for index in layout.span]
+        units = [state.units[index] for index in spec.units]
         self.runner = StageRunner(
             spec, job.model, units, activations, lambda step: job.training_samples(step, layout), readers
         )
@@ -108,8 +108,6 @@ class Membership:
             self.reducer.close()
             self.reducer = None  # it refers to gradients that the committer may replace
         self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
-        if self.reducer.sums:
-            self.runner.tell(self.reducer.passed)
 
     def leave_out_of_pause(self, seconds: float) -> None:
         """Exclude `seconds` from the pause, for work that was needed without the regroup too."""
