@@ -40,12 +40,12 @@ from pipetransformer.partition import (
     make_offers,
     paper_bytes,
 )
-from pipetransformer.schedules import OneForwardOneBackward, Schedule
+from pipetransformer.schedules import OneForwardOneBackward, Schedule, make_schedule
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import CachePolicy, Precision, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
 
 from .script_parts import Overruled
 
@@ -199,6 +199,12 @@ class Job:
             schedule=self.spec.pipeline.schedule,
             spans_per_worker=self.spec.pipeline.num_spans,
         )
+
+    def schedule_of(self, cut: Cut) -> Schedule:
+        """The schedule that a layout runs, which may be another than the spec's."""
+        if cut.schedule is ScheduleName.SCRIPT:
+            return self.schedule
+        return make_schedule(cut.schedule, spans_per_worker=len(cut.spans) // cut.stages)
 
     @property
     def cuts_by_paper(self) -> bool:
