@@ -74,6 +74,11 @@ CROSS_FIELD_RULES = (
         "onPack Release and Auto need spec.checkpoint: no worker is released before a checkpoint is durable",
         ".elasticPolicy.onPack",
     ),
+    Rule(
+        "self.elasticPolicy.releaseDownTo != 'StartingStep' || self.pipeline.packing == 'Measured'",
+        "releaseDownTo StartingStep needs pipeline.packing Measured: packing Paper chooses layouts by memory alone",
+        ".elasticPolicy.releaseDownTo",
+    ),
 )
 
 

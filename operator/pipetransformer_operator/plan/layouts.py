@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
-from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, choose
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, ReleaseDownTo, choose
 from pipetransformer_contract.choose import pays_to_recut as cut_pays
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
@@ -16,6 +16,7 @@ def bounds_of(view: View) -> Bounds:
     """Limits of a layout. There are never more pipelines than `num_shards`, of which workers were told."""
     elastic, stages, status = view.spec.elastic_policy, view.spec.pipeline.stages, view.status
     report = status.last_report
+    by_start = elastic.release_down_to is ReleaseDownTo.STARTING_STEP
     return Bounds(
         initial=Layout(stages, max(1, (status.initial_workers or elastic.workers) // stages)),
         min_workers=elastic.min_workers,
@@ -23,6 +24,7 @@ def bounds_of(view: View) -> Bounds:
         min_pipelines=elastic.min_pipelines,
         max_pipelines=min(view.spec.max_pipelines, status.num_shards or view.spec.max_pipelines),
         bytes_budget=report.bytes_budget if report else 0,
+        starting_step_seconds=report.starting_step_seconds if report and by_start else None,
     )
 
 

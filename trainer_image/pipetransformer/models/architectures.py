@@ -31,6 +31,7 @@ class Architecture:
         task: what the class learns.
         first_position: returns the first position that samples use, from the class's configuration.
         model_class: the class itself if it is not part of transformers.
+        slices_tokens: whether the units can run slices of tokens; see `PipelineModel`.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Architecture:
     task: Task
     first_position: FirstRow
     model_class: type | None = None
+    slices_tokens: bool = False
 
 
 _registered: dict[str, Architecture] = {}
@@ -49,6 +51,7 @@ def register_architecture(
     *,
     task: Task | str,
     first_position: int | FirstRow = 0,
+    slices_tokens: bool = False,
 ) -> Decorator:
     """Decorate a function that cuts a class of transformers into units, so that `Model(name="huggingface")` trains it.
 
@@ -66,6 +69,9 @@ def register_architecture(
         task: what the class learns: `Class`, `NextToken` or `MaskedToken`.
         first_position: the row of the position table for a sample's first token, or a function that returns it from
             the configuration. It limits the length of samples.
+        slices_tokens: a promise that the units can run slices of tokens, as `schedule: TeraPipe` needs: each position
+            sees only earlier ones, by transformers' attention functions with `is_causal`, and positions are counted
+            with `current_micro_batch().places(...)`.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -83,6 +89,7 @@ def register_architecture(
             learns,
             first_position if callable(first_position) else lambda _: first_position,
             None if isinstance(architecture, str) else architecture,
+            slices_tokens,
         )
         _registered[name] = _by_function[function] = made
         return function
