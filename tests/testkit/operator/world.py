@@ -227,6 +227,8 @@ class World:
         starting_step_seconds: float | None = None,
         num_shards: int | None = None,
         steps: int = 10,
+        schedule: str = "",
+        why_schedule: str = "",
     ) -> None:
         """The leader reports: it trains in the published generation, with so many layers frozen and checkpointed.
 
@@ -259,6 +261,8 @@ class World:
             step_seconds=step_seconds,
             starting_step_seconds=starting_step_seconds,
             total_steps=TOTAL_STEPS,
+            schedule=schedule,
+            why_schedule=why_schedule,
         )
         for member in self.generation.members:
             self._committed[member.uid] = self.generation.layout_generation

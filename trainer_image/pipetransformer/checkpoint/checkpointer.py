@@ -162,7 +162,7 @@ class Checkpointer:
                 unit_name(index, self._job.num_layers): {
                     name: host.copy(tensor) for name, tensor in state.unit_tensors(index, with_moments=True).items()
                 }
-                for index in layout.span
+                for index in layout.units
             }
 
         self._given_up = threading.Event()

@@ -26,6 +26,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.job.load import load_job
+from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -167,7 +168,7 @@ def two_pipelines(
     )  # fmt: skip
 
     def evaluate_on(rank: int) -> tuple[bool, Control]:
-        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], [range(job.num_layers + 2)], 16)
+        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], Cut([range(job.num_layers + 2)], 16))
         own = groups[rank]
         member = mock.Mock(layout=layout, groups=own, world=own.world, leader=None, runner=runners[rank])
         state, barrier = WorkerState(job.num_layers, control=Control(step=5)), Barrier(watchdogs[rank])
