@@ -208,7 +208,7 @@ class Share(Wire):
 
     workers: Count = Field(description="Maximum number of workers of the job.")
     layout_generation: Count = Field(description="Generation that the share was computed for.")
-    yields: bool = Field(
+    for_others: bool = Field(
         default=False,
         description="The job must release a claimed pipeline for pending pods of other owners, whatever `onPack` says.",
     )
@@ -431,6 +431,11 @@ class JobStatus(Wire):
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of that type, or None if it was never set."""
         return next((condition for condition in self.conditions if condition.type is kind), None)
+
+    def reason(self, kind: ConditionType) -> str:
+        """The reason of the condition of that type; empty if it was never set."""
+        condition = self.condition(kind)
+        return condition.reason if condition is not None else ""
 
     def is_true(self, kind: ConditionType) -> bool:
         """Whether the condition of that type is True."""

@@ -33,7 +33,7 @@ class ModelCosts(BaseModel):
         small: cost of each unit at the smaller size.
         large: cost of each unit at the larger size.
         seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
-        worker_bytes: device memory of the smallest worker; None if unknown, as on CPUs.
+        worker_bytes: bytes that the layers of the smallest worker may take; None if nothing bounds them.
         step: committed steps at the measurement.
         boundary: frozen layers at the measurement.
         not_before: earliest step of the next measurement.

@@ -1,21 +1,36 @@
 """Schedules of a pipeline as data: lists of computations, and the order of their messages."""
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
+from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
+from .make import make_schedule
 from .order import MessageKind, Operation, Receive, Send, Value, planned
+from .owners import Fitted, fit, one_each
+from .simulate import RoundCosts, Simulated, simulate
+from .tera import TeraPipe
 
 __all__ = [
     "Action",
     "ActionKind",
+    "Ahead",
+    "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
     "Operation",
     "Receive",
+    "RoundCosts",
+    "RoundSeconds",
     "RoundShape",
     "Schedule",
     "ScheduleError",
     "Send",
+    "Simulated",
+    "TeraPipe",
     "Value",
+    "fit",
+    "one_each",
+    "make_schedule",
     "planned",
+    "simulate",
 ]

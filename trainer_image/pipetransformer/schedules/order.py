@@ -8,6 +8,7 @@ predecessors are done.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,17 +23,27 @@ _TURNS = {
     ActionKind.INPUT_GRADIENT: 1.0,
     ActionKind.WEIGHT_GRADIENT: 1.0,
     ActionKind.STEP: 0.0,
+    ActionKind.PREFIX: 1.0,
 }
+
+#: What a span computes for a chunk, in order.
+_FROZEN = ((ActionKind.FORWARD,),)
+_TRAINED = (
+    (ActionKind.FORWARD, ActionKind.BACKWARD),
+    (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT),
+)
 
 
 class MessageKind(StrEnum):
     ACTIVATION = "Activation"
     GRADIENT = "Gradient"
+    PREFIX = "Prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What one computation makes for another: the input of `span` for `chunk`, or the gradient of its output."""
+    """What one computation makes for another: the input of `span` for `chunk`, or the gradient of its output. What a
+    prefix gives for a chunk of the next round is read in that round."""
 
     kind: MessageKind
     span: int
@@ -59,9 +70,12 @@ Operation = Action | Send | Receive
 
 
 def needed(action: Action, shape: RoundShape) -> Value | None:
-    """What another span gives to this computation; None if it needs nothing."""
-    if action.kind is ActionKind.FORWARD and action.span > 0:
-        return Value(MessageKind.ACTIVATION, action.span, action.chunk)
+    """What another computation of this round gives to this one; None if it needs nothing."""
+    if action.kind is ActionKind.FORWARD:
+        if action.span > 0:
+            return Value(MessageKind.ACTIVATION, action.span, action.chunk)
+        made_now = shape.prefix_units and not shape.prefix_made
+        return Value(MessageKind.PREFIX, 0, action.chunk) if made_now else None
     backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
     if backward and action.span < len(shape.owners) - 1:
         return Value(MessageKind.GRADIENT, action.span, action.chunk)
@@ -69,9 +83,11 @@ def needed(action: Action, shape: RoundShape) -> Value | None:
 
 
 def given(action: Action, shape: RoundShape) -> Value | None:
-    """What this computation gives to another span; None if it gives nothing."""
+    """What this computation gives to another one; None if it gives nothing."""
     if action.kind is ActionKind.FORWARD and action.span < len(shape.owners) - 1:
         return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)
+    if action.kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
+        return Value(MessageKind.PREFIX, 0, action.chunk)
     backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
     if backward and shape.gives_gradient(action.span):
         return Value(MessageKind.GRADIENT, action.span - 1, action.chunk)
@@ -83,9 +99,38 @@ def planned(schedule: Schedule, shape: RoundShape) -> tuple[tuple[Operation, ...
     """The operations of each worker: its computations in the schedule's order, and its messages.
 
     Raises:
-        ScheduleError: the schedule cannot run this shape, or a computation needs what never comes before it.
+        ScheduleError: the schedule cannot run this shape, leaves a computation out, or has one that needs what never
+            comes before it.
     """
-    return add_messages(schedule.actions(shape), shape)
+    lists = schedule.actions(shape)
+    _check(lists, shape)
+    return add_messages(lists, shape)
+
+
+def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
+    """Check that each chunk passes each span, forward and, where the span trains, backward.
+
+    Raises:
+        ScheduleError: it does not.
+    """
+    if len(lists) != shape.workers:
+        raise ScheduleError(f"there are {len(lists)} lists for {shape.workers} workers")
+    found: dict[tuple[int, int], list[ActionKind]] = defaultdict(list)
+    for worker, actions in enumerate(lists):
+        for action in actions:
+            if action.span not in shape.spans_of(worker):
+                raise ScheduleError(f"worker {worker} has no span {action.span}")
+            if action.kind is not ActionKind.STEP:
+                found[action.span, action.chunk].append(action.kind)
+    for span in range(len(shape.owners)):
+        for chunk in range(shape.chunks):
+            kinds = tuple(found.pop((span, chunk), ()))
+            if kinds not in (_TRAINED if shape.trains(span) else _FROZEN):
+                words = ", ".join(kinds) or "nothing"
+                raise ScheduleError(f"span {span} computes {words} for chunk {chunk} of {shape.chunks}")
+    if found:
+        span, chunk = min(found)
+        raise ScheduleError(f"span {span} computes chunk {chunk} of {shape.chunks}")
 
 
 def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[tuple[Operation, ...], ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipetransformer.job.job import Job
-from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts, StepModel
+from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, ModelCosts, StepModel
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
@@ -112,15 +112,17 @@ class Forecast:
     Attributes:
         idle_share: of a step in the present layout, as `StepModel` predicts it; None before the first prediction.
         step_seconds: of the present layout; None until its steps are measured.
+        starting_step_seconds: of the job's first layout with no frozen layers; None until costs are measured.
         pause_seconds: what a planned change of the layout costs.
     """
 
     def __init__(self, job: Job, layout: StageLayout, pace: Pace, offered: Offered) -> None:
         self._job, self._layout, self._pace, self._offered = job, layout, pace, offered
-        self._cut = Cut(layout.spans, layout.micro_batch_size)
+        self._cut = layout.cut
         self._costs: dict[str, Any] | None = None
         self.idle_share: float | None = None
         self.step_seconds: float | None = None
+        self.starting_step_seconds: float | None = None
         self.pause_seconds = ASSUMED_PAUSE_SECONDS
 
     @property
@@ -164,6 +166,8 @@ class Forecast:
         self.idle_share = model.idle_share(control.boundary, self._cut, pipelines)
         present = model.step_seconds(control.boundary, self._cut, pipelines)
         self.step_seconds = None if scale is None else scale * present
+        starting = None if scale is None else self._job.starting_step_seconds(_costs(control))
+        self.starting_step_seconds = None if scale is None or starting is None else scale * starting
 
     def _scale(self, model: StepModel) -> float | None:
         """Return the factor for predictions that makes the present layout take the measured seconds."""
@@ -234,13 +238,16 @@ class OperatorReports:
             boundary=control.boundary,
             boundary_step=control.boundary_step,
             num_layers=job.num_layers,
-            stage_layers=[len(range(max(s.start, 1), min(s.stop, job.num_layers + 1))) for s in layout.spans],
+            stage_layers=layout.cut.stage_layers,
+            schedule=layout.schedule,
+            why_schedule=layout.cut.why_schedule,
             bytes_budget=job.bytes_budget,
             offers=self._forecast.offers,
             checkpoint=self._checkpoint,
             loss=self._loss,
             samples_per_second=job.order.global_batch / seconds if seconds else None,
             step_seconds=self._forecast.step_seconds,
+            starting_step_seconds=self._forecast.starting_step_seconds,
             total_steps=job.total_steps,
             seconds_left=self._pace.seconds_left(control, job.total_steps),
             held_out=held_out(job, control),

@@ -45,6 +45,7 @@ from pipetransformer.training.leader_reports import Offered, ReportSink
 from pipetransformer.training.membership import Membership, drop_groups
 from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
+from pipetransformer.training.worker_memory import usable_bytes
 from pipetransformer_contract.messages import ResizeReason
 
 from .warm_up import warm_up
@@ -99,6 +100,7 @@ class Trainer:
             readers=Readers.of(job.dataset, job.spec.data.loader_processes),
             teller=Teller(job.callbacks),
             barrier=Barrier(watchdog),
+            usable_bytes=usable_bytes(transport.device),
         )
         self._prefetcher = self._kit.checkpointer.prefetcher()
         self._tools = self._make_tools()
@@ -350,9 +352,10 @@ class Trainer:
         self._kit.equip(self._state, member)
         member.phases.lap("equip")
         logger.info(
-            "generation %d: pipeline %d of %d, stage %d of %d, units %d-%d, step %d, %d frozen",
+            "generation %d: pipeline %d of %d, stage %d of %d, units %s, %s, step %d, %d frozen",
             layout.number, layout.pipeline, layout.pipelines, layout.stage, layout.stages,
-            layout.span.start, layout.span.stop - 1, control.step, control.boundary,
+            " and ".join(f"{span.start}-{span.stop - 1}" for span in layout.cut.spans_of(layout.stage)),
+            layout.schedule, control.step, control.boundary,
         )  # fmt: skip
         if layout.is_first:
             self._kit.cache.listen(layout, result.store, self._kit.transport.address)

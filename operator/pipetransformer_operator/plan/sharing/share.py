@@ -25,7 +25,7 @@ def take(draft: Draft) -> None:
     if share == before:
         return
     draft.update(share=share)
-    if share is not None and share.yields:
+    if share is not None and share.for_others:
         message = f"Releasing workers down to {share.workers} for pending higher-priority pods"
         draft.tell(Reason.SHARE_CHANGED, message)
     elif _workers(share) != _workers(before):
@@ -37,7 +37,7 @@ def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
     plan = draft.status.generation
     if share is not None and share.workers > (plan.layout.workers if plan else 0):
         draft.update(next_resize_time=None)
-    granted = before.workers if before and not before.yields else 0
+    granted = before.workers if before and not before.for_others else 0
     if share is not None and share.workers > granted and is_open(draft):
         draft.prepare_anew(draft.now)  # other jobs make room from now on
     if draft.view.on_pack is OnPack.AUTO:
@@ -69,16 +69,14 @@ def is_refused(draft: Draft) -> bool:
 
 def ceiling(draft: Draft) -> int:
     """Maximum number of workers that the job may grow to, even if its share is from an earlier layout."""
-    most, share = draft.spec.elastic_policy.ceiling, draft.status.share
-    if share is None or share.yields or draft.view.on_pack is not OnPack.AUTO:
-        return most
-    return min(most, share.workers)
+    most, granted = draft.spec.elastic_policy.ceiling, draft.view.granted
+    return most if granted is None or draft.view.on_pack is not OnPack.AUTO else min(most, granted)
 
 
 def is_open(draft: Draft) -> bool:
     """Whether the job has fewer workers with a node than its share."""
-    share = draft.status.share
-    return share is not None and not share.yields and draft.view.num_placed < share.workers
+    granted = draft.view.granted
+    return granted is not None and draft.view.num_placed < granted
 
 
 def note_vain(draft: Draft) -> None:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.pipelining import ScheduleGPipe
 
 from pipetransformer.data import DataInfo
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_group, make_group
 from pipetransformer.models import PipelineModel
-from pipetransformer.partition import UnitCost
+from pipetransformer.partition import Cut, UnitCost
 from pipetransformer.pipeline import ModelError, StageRunner, StageSpec
+from pipetransformer.schedules import GPipe
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.cost_measurement import measure_costs, measurement_due
@@ -103,7 +103,7 @@ def make_runner(model: PipelineModel, groups: GenerationGroups, boundary: int) -
     assert groups.pipeline is not None
     for unit in model.units[: boundary + 1 if boundary else 0]:
         unit.requires_grad_(False)
-    spec = StageSpec(0, 1, range(4), boundary, ScheduleGPipe, groups.pipeline, torch.device("cpu"), torch.float32)
+    spec = StageSpec(0, [range(4)], (0,), boundary, GPipe(), groups.pipeline, torch.device("cpu"), torch.float32)
     return StageRunner(spec, model, model.units)
 
 
@@ -113,7 +113,7 @@ def make_layout() -> StageLayout:
         job_uid="job", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
-    return StageLayout(generation, 0, [(0, 0)], [range(4)], micro_batch_size=8)
+    return StageLayout(generation, 0, [(0, 0)], Cut([range(4)], 8))
 
 
 def test_each_unit_is_timed_by_itself(model: PipelineModel, groups: GenerationGroups) -> None:
@@ -179,6 +179,13 @@ def test_a_later_measurement_keeps_what_frozen_units_cost_before(
     assert before.micro_batch_sizes == after.micro_batch_sizes == (2, 8)
     assert after.large[1] == before.large[1]
     assert (after.step, after.boundary, after.worker_bytes, after.seconds_per_byte) == (102, 1, None, 0.0)
+
+
+def test_a_workers_memory_bounds_the_cuts_that_follow(model: PipelineModel, groups: GenerationGroups) -> None:
+    runner = make_runner(model, groups, 0)
+    costs = measure_costs(runner, make_layout(), groups, Samples(), Control(step=2), 1.0, usable=3e6)
+
+    assert costs.worker_bytes == 3_000_000
 
 
 def test_a_measurement_takes_a_hundredth_of_the_time_until_the_next(

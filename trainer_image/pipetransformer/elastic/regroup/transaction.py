@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
+from pipetransformer.elastic.transport.barrier import Work
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.errors import WorkersDifferError
@@ -126,8 +127,7 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
     tools.hooks.on_point(HookPoint.AGREED, generation.layout_generation)
     layout = None
     if attempt.is_member:
-        spans = [range(start, stop) for start, stop in plan.spans]
-        layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], spans, plan.micro_batch_size)
+        layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], plan.cut)
     return Regrouped(generation, layout, new_state, attempt.groups, store, attempt.transfers, phases)
 
 
@@ -219,9 +219,8 @@ class _Attempt(Progress):
             catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
         state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
         if self.is_member:
-            spans = [range(start, stop) for start, stop in plan.spans]
             ties = self.state.ties if state_map is None else state_map.ties
-            tied_stages = [tie.stages(spans) for tie in ties.all]
+            tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
             self.phases.lap("groups")
         self.assembled = new_state = self._assemble(plan, state_map)
@@ -334,7 +333,7 @@ class _Attempt(Progress):
         self.store.set(_PLAN, _NO_PLAN + why)
         raise RegroupError(why)
 
-    def pass_barrier(self, work: Callable[[], T] | None) -> T | None:
+    def pass_barrier(self, work: Work[T] | None) -> T | None:
         """Do work of unknown length in a thread, while all participants vote on whether any of them still works."""
         transfer = self.groups.transfer
         assert transfer is not None
