@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .choose import Packing
-from .conditions import Condition, exactly_one, field, given, not_both, size
+from .conditions import Condition, exactly_one, field, given, is_true, not_both, size
 from .messages import Positive
 from .spec_model import Rule, SpecModel
 
@@ -515,6 +515,18 @@ class TrainingSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
+    rules = (
+        Rule(
+            field("pipeline.stages").at_most(field("model.num_layers")),
+            "a pipeline cannot have more stages than the model has layers (model.numLayers)",
+            ".pipeline.stages",
+        ),
+        Rule(
+            given("checkpoint") | ~is_true("evaluation.keep_best"),
+            "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
+            ".evaluation.keepBest",
+        ),
+    )
 
 
 class TrainerSpec(TrainingSpec):

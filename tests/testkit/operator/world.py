@@ -230,9 +230,9 @@ class World:
         schedule: str = "",
         why_schedule: str = "",
     ) -> None:
-        """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed.
+        """The leader reports: it trains in the published generation, with so many layers frozen and checkpointed.
 
-        A checkpoint with fewer blocks frozen than now is an older generation's. `num_shards` is that of its data.
+        A checkpoint with fewer layers frozen than now is an older generation's. `num_shards` is that of its data.
         """
         last = self.report
         boundary = boundary if boundary is not None else (last.boundary if last else 0)

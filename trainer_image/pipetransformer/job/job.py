@@ -288,18 +288,14 @@ class Job:
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size, padded_lengths(self.dataset.test, self.dataset.info))
 
-    def users(self, pipelines: int) -> Callable[[str, int], int]:
-        """A function from a split (`train` or `test`) and a sample id to the pipeline that uses the sample."""
+    def user(self, split: str, sample_id: int, pipelines: int) -> int:
+        """The pipeline that uses a sample of a split (`train` or `test`)."""
+        if split == "train":
+            return pipelines_of(pipelines, self.order.num_shards)[self.order.shard(sample_id)]
         # Held-out samples are dealt as one shard for each pipeline.
-        by_shard, by_part = pipelines_of(pipelines, self.order.num_shards), pipelines_of(pipelines, pipelines)
-        ends = [(p + 1) * len(self.dataset.test) // pipelines for p in range(pipelines)]
-
-        def pipeline(split: str, sample_id: int) -> int:
-            if split == "train":
-                return by_shard[self.order.shard(sample_id)]
-            return by_part[bisect_right(ends, sample_id)]
-
-        return pipeline
+        ends = range(1, pipelines + 1)
+        part = bisect_right(ends, sample_id, key=lambda end: end * len(self.dataset.test) // pipelines)
+        return pipelines_of(pipelines, pipelines)[part]
 
     def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
         """A few fixed training samples, by which a freeze policy compares a layer with its earlier self."""

@@ -57,7 +57,7 @@ def _role(layout: StageLayout) -> Iterator[Metric]:
     yield _gauge("stage", "Stage of this worker in its pipeline, from 0.", layout.stage)
     yield _gauge("pipeline", "Pipeline of this worker, from 0.", layout.pipeline)
     held = sum(map(len, layout.cut.layers_of(layout.stage)))
-    yield _gauge("held_layers", "Blocks that this worker holds.", held)
+    yield _gauge("held_layers", "Layers that this worker holds.", held)
 
 
 def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
@@ -72,8 +72,8 @@ def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
         ("layout_generation", "Layout generation that trains; told by the leader.", layout.number),
         ("stages", "Stages a pipeline (K); told by the leader.", layout.stages),
         ("pipelines", "Pipelines, the data-parallel width (R); told by the leader.", layout.pipelines),
-        ("layers", "Blocks of the model; told by the leader.", here.num_layers),
-        ("frozen_layers", "Blocks that no longer train; told by the leader.", control.boundary),
+        ("layers", "Layers of the model; told by the leader.", here.num_layers),
+        ("frozen_layers", "Layers that no longer train; told by the leader.", control.boundary),
         ("loss", "Mean loss of the newest step, none if it was no number; told by the leader.", last.get("loss")),
         (
             "gradient_norm",
@@ -84,7 +84,7 @@ def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
         (
             "bubble_ratio",
             "Share of a step in which the pipeline leaves its stages idle, by the step model: from measured times with"
-            " packing Measured, else as if all blocks cost the same; told by the leader.",
+            " packing Measured, else as if all layers cost the same; told by the leader.",
             here.idle_share,
         ),
     ):

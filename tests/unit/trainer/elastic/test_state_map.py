@@ -75,7 +75,7 @@ class Halve:
 
 
 def whole_model() -> WorkerState:
-    """A model in the middle of its training, three blocks frozen."""
+    """A model in the middle of its training, three layers frozen."""
     torch.manual_seed(0)
     state = WorkerState(LAYERS, units={index: block() for index in range(LAYERS + 2)})
     state.control = Control(step=7, boundary=3, costs=None)

@@ -57,7 +57,7 @@ def test_a_worker_told_to_stop_saves_first_and_the_resumed_run_evaluates(tmp_pat
     with pytest.raises(SystemExit):
         run(tmp_path, **spec)
     left = latest(str(tmp_path / "checkpoint"))
-    assert left is not None and (left.step, left.state["evaluated_step"]) == (3, 2)
+    assert left is not None and (left.step, left.state["evaluatedStep"]) == (3, 2)
 
     run(tmp_path, **spec)
 
@@ -85,7 +85,7 @@ def test_who_is_told_to_stop_in_an_evaluation_leaves_it_for_a_checkpoint(tmp_pat
         run(tmp_path, **spec)
     assert micro_batches == told_at + 1, "two go through the pipeline together"
     left = latest(str(tmp_path / "checkpoint"))
-    assert left is not None and (left.step, left.state["evaluated_step"]) == (3, 2)
+    assert left is not None and (left.step, left.state["evaluatedStep"]) == (3, 2)
 
     run(tmp_path, **spec)
 
