@@ -59,6 +59,7 @@ FIGURES = {
     ),
     "equality": (
         Figure("worst_relative_difference", "float64: losses and gradient norms of all steps", at_most=1e-9),
+        Figure("worst_relative_difference_by_schedule.*", "the same, by schedule", at_most=1e-9),
         Figure("worst_float32_gradient_difference", "float32: each layer's gradient from one state", at_most=1e-5),
         Figure("deaths", "workers killed during the runs"),
     ),

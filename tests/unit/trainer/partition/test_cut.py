@@ -30,6 +30,16 @@ def test_a_stage_holds_all_its_spans() -> None:
     assert V_SHAPED.stage_layers == [4, 4]
 
 
+def test_frozen_layers_are_counted_where_they_are() -> None:
+    assert [V_SHAPED.frozen_layers(boundary) for boundary in (0, 1, 3, 7, 8)] == [
+        [0, 0],
+        [1, 0],
+        [2, 1],
+        [3, 4],
+        [4, 4],
+    ]
+
+
 def test_embedding_and_head_are_no_layers() -> None:
     assert Cut([range(1), range(1, 3)], 1).stage_layers == [0, 1]
     assert Cut([range(3)], 1).layers_of(0) == [range(1)]
