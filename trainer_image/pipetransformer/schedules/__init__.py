@@ -4,6 +4,7 @@ from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
+from .owners import Fitted, fit, one_each
 from .simulate import RoundCosts, Simulated, simulate
 from .tera import TeraPipe
 
@@ -11,6 +12,7 @@ __all__ = [
     "Action",
     "ActionKind",
     "Ahead",
+    "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
@@ -25,6 +27,8 @@ __all__ = [
     "Simulated",
     "TeraPipe",
     "Value",
+    "fit",
+    "one_each",
     "planned",
     "simulate",
 ]
