@@ -3,15 +3,18 @@
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
-from .simulate import RoundCosts, Simulated, simulate
+from .owners import Fitted, fit, one_each
+from .simulate import Program, RoundCosts, Simulated, simulate
 
 __all__ = [
     "Action",
     "ActionKind",
+    "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
     "Operation",
+    "Program",
     "Receive",
     "RoundCosts",
     "RoundShape",
@@ -20,6 +23,8 @@ __all__ = [
     "Send",
     "Simulated",
     "Value",
+    "fit",
+    "one_each",
     "planned",
     "simulate",
 ]
