@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipetransformer_contract.api import JobSpec
-from pipetransformer_contract.choose import Bounds, OnPack, Packing, change, choose
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, ReleaseDownTo, change, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 
@@ -112,6 +112,7 @@ def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
 
 def _bounds(spec: JobSpec, forecast: "Forecast") -> Bounds:
     elastic = spec.elastic_policy
+    by_start = elastic.release_down_to is ReleaseDownTo.STARTING_STEP
     return Bounds(
         initial=spec.initial_layout,
         min_workers=elastic.min_workers,
@@ -119,4 +120,5 @@ def _bounds(spec: JobSpec, forecast: "Forecast") -> Bounds:
         min_pipelines=elastic.min_pipelines,
         max_pipelines=spec.max_pipelines,
         bytes_budget=forecast.job.bytes_budget,
+        starting_step_seconds=forecast.starting_step_seconds() if by_start else None,
     )

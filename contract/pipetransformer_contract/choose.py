@@ -12,7 +12,7 @@ from enum import StrEnum
 from .layout import Layout
 from .messages import Offer
 
-#: A narrower layout may be this much slower than the present one before releasing its workers counts as a loss.
+#: A narrower layout may be this much slower than the step it is compared with before a release counts as a loss.
 RELEASE_TOLERANCE = 1.05
 #: Cost of a regroup with `Paper`, in steps of the present layout. `Paper` measures nothing, so that it decides the same
 #: on all machines and in a plan. Measured pauses were 0.2 to 10 steps long.
@@ -33,6 +33,13 @@ class OnPack(StrEnum):
         return self in (OnPack.WIDEN, OnPack.AUTO)
 
 
+class ReleaseDownTo(StrEnum):
+    """How slow a step may become when workers are released."""
+
+    PRESENT_STEP = "PresentStep"  #: about as slow as the present step, which freezing has made faster
+    STARTING_STEP = "StartingStep"  #: about as slow as a step at the job's start, before any layer froze
+
+
 class Packing(StrEnum):
     """The rule that decides when pipelines get shorter."""
 
@@ -42,7 +49,10 @@ class Packing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a layout. `initial` is the job's first layout; its largest stage needed `bytes_budget` bytes."""
+    """Limits of a layout. `initial` is the job's first layout; its largest stage needed `bytes_budget` bytes.
+
+    `starting_step_seconds` is a step of the first layout with no frozen layers, if `ReleaseDownTo.STARTING_STEP` holds.
+    """
 
     initial: Layout
     min_workers: int
@@ -50,6 +60,7 @@ class Bounds:
     min_pipelines: int
     max_pipelines: int
     bytes_budget: int
+    starting_step_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +114,10 @@ def choose(
 
     `Measured` leaves the present layout only if the remaining steps gain more than the pause of the change costs.
     `Widen` compares seconds. `Release` and `Hold` compare worker-seconds, among layouts about as fast as the present
-    one. No other hysteresis is needed, because a layout that was worth leaving is never worth returning to. Before
-    anything is measured, the present layout stays. Without a present layout it takes the longest pipeline.
+    one, or about as fast as the start's if `bounds` has its step. If layers thaw and the present layout becomes slower
+    than that, the cheapest layout that is fast enough replaces it. No other hysteresis is needed, because a layout that
+    was worth leaving is never worth returning to. Before anything is measured, the present layout stays. Without a
+    present layout it takes the longest pipeline.
 
     Before the last step a layout that is still possible stays, because no other one would train a step.
     """
@@ -225,8 +238,10 @@ def _cheapest(
     stay = None
     if present is not None:
         stay = seconds.get(present.layout) if present.step_seconds is None else present.step_seconds
+    leaves = False
     if not on_pack.widens:
-        bar = RELEASE_TOLERANCE * (min(seconds.values()) if stay is None else stay)
+        bar = RELEASE_TOLERANCE * _slowest(min(seconds.values()), stay, bounds)
+        leaves = stay is not None and stay > RELEASE_TOLERANCE * bar
         seconds = {layout: taken for layout, taken in seconds.items() if taken <= bar}
 
     def price(layout: Layout, taken: float) -> float:
@@ -237,6 +252,13 @@ def _cheapest(
         return price(layout, seconds[layout]) + price(present.layout if present else layout, pause)
 
     best = min(seconds, key=lambda layout: (price_of_change(layout), layout.workers, layout.stages), default=None)
-    if present is None or stay is None:
+    if present is None or stay is None or (best and leaves):
         return best
     return best if best and price_of_change(best) < price(present.layout, stay) else present.layout
+
+
+def _slowest(quickest: float, present: float | None, bounds: Bounds) -> float:
+    """The step time that a release may come down to: the start's, if the job says so and any layout is as fast."""
+    if bounds.starting_step_seconds is not None:
+        return max(quickest, bounds.starting_step_seconds)
+    return quickest if present is None else present

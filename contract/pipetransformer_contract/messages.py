@@ -224,7 +224,8 @@ class Report(Wire):
 
     `boundary` counts frozen layers of `num_layers`, since `boundary_step`. It may fall again. `stage_layers` says how
     many layers each stage holds. `bytes_budget` is the memory that the first layout's largest stage needed.
-    `step_seconds` is of the present layout as it is cut now. It is renewed with the offers, so both are comparable.
+    `step_seconds` is of the present layout as it is cut now. It is renewed with the offers and with
+    `starting_step_seconds`, so all are comparable.
     """
 
     job_uid: Name = Field(description="UID of the job.")
@@ -245,6 +246,11 @@ class Report(Wire):
     loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean loss of the newest step.")
     samples_per_second: Seconds | None = Field(default=None, description="Samples per second of all workers together.")
     step_seconds: Seconds | None = Field(default=None, description="Step time of the present layout, in seconds.")
+    starting_step_seconds: Seconds | None = Field(
+        default=None,
+        description="Predicted step time of the job's first layout with no frozen layers, in seconds. Absent until"
+        " costs are measured.",
+    )
     total_steps: Count | None = Field(default=None, description="Steps of the whole job.")
     seconds_left: Seconds | None = Field(
         default=None,

@@ -47,6 +47,8 @@ class Env:
     METRICS_PORT: Final = "PIPETRANSFORMER_METRICS_PORT"
     #: File that the worker writes its outcome to (a pod's /dev/termination-log).
     TERMINATION_LOG: Final = "PIPETRANSFORMER_TERMINATION_LOG"
+    #: Bytes that the layers of a worker on a CPU may take, in place of its container's limit. A user sets it.
+    DEVICE_BYTES: Final = "PIPETRANSFORMER_DEVICE_BYTES"
 
 
 class Path:

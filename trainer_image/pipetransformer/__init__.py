@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .freeze import FreezeObservation, FreezePolicy
     from .library.predict import Prediction, TrainedModel, load_model
     from .library.train import Result, train
-    from .models import KeyedDropout, PipelineModel, current_micro_batch, register_architecture
+    from .models import KeyedDropout, PipelineModel, current_micro_batch, register_architecture, with_earlier
 
 _HOMES = {
     "pipetransformer_contract.spec": (
@@ -48,7 +48,13 @@ _HOMES = {
     "pipetransformer.errors": ("SpecError",),
     "pipetransformer.freeze": ("FreezeObservation", "FreezePolicy"),
     "pipetransformer.library.train": ("Result", "train"),
-    "pipetransformer.models": ("KeyedDropout", "PipelineModel", "current_micro_batch", "register_architecture"),
+    "pipetransformer.models": (
+        "KeyedDropout",
+        "PipelineModel",
+        "current_micro_batch",
+        "register_architecture",
+        "with_earlier",
+    ),
     "pipetransformer.library.predict": ("Prediction", "TrainedModel", "load_model"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -83,6 +89,7 @@ __all__ = [
     "load_model",
     "register_architecture",
     "train",
+    "with_earlier",
 ]
 
 

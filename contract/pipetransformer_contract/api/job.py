@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pipetransformer_contract.choose import OnPack
+from pipetransformer_contract.choose import OnPack, ReleaseDownTo
 from pipetransformer_contract.conditions import field, given
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Positive
@@ -57,6 +57,12 @@ class ElasticPolicy(SpecModel):
         default=None, description="Maximum number of pipelines. By default maxWorkers, or workers if that is more."
     )
     on_pack: OnPack = Field(default=OnPack.WIDEN, description="What happens to workers that packing frees.")
+    release_down_to: ReleaseDownTo = Field(
+        default=ReleaseDownTo.PRESENT_STEP,
+        description="For onPack Release with packing Measured: how slow a step may become when workers are released."
+        " PresentStep: 5 % slower than the present step. StartingStep: 5 % slower than a step of the job's first layout"
+        " with no frozen layers. Then freezing gives more accelerators back, and the job ends no later than planned.",
+    )
     claim_from: ClaimFrom = Field(
         default=ClaimFrom.IDLE,
         description="Idle claims workers beyond elasticPolicy.workers only while nodes have free accelerators for them,"
@@ -79,6 +85,11 @@ class ElasticPolicy(SpecModel):
             ~given("max_pipelines") | field("min_pipelines").at_most(field("max_pipelines")),
             "minPipelines must not exceed maxPipelines",
             ".minPipelines",
+        ),
+        Rule(
+            field("release_down_to").is_not("StartingStep") | field("on_pack").is_("Release"),
+            "releaseDownTo StartingStep needs onPack Release: only then workers are released",
+            ".releaseDownTo",
         ),
     )
 

@@ -80,6 +80,11 @@ CROSS_FIELD_RULES = (
         ".elasticPolicy.onPack",
     ),
     Rule(
+        "self.elasticPolicy.releaseDownTo != 'StartingStep' || self.pipeline.packing == 'Measured'",
+        "releaseDownTo StartingStep needs pipeline.packing Measured: packing Paper chooses layouts by memory alone",
+        ".elasticPolicy.releaseDownTo",
+    ),
+    Rule(
         "has(self.checkpoint) || !self.evaluation.keepBest",
         "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
         ".evaluation.keepBest",

@@ -432,6 +432,11 @@ class JobStatus(Wire):
         """The condition of that type, or None if it was never set."""
         return next((condition for condition in self.conditions if condition.type is kind), None)
 
+    def reason(self, kind: ConditionType) -> str:
+        """The reason of the condition of that type; empty if it was never set."""
+        condition = self.condition(kind)
+        return condition.reason if condition is not None else ""
+
     def is_true(self, kind: ConditionType) -> bool:
         """Whether the condition of that type is True."""
         condition = self.condition(kind)

@@ -1,6 +1,12 @@
 """The time of one turn."""
 
+from collections.abc import Iterable
 from datetime import datetime
+
+
+def latest(times: Iterable[datetime | None]) -> datetime | None:
+    """The latest of the times that are known; None if none is."""
+    return max(filter(None, times), default=None)
 
 
 class Clock:

@@ -134,32 +134,28 @@ class Draft:
 
     def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason, old: Layout | None) -> None:
         """Notes where the change of layout stands, and until when; a preparation counts from its first turn."""
-        before = self.status.resize
-        prepared = before is not None and before.phase is ResizePhase.PREPARE
-        start = before.start_time if before is not None and prepared else self.now
+        prepared, preparing = self.view.preparation, phase is ResizePhase.PREPARE
+        start = prepared.start_time if prepared else self.now
         timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
-        preparing = phase is ResizePhase.PREPARE
-        kept = before if preparing else None
-        self.update(
-            resize=Resize(
-                from_=LayoutSize.of(old) if old else None,
-                to=LayoutSize.of(to),
-                phase=phase,
-                reason=reason,
-                start_time=start,
-                deadline=(start if preparing else self.now) + timeout,
-                replacements=kept.replacements if kept else 0,
-                renewals=kept.renewals if kept else 0,
-                trouble_time=kept.trouble_time if kept else None,
-            )
+        resize = Resize(
+            from_=LayoutSize.of(old) if old else None,
+            to=LayoutSize.of(to),
+            phase=phase,
+            reason=reason,
+            start_time=start,
+            deadline=(start if preparing else self.now) + timeout,
         )
+        if preparing and self.status.resize is not None:
+            kept = self.status.resize.model_dump(include={"replacements", "renewals", "trouble_time"})
+            resize = resize.model_copy(update=kept)
+        self.update(resize=resize)
 
     def prepare_anew(self, begin: datetime) -> None:
         """Gives what is being prepared, if anything is, all its time again, from `begin` on."""
-        resize = self.status.resize
-        if resize is not None and resize.phase is ResizePhase.PREPARE:
-            self.update(resize=resize.model_copy(update={"start_time": begin}))
-            self.enter(resize.phase, resize.to.layout, resize.reason, resize.from_.layout if resize.from_ else None)
+        resize = self.view.preparation
+        if resize is not None:
+            timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
+            self.update(resize=resize.model_copy(update={"start_time": begin, "deadline": begin + timeout}))
 
     @property
     def unwanted(self) -> list[Worker]:

@@ -8,6 +8,7 @@ from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 
 from .draft import Draft
+from .members import names, parted
 from .view import View
 
 
@@ -20,8 +21,7 @@ def publish(
     that is no candidate takes no part.
     """
     before, number = draft.status.generation, draft.status.layout_generation + 1
-    holders = {member.name for member in draft.view.state_holders}
-    leavers = [member for member in candidates[layout.workers :] if member.name in holders]
+    leavers, _ = parted(candidates[layout.workers :], names(draft.view.state_holders))
     generation = _generation(draft.view, layout, candidates[: layout.workers], leavers, reason, broken_before)
     _note_leavers(draft, generation)
     draft.update(generation=generation, layout_generation=number)
@@ -40,7 +40,6 @@ def _generation(
 ) -> Generation:
     before, report = view.status.generation, view.status.last_report
     number = view.status.layout_generation + 1
-    names = [member.name for member in members]
     return Generation(
         job_uid=view.observed.uid,
         layout_generation=number,
@@ -48,7 +47,7 @@ def _generation(
         pipelines=layout.pipelines,
         members=list(members),
         leavers=list(leavers),
-        leader=before.leader if before and before.leader in names else names[0],
+        leader=before.leader if before and before.leader in names(members) else members[0].name,
         nonce=hashlib.sha256(f"{view.observed.uid}/{number}/{view.observed.nonce}".encode()).hexdigest()[:32],
         reason=reason,
         boundary=report.boundary if report else 0,

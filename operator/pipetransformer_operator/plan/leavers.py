@@ -8,23 +8,17 @@ from collections.abc import Collection, Sequence
 
 from pipetransformer_contract.messages import Member
 
+from .members import parted
 from .view import View
 
 
 def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
     """The members in an order in which the first `staying` stay and the others leave."""
-    claimed_names = {view.name_of(key) for key in view.status.claimed_ids}
-    own = [member for member in members if member.name not in claimed_names]
-    claimed = [member for member in members if member.name in claimed_names]
-    going = len(members) - staying
-    if going <= 0:
-        return [*own, *claimed]
-    if going <= len(claimed):
-        left = _choose(view, claimed, going)
-    else:
-        left = {*_choose(view, own, going - len(claimed)), *(member.name for member in claimed)}
-    stay = [member for member in (*own, *claimed) if member.name not in left]
-    return [*stay, *(member for member in (*own, *claimed) if member.name in left)]
+    claimed, own = parted(members, view.claimed_names)
+    going = max(0, len(members) - staying)
+    left = _choose(view, claimed, min(going, len(claimed))) | _choose(view, own, max(0, going - len(claimed)))
+    leave, stay = parted([*own, *claimed], left)
+    return [*stay, *leave]
 
 
 def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:

@@ -5,7 +5,7 @@ All types are frozen, because a plan is made from one look at the cluster and is
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -114,6 +114,10 @@ class Beat:
     pace: timedelta = SHORTEST_PACE
     because: str = ""
     unsaved: str = ""
+
+
+#: `Beat.time` of a worker that never sent a heartbeat.
+NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,10 @@ class Observed:
     free: int | None = None
     room: int | None = None
     reach: int | None = None
+
+    def beat(self, uid: str) -> Beat:
+        """The newest heartbeat of a worker. One that sent none is in no group, and has the pace that is asked for."""
+        return self.beats.get(uid) or Beat(NEVER, layout_generation=0, pace=self.pace)
 
 
 class EventType(StrEnum):

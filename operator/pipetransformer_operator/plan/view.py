@@ -12,12 +12,13 @@ from typing import Any
 
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.labels import label_errors
-from pipetransformer_contract.api.status import ConditionType, JobStatus, ResizePhase
+from pipetransformer_contract.api.status import ConditionType, JobStatus, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.messages import Member, ResizeReason
 
-from .clock import Clock
+from .clock import Clock, latest
+from .members import names
 from .quota import quota
 from .types import SHORTEST_PACE, Observed, Worker, worker_name
 
@@ -79,9 +80,14 @@ class View:
         return self.status.is_true(ConditionType.SUSPENDED)
 
     @property
-    def prepares(self) -> bool:
-        """Whether workers are prepared for another layout."""
-        return self.status.resize is not None and self.status.resize.phase is ResizePhase.PREPARE
+    def preparation(self) -> Resize | None:
+        """The resize or start that workers are prepared for; None without one."""
+        resize = self.status.resize
+        return resize if resize is not None and resize.phase is ResizePhase.PREPARE else None
+
+    def counted_from(self, time: datetime) -> datetime:
+        """`time`, or the start of this operator if that was later: it first has to hear what its predecessor knew."""
+        return max(time, self.observed.since or time)
 
     @property
     def asleep(self) -> bool:
@@ -91,6 +97,12 @@ class View:
     def sleeps(self) -> bool:
         """As `asleep`; another turn follows at the end of the wait."""
         return self.status.next_resize_time is not None and not self.clock.reached(self.status.next_resize_time)
+
+    @property
+    def granted(self) -> int | None:
+        """Workers that jobs share out to this one; None if they share nothing, or make room for pods of others."""
+        share = self.status.share
+        return None if share is None or share.yields else share.workers
 
     @property
     def awaits_quota(self) -> bool:
@@ -107,10 +119,18 @@ class View:
         worker = self.by_name.get(member.name)
         return worker if worker is not None and worker.uid == member.uid else None
 
+    def workers_of(self, members: Iterable[Member]) -> list[Worker]:
+        """The workers of those members whose pods are there."""
+        return list(filter(None, map(self.worker, members)))
+
     def alive(self, member: Member) -> bool:
         """Whether the member is still wanted and can train."""
         worker = self.worker(member)
         return worker is not None and worker.alive and worker.id in self.wanted_ids
+
+    def living(self, members: Iterable[Member]) -> list[Member]:
+        """Those members that are still wanted and can train."""
+        return list(filter(self.alive, members))
 
     def is_stuck(self, worker: Worker) -> bool:
         """Whether its pod may stay for days: its node is lost, or it should be gone by now and nodes are not seen."""
@@ -144,11 +164,24 @@ class View:
         """How many wanted workers have a node and keep it; a leaving worker holds its node for another owner."""
         return sum(worker.scheduled for worker in self.wanted if worker.id not in self.leaving_ids)
 
+    @property
+    def members(self) -> Sequence[Member]:
+        """Members of the published generation; none without one."""
+        return self.status.generation.members if self.status.generation else ()
+
     @cached_property
     def member_names(self) -> frozenset[str]:
         """Names of the published generation's members."""
-        generation = self.status.generation
-        return frozenset(member.name for member in generation.members) if generation else frozenset()
+        return names(self.members)
+
+    @cached_property
+    def claimed_names(self) -> frozenset[str]:
+        """Names of workers beyond the starting size."""
+        return self.names_of(self.claimed_ids)
+
+    def names_of(self, worker_ids: Iterable[int]) -> frozenset[str]:
+        """Names of the workers with these ids."""
+        return frozenset(map(self.name_of, worker_ids))
 
     @cached_property
     def joining_ids(self) -> list[int]:
@@ -191,14 +224,14 @@ class View:
     def _could_join(self, uid: str) -> bool:
         """Whether a warm worker is heard and in no group. One that was in a generation before has to say that it waits:
         until then it has just left, or its trainer ends after it left."""
-        beat = self.observed.beats.get(uid)
-        free = beat is None or not beat.layout_generation or beat.waiting_after is not None
+        beat = self.observed.beat(uid)
+        free = not beat.layout_generation or beat.waiting_after is not None
         return free and self.now < self.observed.heard.get(uid, self.now) + self.patience(uid)
 
     def ids_of(self, members: Iterable[Member]) -> list[int]:
         """Those of the wanted workers' ids that belong to `members`."""
-        names = {member.name for member in members}
-        return [key for key in self.status.worker_ids if self.name_of(key) in names]
+        known = names(members)
+        return [key for key in self.status.worker_ids if self.name_of(key) in known]
 
     def leaves_surplus(self, reason: ResizeReason) -> bool:
         """Whether leavers of a generation that has this reason are released."""
@@ -208,20 +241,19 @@ class View:
 
     def patience(self, uid: str, silence: timedelta = SILENCE) -> timedelta:
         """How long the worker may be silent, where `silence` is too long for one that beats at the shortest pace."""
-        beat = self.observed.beats.get(uid)
-        return silence + (beat.pace if beat else self.observed.pace) - SHORTEST_PACE
+        return silence + self.observed.beat(uid).pace - SHORTEST_PACE
 
     def waits(self, member: Member) -> bool:
         """Whether the worker is in no group and waits for a newer generation than the published one."""
-        generation, beat = self.status.generation, self.observed.beats.get(member.uid)
-        if generation is None or beat is None or beat.waiting_after is None:
-            return False
-        return beat.waiting_after >= generation.layout_generation
+        generation, after = self.status.generation, self.observed.beat(member.uid).waiting_after
+        return generation is not None and after is not None and after >= generation.layout_generation
 
     def has_left(self, member: Member) -> bool:
         """Whether a leaver of the published generation holds no state any longer: then all have voted for it."""
-        generation, beat = self.status.generation, self.observed.beats.get(member.uid)
-        return generation is not None and beat is not None and beat.layout_generation >= generation.layout_generation
+        generation = self.status.generation
+        return (
+            generation is not None and self.observed.beat(member.uid).layout_generation >= generation.layout_generation
+        )
 
     def hears(self, uid: str) -> bool:
         """Whether the worker said anything lately."""
@@ -236,19 +268,18 @@ class View:
         if generation is None:
             return []
         leavers = [] if generation.confirmed else [one for one in generation.leavers if not self.has_left(one)]
-        return [member for member in (*generation.members, *leavers) if self.alive(member)]
+        return self.living([*generation.members, *leavers])
 
     @cached_property
     def broken_since(self) -> datetime | None:
         """Since when some holder of state waits for a newer generation than the published one; None while none does."""
-        beats = (self.observed.beats[member.uid] for member in self.state_holders if self.waits(member))
+        beats = (self.observed.beat(member.uid) for member in filter(self.waits, self.state_holders))
         return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
 
     @cached_property
     def newest_word(self) -> datetime | None:
         """When any holder of state last said anything."""
-        heard = (self.observed.heard.get(member.uid) for member in self.state_holders)
-        return max((time for time in heard if time is not None), default=None)
+        return latest(self.observed.heard.get(member.uid) for member in self.state_holders)
 
     @cached_property
     def hears_holders(self) -> bool:

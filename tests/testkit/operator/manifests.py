@@ -37,6 +37,8 @@ REFUSED = [
     (make_job().stages(2).workers(4).set("elasticPolicy.minPipelines", 3), "spec.elasticPolicy.workers"),
     (make_job().on_pack("Release"), "spec.elasticPolicy.onPack"),
     (make_job().on_pack("Auto"), "spec.elasticPolicy.onPack"),
+    (make_job().set("elasticPolicy.releaseDownTo", "StartingStep"), "spec.elasticPolicy.releaseDownTo"),
+    (make_job().release().set("elasticPolicy.releaseDownTo", "StartingStep"), "spec.elasticPolicy.releaseDownTo"),
     (make_job().suspended(), "spec.suspend"),
     (make_job().label("kueue.x-k8s.io/queue-name", "team"), "metadata.labels[kueue.x-k8s.io/queue-name]"),
     (make_job().set("acceleratorResource", "nvidia.com/gpu"), "spec.podTemplate.spec.containers"),

@@ -224,6 +224,7 @@ class World:
         checkpoint: int | None = None,
         offered: list[Offer] | None = None,
         step_seconds: float | None = None,
+        starting_step_seconds: float | None = None,
         num_shards: int | None = None,
         steps: int = 10,
     ) -> None:
@@ -256,6 +257,7 @@ class World:
             offers=offered or self.offered or offers(boundary),
             checkpoint=durable,
             step_seconds=step_seconds,
+            starting_step_seconds=starting_step_seconds,
             total_steps=TOTAL_STEPS,
         )
         for member in self.generation.members:

@@ -32,8 +32,9 @@ def bounds(
     workers: tuple[int, int] = (1, 4),
     pipelines: tuple[int, int] = (1, 8),
     budget: int = 30,
+    starting_step: float | None = None,
 ) -> Bounds:
-    return Bounds(initial, workers[0], workers[1], pipelines[0], pipelines[1], budget)
+    return Bounds(initial, workers[0], workers[1], pipelines[0], pipelines[1], budget, starting_step)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +93,40 @@ def test_measured_release_gives_back_what_hardly_costs_time() -> None:
 
 
 def measured(
-    seconds: dict[tuple[int, int], float], present: Present, *, on_pack: OnPack = OnPack.WIDEN, pause: float = 0.0
+    seconds: dict[tuple[int, int], float],
+    present: Present | None,
+    *,
+    on_pack: OnPack = OnPack.WIDEN,
+    pause: float = 0.0,
+    starting_step: float | None = None,
+    workers: int = 4,
 ) -> Layout | None:
     found = offers(dict.fromkeys(sorted({k for k, _ in seconds}), 1), seconds, pause)
-    return choose(found, 4, bounds(), on_pack=on_pack, packing=Packing.MEASURED, present=present)
+    limits = bounds(starting_step=starting_step)
+    return choose(found, workers, limits, on_pack=on_pack, packing=Packing.MEASURED, present=present)
+
+
+@pytest.mark.parametrize(
+    ("starting_step", "expected"), [(None, Layout(4, 1)), (1.0, Layout(2, 1)), (1.6, Layout(1, 1))]
+)
+def test_a_release_may_take_layouts_as_slow_as_the_job_began(starting_step: float | None, expected: Layout) -> None:
+    seconds = {(4, 1): 0.6, (2, 1): 1.04, (1, 1): 1.6}
+    present = Present(Layout(4, 1), 0.6)
+    assert measured(seconds, present, on_pack=OnPack.RELEASE, starting_step=starting_step) == expected
+
+
+def test_thawed_layers_bring_workers_back_until_a_step_is_as_fast_as_at_the_start() -> None:
+    seconds = {(4, 1): 1.0, (2, 1): 1.8, (1, 1): 3.5}
+    present = Present(Layout(1, 1), 3.5)
+    assert measured(seconds, present, on_pack=OnPack.RELEASE, starting_step=1.0) == Layout(4, 1)
+    assert measured(seconds, present, on_pack=OnPack.RELEASE) == Layout(1, 1)
+
+
+def test_fewer_workers_than_the_starting_step_needs_train_all_the_same() -> None:
+    seconds = {(4, 1): 1.0, (2, 1): 1.8, (1, 1): 3.5}
+    for present in (None, Present(Layout(4, 1), 1.0), Present(Layout(2, 1), 1.8)):
+        found = measured(seconds, present, on_pack=OnPack.RELEASE, starting_step=1.0, workers=3)
+        assert found == Layout(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +232,7 @@ LAYOUTS = [(4, 1), (3, 1), (2, 1), (2, 2), (1, 1), (1, 2), (1, 3), (1, 4)]
     st.integers(0, 1000),
     st.floats(0, 100),
     st.sampled_from(OnPack),
+    st.none() | st.floats(0.01, 10),
 )
 def test_measured_packing_never_goes_back_to_what_it_left(
     seconds: dict[tuple[int, int], float],
@@ -209,10 +241,13 @@ def test_measured_packing_never_goes_back_to_what_it_left(
     remaining: int,
     pause: float,
     on_pack: OnPack,
+    starting_step: float | None,
 ) -> None:
     present = Present(Layout(*start), step_seconds, remaining)
     seen = [present.layout]
-    while (layout := measured(seconds, present, on_pack=on_pack, pause=pause)) != present.layout:
+    while (
+        layout := measured(seconds, present, on_pack=on_pack, pause=pause, starting_step=starting_step)
+    ) != present.layout:
         assert layout is not None and layout not in seen
         seen.append(layout)
         present = Present(layout, seconds.get((layout.stages, layout.pipelines)), present.remaining_steps)

@@ -21,6 +21,7 @@ from pipetransformer_client.cli.app import app
 from pipetransformer_contract.api.schema import Schema, pruned, root_schema
 from pipetransformer_contract.api.validate import validate_manifest
 from pipetransformer_contract.spec import Data
+from pipetransformer_contract.wire import Env
 from tests.testkit import ROOT
 from tests.testkit.documented import pages
 from tools.docs import values, walks, write
@@ -42,6 +43,10 @@ def test_the_site_is_read_without_any_other_server(site: Path) -> None:
 @pytest.mark.parametrize("path", write.rendered(), ids=lambda path: path.name)
 def test_what_is_generated_is_what_make_generate_writes(path: Path) -> None:
     assert path.read_text() == write.rendered()[path], "run `make generate`"
+
+
+def test_the_variable_that_declares_a_workers_memory_is_documented() -> None:
+    assert f"`{Env.DEVICE_BYTES}`" in (ROOT / "docs/tuning.md").read_text()
 
 
 def test_every_field_of_a_job_has_a_description_and_every_value_of_the_chart_or_its_group_a_comment() -> None:

@@ -66,11 +66,10 @@ class ActivationCache:
         if self._pending is not None and (self._pending.done() or self._always):
             self._prefixes = self._pending.result()
             self._pending = None
-            valid = set(self._prefixes)
-            self.store.keep_only(lambda key: key.prefix in valid)
+            self.store.keep_only(set(self._prefixes))
         if self._prefixes and not self.choice.memory_pays:
             self._prefixes = []
-            self.store.keep_only(lambda key: False)
+            self.store.keep_only(())
         elif not self.choice.disk_pays:
             self.store.forgo_disk()
         return bool(self._prefixes)
@@ -131,7 +130,7 @@ class ActivationCache:
     def listen(self, host: str) -> str:
         """Accept entries from peers. Returns the address that they need."""
         if self._receiver is None:
-            self._receiver = EntryReceiver(host, self._largest_entry, self._accept)
+            self._receiver = EntryReceiver(host, self._largest_entry, self)
         return self._receiver.address
 
     def hand_over(self, owner: Callable[[Key], int], own: int | None, address_of: Callable[[int], str]) -> None:
@@ -150,7 +149,7 @@ class ActivationCache:
             if pipeline != own:
                 moved[pipeline].append(key)
         by_address = {address_of(pipeline): keys for pipeline, keys in moved.items()}
-        self._sender = EntrySender(by_address, self.store.peek, self.store.remove) if by_address else None
+        self._sender = EntrySender(by_address, self.store) if by_address else None
 
     def wait_until_handed_over(self, seconds: float) -> None:
         """Wait until all entries are sent, at most `seconds`."""
@@ -170,8 +169,10 @@ class ActivationCache:
         self._digests.keep_only(units)
         return self._digests.of(units)
 
-    def _accept(self, key: Key, entry: Tensor) -> None:
-        """Called by a peer's thread. While digests are computed all entries are kept; others are dropped later."""
+    def accept(self, key: Key, entry: Tensor) -> None:
+        """Keep an entry of a peer, whose thread calls this.
+
+        While digests are computed all entries are kept; others are dropped later."""
         pending = self._pending is not None
         if self._in_use and (pending or key.prefix in self._prefixes):
             self.store.put(key, entry)

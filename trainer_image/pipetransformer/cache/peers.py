@@ -12,13 +12,14 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from collections.abc import Mapping, Sequence
+from typing import IO, Protocol
 
 import torch
 from torch import Tensor
 
 from .digest import Key, as_bytes
+from .store import TieredStore
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +30,23 @@ _LARGEST_NAME = 4096
 _TIMEOUT_SECONDS = 10.0
 
 
+class EntryTaker(Protocol):
+    """What keeps the entries of peers."""
+
+    def accept(self, key: Key, entry: Tensor) -> None:
+        """Keep the entry, or drop it. Called by the threads of peers."""
+        ...
+
+
 class EntryReceiver:
-    """Listens on a port of `host` and passes every received entry to `accept`, in its own threads.
+    """Listens on a port of `host` and passes every received entry to `taker`, in its own threads.
 
     Attributes:
         address: host, port and token, which a sender needs.
     """
 
-    def __init__(self, host: str, largest_entry: int, accept: Callable[[Key, Tensor], None]) -> None:
-        self._accept = accept
+    def __init__(self, host: str, largest_entry: int, taker: EntryTaker) -> None:
+        self._taker = taker
         self._largest_entry = largest_entry
         self._token = secrets.token_hex(_TOKEN_CHARACTERS // 2)
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -64,7 +73,7 @@ class EntryReceiver:
             with connection, connection.makefile("rb") as stream:
                 if hmac.compare_digest(stream.read(_TOKEN_CHARACTERS), self._token.encode()):
                     while (received := self._receive(stream)) is not None:
-                        self._accept(*received)
+                        self._taker.accept(*received)
         except (OSError, ValueError) as error:
             logger.warning("cache: receiving entries from a peer failed: %s", error)
 
@@ -88,18 +97,12 @@ class EntryReceiver:
 
 
 class EntrySender:
-    """Sends entries to one receiver after the other, in a thread. Calls `done` for each key, sent or not."""
+    """Moves entries from a store to one receiver after the other, in a thread. Removes each, sent or not."""
 
-    def __init__(
-        self,
-        entries: Mapping[str, Sequence[Key]],
-        read: Callable[[Key], Tensor | None],
-        done: Callable[[Key], None],
-    ) -> None:
+    def __init__(self, entries: Mapping[str, Sequence[Key]], store: TieredStore) -> None:
         """`entries` are keys by the receiver's address."""
         self._entries = entries
-        self._read = read
-        self._done = done
+        self._store = store
         self._stopped = threading.Event()
         self._connection: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name="cache-sender", daemon=True)
@@ -127,7 +130,7 @@ class EntrySender:
             if self._stopped.is_set():
                 return
             for key in keys:
-                self._done(key)
+                self._store.remove(key)
 
     def _send(self, address: str, keys: Sequence[Key]) -> None:
         host, port, token = json.loads(address)
@@ -137,7 +140,7 @@ class EntrySender:
             for key in keys:
                 if self._stopped.is_set():
                     return
-                entry = self._read(key)
+                entry = self._store.peek(key)
                 if entry is not None:
                     name = {
                         "prefix": key.prefix.hex(),
@@ -150,4 +153,4 @@ class EntrySender:
                     line = json.dumps(name).encode()
                     connection.sendall(_HEADER.pack(len(line), entry.nbytes) + line)
                     connection.sendall(as_bytes(entry))
-                    self._done(key)
+                    self._store.remove(key)

@@ -1,7 +1,7 @@
 """A bounded store of entries: in memory first, then on disk."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Container
 from pathlib import Path
 
 from torch import Tensor
@@ -86,10 +86,10 @@ class TieredStore:
             if tier is not None:
                 tier.remove(key)
 
-    def keep_only(self, wanted: Callable[[Key], bool]) -> None:
-        """Drop all entries that are not wanted."""
+    def keep_only(self, prefixes: Container[bytes]) -> None:
+        """Drop all entries of other prefixes."""
         for key in self.all_keys():
-            if not wanted(key):
+            if key.prefix not in prefixes:
                 self.remove(key)
 
     def forgo_disk(self) -> None:

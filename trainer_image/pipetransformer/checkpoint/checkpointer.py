@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -93,7 +93,7 @@ class Checkpointer:
         #: The checkpoint that all workers are writing, and this worker's part of it.
         self._begun: CheckpointInfo | None = None
         self._part: Future[None] | None = None
-        self._write: Callable[[], None] = _nothing
+        self._write: _Write | None = None
         self._given_up = threading.Event()
         #: On the leader: the checkpoint whose marker is being written.
         self._marking: Future[CheckpointInfo] | None = None
@@ -126,8 +126,7 @@ class Checkpointer:
                 if self._hooks.out_of_time() or not self._hooks.stop_requested():
                     raise
                 return True  # this worker is about to leave, and tries again then
-            self._part = None
-            self._write = _nothing
+            self._part = self._write = None
         return self._part is not None
 
     def want(self) -> None:
@@ -170,8 +169,8 @@ class Checkpointer:
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
         self._pause_seconds = self._clock() - self._begun_at
         if copies is not None:
-            self._write = partial(_write, self._spec.location, self._begun, copies, host, self._given_up)
-            self._part = self._thread.submit(self._write)
+            self._write = _Write(self._spec.location, self._begun, copies, host, self._given_up)
+            self._part = self._thread.submit(self._write.run)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Continue after a vote with the number of members that still write. Returns, on the leader, a checkpoint that
@@ -219,36 +218,33 @@ class Checkpointer:
             RuntimeError: a connection broke.
         """
         info, part, write = self._begun, self._part, self._write
-        self._begun, self._part, self._write = None, None, _nothing
-        patient = self._patience(self._given_up) if insist else (lambda: False)
+        self._begun = self._part = self._write = None
+        given_up = self._given_up if insist else None
 
-        def finish(part: Future[None]) -> None:
-            self._insist(part, lambda: self._thread.submit(write), patient)
+        def finish(part: Future[None], write: _Write) -> None:
+            self._insist(part, lambda: self._thread.submit(write.run), given_up)
 
         def finish_marker(marking: Future[CheckpointInfo]) -> DurableCheckpoint:
-            return self._marked(self._insist(marking, lambda: marking if info is None else self._mark(info), patient))
+            return self._marked(self._insist(marking, lambda: marking if info is None else self._mark(info), given_up))
 
-        barrier.pass_after(None if part is None else lambda: finish(part), groups)
+        barrier.pass_after(None if part is None or write is None else partial(finish, part, write), groups)
         if info is not None and layout.is_leader:
             self._marking = self._mark(info)
         marking, self._marking = self._marking, None
-        return barrier.pass_after(None if marking is None else lambda: finish_marker(marking), groups)
-
-    def _patience(self, given_up: threading.Event) -> Callable[[], bool]:
-        """A function that waits before another attempt, and returns whether to make one."""
-        return lambda: not (self._hooks.out_of_time() or given_up.wait(_AGAIN_SECONDS))
+        return barrier.pass_after(None if marking is None else partial(finish_marker, marking), groups)
 
     def _insist(
-        self, first: Future[Result], again: Callable[[], Future[Result]], patient: Callable[[], bool]
+        self, first: Future[Result], again: Callable[[], Future[Result]], given_up: threading.Event | None
     ) -> Result:
-        """The result of a thread's work, which is repeated while the storage fails and `patient` returns true."""
+        """The result of a thread's work. While the storage fails it is repeated, until the checkpoint is given up or
+        the worker's time is over; with None it is done once."""
         future = first
         while True:
             try:
                 result = self._finished(future)
             except StorageError as error:
                 self.why_unsaved = str(error)
-                if not patient():
+                if given_up is None or self._hooks.out_of_time() or given_up.wait(_AGAIN_SECONDS):
                     raise
                 logger.warning("retrying the last checkpoint: %s", error)
                 future = again()
@@ -260,8 +256,7 @@ class Checkpointer:
         """Cancel the current checkpoint, because the generation is over. The next checkpoint that counts removes its
         files. The rest is not written, so that the next one has the storage for itself."""
         self._given_up.set()
-        self._begun = self._part = self._marking = None
-        self._write = _nothing
+        self._begun = self._part = self._marking = self._write = None
         self._wanted = False
 
     def _mark(self, info: CheckpointInfo) -> Future[CheckpointInfo]:
@@ -362,32 +357,27 @@ class Checkpointer:
 
     def prefetcher(self) -> Prefetcher:
         """A reader of frozen units from the newest checkpoint."""
-        spec, num_layers = self._spec, self._job.num_layers
-
-        def load(info: CheckpointInfo, index: int) -> dict[str, Tensor]:
-            assert spec is not None
-            return load_unit(spec.location, info, unit_name(index, num_layers))
-
         tied = {unit for tie in self._job.model.ties.all for unit, _ in tie.places}
-        return Prefetcher(lambda: None if spec is None else latest(spec.location), load, tied)
+        return Prefetcher(None if self._spec is None else self._spec.location, self._job.num_layers, tied)
 
 
-def _nothing() -> None:
-    """Writes nothing, while there is no checkpoint."""
+@dataclass(frozen=True)
+class _Write:
+    """This worker's part of one checkpoint: what is left to write, and where."""
 
+    location: str
+    info: CheckpointInfo
+    units: dict[str, dict[str, Tensor]]
+    host: HostCopies
+    given_up: threading.Event
 
-def _write(
-    location: str,
-    info: CheckpointInfo,
-    units: dict[str, dict[str, Tensor]],
-    host: HostCopies,
-    given_up: threading.Event,
-) -> None:
-    host.wait()
-    while units and not given_up.is_set():
-        unit = next(iter(units))
-        save_unit(location, info, unit, units[unit])
-        del units[unit]  # only now, because a failed write is retried
+    def run(self) -> None:
+        """Write units until all are written or the checkpoint is given up. A failed write is retried by another run."""
+        self.host.wait()
+        while self.units and not self.given_up.is_set():
+            unit = next(iter(self.units))
+            save_unit(self.location, self.info, unit, self.units[unit])
+            del self.units[unit]
 
 
 def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:

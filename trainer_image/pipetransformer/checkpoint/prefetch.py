@@ -7,13 +7,12 @@ the boundary may have fallen after that step.
 
 import logging
 import threading
-from collections.abc import Callable, Collection
-
-from torch import Tensor
+from collections.abc import Collection
 
 from pipetransformer.freeze.boundary import first_trainable
+from pipetransformer.models import unit_name
 from pipetransformer.state.read_ahead import ReadUnit
-from pipetransformer.storage import CheckpointInfo
+from pipetransformer.storage import latest, load_unit
 
 logger = logging.getLogger(__name__)
 
@@ -24,21 +23,16 @@ class Prefetcher:
     """Looks for checkpoints in a thread, until `stop`.
 
     Args:
-        latest: returns the newest durable checkpoint.
-        load: returns a unit's tensors from a checkpoint.
+        location: of the checkpoints; None if there are none to read.
+        num_layers: layers of the model.
         skipped: units that share a parameter with another unit, so that they may change while they are frozen.
 
     Attributes:
         units: the units read so far, by index.
     """
 
-    def __init__(
-        self,
-        latest: Callable[[], CheckpointInfo | None],
-        load: Callable[[CheckpointInfo, int], dict[str, Tensor]],
-        skipped: Collection[int] = (),
-    ) -> None:
-        self._latest, self._load, self._skipped = latest, load, skipped
+    def __init__(self, location: str | None, num_layers: int, skipped: Collection[int] = ()) -> None:
+        self._location, self._num_layers, self._skipped = location, num_layers, skipped
         self._stopped = threading.Event()
         self.units: dict[int, ReadUnit] = {}
 
@@ -60,12 +54,13 @@ class Prefetcher:
 
     def look(self) -> None:
         """Read the frozen units of the newest checkpoint that were not read since they froze."""
-        units, info = self.units, self._latest()
-        if info is None:
+        units, location = self.units, self._location
+        info = None if location is None else latest(location)
+        if location is None or info is None:
             return
         for index in range(first_trainable(info.boundary)):
             if self._stopped.is_set():
                 return
             if index in self._skipped or (index in units and units[index].step >= info.state.get("fell_step", 0)):
                 continue
-            units[index] = ReadUnit(info.step, self._load(info, index))
+            units[index] = ReadUnit(info.step, load_unit(location, info, unit_name(index, self._num_layers)))

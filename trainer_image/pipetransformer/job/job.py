@@ -1,5 +1,6 @@
 """A job before any worker has a role: facts that every worker derives from the spec with the same result."""
 
+import contextlib
 import copy
 import logging
 import math
@@ -236,6 +237,14 @@ class Job:
             max_pipelines=self.spec.num_shards,
             pause_seconds=pause_seconds,
         )
+
+    def starting_step_seconds(self, costs: ModelCosts | None) -> float | None:
+        """Predicted seconds of a step in the job's first layout with no frozen layers; None if it does not fit now."""
+        model, stages = self.choice_model(costs), self.spec.pipeline.stages
+        pipelines = self.spec.workers // stages
+        with contextlib.suppress(MemoryBoundError):
+            return model.step_seconds(0, model.cut(0, stages, pipelines), pipelines)
+        return None
 
     def blank_unit(self, index: int) -> nn.Module:
         """A unit on the meta device, whose state the caller replaces."""

@@ -2,12 +2,13 @@
 
 from .architectures import register_architecture
 from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
-from .context import MicroBatchContext, current_micro_batch, set_micro_batch
+from .context import MicroBatchContext, TokenSlice, current_micro_batch, set_micro_batch
 from .model import PipelineModel, target_weights, unit_name
 from .own import ModelFunction, OwnModel
 from .randomness.dropout import KeyedDropout, SamplesFirstError
 from .randomness.keyed import is_keyed
 from .run import run_unit
+from .slices import with_earlier
 from .ties import Tie, Ties
 from .unchanged import Unchanged
 
@@ -22,6 +23,7 @@ __all__ = [
     "SamplesFirstError",
     "Tie",
     "Ties",
+    "TokenSlice",
     "Unchanged",
     "build_model",
     "build_units",
@@ -34,4 +36,5 @@ __all__ = [
     "set_micro_batch",
     "target_weights",
     "unit_name",
+    "with_earlier",
 ]

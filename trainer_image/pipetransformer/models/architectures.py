@@ -16,6 +16,9 @@ from pipetransformer.user_code import import_function
 #: Embedding, layers and head.
 Units = tuple[nn.Module, list[nn.Module], nn.Module]
 Split = Callable[[Any], Units]
+#: From a configuration to the row of the position table for a sample's first token.
+FirstRow = Callable[[Any], int]
+Decorator = Callable[[Split], Split]
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,15 @@ class Architecture:
         task: what the class learns.
         first_position: returns the first position that samples use, from the class's configuration.
         model_class: the class itself if it is not part of transformers.
+        slices_tokens: whether the units can run slices of tokens; see `PipelineModel`.
     """
 
     name: str
     split: Split
     task: Task
-    first_position: Callable[[Any], int]
+    first_position: FirstRow
     model_class: type | None = None
+    slices_tokens: bool = False
 
 
 _registered: dict[str, Architecture] = {}
@@ -45,8 +50,9 @@ def register_architecture(
     architecture: str | type,
     *,
     task: Task | str,
-    first_position: int | Callable[[Any], int] = 0,
-) -> Callable[[Split], Split]:
+    first_position: int | FirstRow = 0,
+    slices_tokens: bool = False,
+) -> Decorator:
     """Decorate a function that cuts a class of transformers into units, so that `Model(name="huggingface")` trains it.
 
     The function gets the whole model and returns its embedding, the list of its layers, and its head. They consist of
@@ -63,6 +69,9 @@ def register_architecture(
         task: what the class learns: `Class`, `NextToken` or `MaskedToken`.
         first_position: the row of the position table for a sample's first token, or a function that returns it from
             the configuration. It limits the length of samples.
+        slices_tokens: a promise that the units can run slices of tokens, as `schedule: TeraPipe` needs: each position
+            sees only earlier ones, by transformers' attention functions with `is_causal`, and positions are counted
+            with `current_micro_batch().places(...)`.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -80,6 +89,7 @@ def register_architecture(
             learns,
             first_position if callable(first_position) else lambda _: first_position,
             None if isinstance(architecture, str) else architecture,
+            slices_tokens,
         )
         _registered[name] = _by_function[function] = made
         return function
@@ -108,9 +118,9 @@ def find_architecture(name: str, *, field: str = "spec.model.architecture") -> A
     return _registered[name]
 
 
-def registered_for(fits: Callable[[Architecture], bool]) -> list[Architecture]:
-    """All architectures for which `fits` holds, by name."""
-    return [_registered[name] for name in sorted(_registered) if fits(_registered[name])]
+def all_architectures() -> list[Architecture]:
+    """All registered architectures, by name."""
+    return [_registered[name] for name in sorted(_registered)]
 
 
 def unsupported(name: str) -> str:

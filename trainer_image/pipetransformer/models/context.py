@@ -5,10 +5,22 @@ their ids (for keyed randomness) and their lengths (for attention masks).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSlice:
+    """The positions `start` to `stop` of samples that have `total` positions."""
+
+    start: int
+    stop: int
+    total: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +33,11 @@ class MicroBatchContext:
         lengths: (micro-batch,) number of leading positions of each sample that are not padding; None without padding.
         autocast: type to compute products in; None for the weights' type.
         recompute: whether units that train repeat their forward for the backward instead of keeping activations.
+        tokens: the positions of this forward, if it runs a slice of each sample; None for all positions.
+        memory: what layers keep for later slices of the same samples (`slices.with_earlier`). All slices of a
+            micro-batch share it.
         draws: how often each place has drawn random numbers in the present forward of one unit.
-        memory: what layers keep for later slices of the same samples, such as keys and values, by layer.
+        kept: how often each layer has used `memory` in the present forward of one unit.
     """
 
     step: int
@@ -30,14 +45,19 @@ class MicroBatchContext:
     lengths: Tensor | None = None
     autocast: torch.dtype | None = None
     recompute: bool = False
+    tokens: TokenSlice | None = None
+    memory: dict[object, object] = field(default_factory=dict)
     draws: dict[int, int] = field(default_factory=dict)
-    memory: dict[int, list[Tensor]] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
 
-    def before_draws(self) -> "MicroBatchContext":
-        """A copy as before a unit's forward: without draws."""
-        return MicroBatchContext(
-            self.step, self.sample_ids, self.lengths, self.autocast, self.recompute, memory=self.memory
-        )
+    def before_unit(self) -> "MicroBatchContext":
+        """A copy as before a unit's forward: nothing has been drawn or kept in it."""
+        return replace(self, draws={}, kept={})
+
+    def places(self, count: int, device: torch.device) -> Tensor:
+        """(count,) positions, within the whole samples, of the `count` positions that this forward runs."""
+        start = 0 if self.tokens is None else self.tokens.start
+        return torch.arange(start, start + count, device=device)
 
 
 _current: MicroBatchContext | None = None

@@ -46,6 +46,10 @@ class PipelineModel:
         blocks: the layers.
         head: the last unit.
         activation: shape of the output of the embedding and of every layer, without the batch.
+        slices_tokens: a promise that the units can run slices of tokens, as `schedule: TeraPipe` needs. The second
+            dimension of inputs, activations, outputs and targets is positions. A position sees only itself and earlier
+            ones, which a layer gets from `with_earlier`. Positions are counted by `current_micro_batch().places(...)`.
+            `loss` is a sum over positions.
     """
 
     embedding: nn.Module
@@ -53,6 +57,7 @@ class PipelineModel:
     head: nn.Module
     activation: tuple[int, ...]
     ties: Ties = field(init=False)
+    slices_tokens: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         for unit in self.units:

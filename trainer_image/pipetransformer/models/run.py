@@ -38,11 +38,12 @@ def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
         output: Tensor = checkpoint(_forward_again, unit, x, context, use_reentrant=False)
         return output
     context.draws.clear()
+    context.kept.clear()
     return _forward(unit, x, context)
 
 
 def _forward_again(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
-    set_micro_batch(context.before_draws())  # other micro-batches ran before the repetition
+    set_micro_batch(context.before_unit())  # other micro-batches ran before the repetition
     return _forward(unit, x, context)
 
 

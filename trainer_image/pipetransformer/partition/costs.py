@@ -34,7 +34,7 @@ class ModelCosts(BaseModel):
         large: cost of each unit at the larger size.
         seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
         seconds_per_action: seconds of any computation of a schedule besides those of its units.
-        worker_bytes: device memory of the smallest worker; None if unknown, as on CPUs.
+        worker_bytes: bytes that the layers of the smallest worker may take; None if nothing bounds them.
         step: committed steps at the measurement.
         boundary: frozen layers at the measurement.
         not_before: earliest step of the next measurement.

@@ -1,6 +1,7 @@
 """Schedules of a pipeline as data: lists of computations, and the order of their messages."""
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
+from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 from .owners import Fitted, fit, one_each
@@ -9,6 +10,7 @@ from .simulate import Program, RoundCosts, Simulated, simulate
 __all__ = [
     "Action",
     "ActionKind",
+    "Ahead",
     "Fitted",
     "GPipe",
     "MessageKind",
@@ -17,6 +19,7 @@ __all__ = [
     "Program",
     "Receive",
     "RoundCosts",
+    "RoundSeconds",
     "RoundShape",
     "Schedule",
     "ScheduleError",

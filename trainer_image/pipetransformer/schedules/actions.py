@@ -17,15 +17,21 @@ class ActionKind(StrEnum):
     INPUT_GRADIENT = "InputGradient"  #: computes the gradient of the input, which the span before waits for
     WEIGHT_GRADIENT = "WeightGradient"  #: computes the gradients of weights, after `INPUT_GRADIENT` of the same chunk
     STEP = "Step"  #: changes the span's weights
+    PREFIX = "Prefix"  #: computes some frozen units before the first span, on any worker that holds them
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One computation of a worker: `kind` on its span `span` for the chunk `chunk`. A `STEP` has no chunk."""
+    """One computation of a worker: `kind` on its span `span` for the chunk `chunk`. A `STEP` has no chunk.
+
+    A `PREFIX` computes `units` of the frozen prefix, and the last one gives its output to span 0. Chunks of the next
+    round count on from this round's last chunk.
+    """
 
     kind: ActionKind
     span: int
     chunk: int = -1
+    units: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +44,19 @@ class RoundShape:
         first_trained: number of leading spans that train nothing. They run forwards only, and get no gradient.
             An evaluation has `len(owners)`.
         slices: chunks of each micro-batch; slice s of micro-batch m is chunk m * slices + s.
+        prefix_units: number of frozen units that `PREFIX` actions compute before span 0. With 0 the forward of span 0
+            computes them.
+        prefix_made: whether the round before has computed this round's prefix.
+        next_chunks: number of chunks of the next round, whose prefix this round computes; 0 if there is none.
     """
 
     owners: tuple[int, ...]
     chunks: int
     first_trained: int = 0
     slices: int = 1
+    prefix_units: int = 0
+    prefix_made: bool = False
+    next_chunks: int = 0
 
     @property
     def workers(self) -> int:

@@ -22,17 +22,20 @@ _TURNS = {
     ActionKind.INPUT_GRADIENT: 1.0,
     ActionKind.WEIGHT_GRADIENT: 1.0,
     ActionKind.STEP: 0.0,
+    ActionKind.PREFIX: 1.0,
 }
 
 
 class MessageKind(StrEnum):
     ACTIVATION = "Activation"
     GRADIENT = "Gradient"
+    PREFIX = "Prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What one computation makes for another: the input of `span` for `chunk`, or the gradient of its output."""
+    """What one computation makes for another: the input of `span` for `chunk`, or the gradient of its output. What a
+    prefix gives for a chunk of the next round is read in that round."""
 
     kind: MessageKind
     span: int
@@ -59,9 +62,12 @@ Operation = Action | Send | Receive
 
 
 def needed(action: Action, shape: RoundShape) -> Value | None:
-    """What another span gives to this computation; None if it needs nothing."""
-    if action.kind is ActionKind.FORWARD and action.span > 0:
-        return Value(MessageKind.ACTIVATION, action.span, action.chunk)
+    """What another computation of this round gives to this one; None if it needs nothing."""
+    if action.kind is ActionKind.FORWARD:
+        if action.span > 0:
+            return Value(MessageKind.ACTIVATION, action.span, action.chunk)
+        made_now = shape.prefix_units and not shape.prefix_made
+        return Value(MessageKind.PREFIX, 0, action.chunk) if made_now else None
     backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
     if backward and action.span < len(shape.owners) - 1:
         return Value(MessageKind.GRADIENT, action.span, action.chunk)
@@ -69,9 +75,11 @@ def needed(action: Action, shape: RoundShape) -> Value | None:
 
 
 def given(action: Action, shape: RoundShape) -> Value | None:
-    """What this computation gives to another span; None if it gives nothing."""
+    """What this computation gives to another one; None if it gives nothing."""
     if action.kind is ActionKind.FORWARD and action.span < len(shape.owners) - 1:
         return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)
+    if action.kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
+        return Value(MessageKind.PREFIX, 0, action.chunk)
     backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
     if backward and shape.gives_gradient(action.span):
         return Value(MessageKind.GRADIENT, action.span - 1, action.chunk)

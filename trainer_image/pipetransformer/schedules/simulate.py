@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from .actions import Action, ActionKind, RoundShape, ScheduleError
 from .order import MessageKind, Operation, Receive, Send, Value
 
+#: What a node costs: (kind, span, slice) of a computation, units of a prefix, or the slice of a message.
+_Cost = tuple[ActionKind, int, int] | range | int
 #: Numbers of chunks that a worker keeps at a time, by span.
 _Kept = tuple[tuple[int, int], ...]
 
@@ -28,12 +30,14 @@ class RoundCosts:
         action_seconds: seconds that any computation takes in addition, such as those of its launch.
         saved_bytes: bytes that a chunk keeps in each span from its forward to the end of its backward; empty if nothing
             is kept. For slices the mean of a micro-batch's chunks.
+        prefix: seconds of each frozen unit before span 0, for `PREFIX` computations.
     """
 
     seconds: Mapping[tuple[ActionKind, int], Sequence[float]]
     message_seconds: Sequence[float] = (0.0,)
     action_seconds: float = 0.0
     saved_bytes: Sequence[float] = ()
+    prefix: Sequence[float] = ()
 
     @classmethod
     def by_span(
@@ -45,6 +49,7 @@ class RoundCosts:
         message_seconds: float = 0.0,
         action_seconds: float = 0.0,
         saved_bytes: Sequence[float] = (),
+        prefix: Sequence[float] = (),
     ) -> "RoundCosts":
         """Costs of whole micro-batches.
 
@@ -55,6 +60,7 @@ class RoundCosts:
             message_seconds: seconds of a message.
             action_seconds: seconds of any action.
             saved_bytes: bytes that a chunk keeps in each span.
+            prefix: seconds of each frozen unit before span 0.
         """
         weights = [seconds / 2 for seconds in backward] if weight_gradient is None else weight_gradient
         inputs = [max(0.0, whole - part) for whole, part in zip(backward, weights, strict=True)]
@@ -66,7 +72,7 @@ class RoundCosts:
             ActionKind.STEP: [0.0] * len(forward),
         }
         seconds = {(kind, span): (value,) for kind, row in rows.items() for span, value in enumerate(row)}
-        return cls(seconds, (message_seconds,), action_seconds, saved_bytes)
+        return cls(seconds, (message_seconds,), action_seconds, saved_bytes, prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +122,14 @@ class Program:
     Attributes:
         shape: the shape of the round.
         nodes: of each further node three predecessors, and the number of what it costs in `costs`.
-        costs: (kind, span, slice) of computations, and slices of messages.
+        costs: what nodes can cost.
         computations: nodes of each worker's computations, in their order.
         kept: the numbers of chunks that each worker keeps at a time, by span, where no other time has more of each.
     """
 
     shape: RoundShape
     nodes: Sequence[tuple[int, int, int, int]]
-    costs: Sequence[tuple[ActionKind, int, int] | int]
+    costs: Sequence[_Cost]
     computations: Sequence[Sequence[int]]
     kept: Sequence[Sequence[Mapping[int, int]]]
 
@@ -166,9 +172,11 @@ class Program:
             times=tuple(tuple((starts[node], ends[node]) for node in own) for own in self.computations),
         )
 
-    def _seconds(self, cost: tuple[ActionKind, int, int] | int, costs: RoundCosts) -> float:
+    def _seconds(self, cost: _Cost, costs: RoundCosts) -> float:
         if isinstance(cost, int):
             return _of_slice(costs.message_seconds, cost)
+        if isinstance(cost, range):
+            return sum(costs.prefix[unit] for unit in cost) + costs.action_seconds
         kind, span, number = cost
         return _of_slice(costs.seconds[kind, span], number) + costs.action_seconds
 
@@ -205,10 +213,17 @@ class _Linker:
         self._workers = [_Worker(operations) for operations in lists]
         self._with_messages = any(not isinstance(one, Action) for operations in lists for one in operations)
         self._nodes: list[tuple[int, int, int, int]] = []
-        self._costs: dict[tuple[ActionKind, int, int] | int, int] = {}
-        # The node that brings a value: activations by span * chunks + chunk, and gradients behind them.
+        self._costs: dict[_Cost, int] = {}
+        # The node that brings a value: activations by span * chunks + chunk, behind them gradients, then prefixes.
         self._gradients = len(shape.owners) * shape.chunks
-        self._arrived = [-1] * (2 * self._gradients)
+        self._prefixes = 2 * self._gradients
+        self._arrived = [-1] * (self._prefixes + shape.chunks + shape.next_chunks)
+        self._bases = {
+            MessageKind.ACTIVATION: 0,
+            MessageKind.GRADIENT: self._gradients,
+            MessageKind.PREFIX: self._prefixes,
+        }
+        self._reads_prefix = bool(shape.prefix_units) and not shape.prefix_made
         self._waiting: dict[int, int] = {}  # the worker that waits for a value
         self._ready = list(range(len(lists)))
         self._pairs: dict[tuple[int, int], _Pair] = {}
@@ -243,7 +258,8 @@ class _Linker:
                 if arrived < 0:
                     self._waiting[source] = index
                     return
-                worker.newest = self._node(worker.newest, arrived, 0, (kind, span, chunk % slices))
+                cost: _Cost = operation.units if kind is ActionKind.PREFIX else (kind, span, chunk % slices)
+                worker.newest = self._node(worker.newest, arrived, 0, cost)
                 worker.computations.append(worker.newest)
                 self._note(worker, operation)
                 self._give(index, operation)
@@ -251,14 +267,16 @@ class _Linker:
                 self._issue(index, operation)
             worker.place += 1
 
-    def _node(self, first: int, second: int, third: int, cost: tuple[ActionKind, int, int] | int) -> int:
+    def _node(self, first: int, second: int, third: int, cost: _Cost) -> int:
         self._nodes.append((first, second, third, self._costs.setdefault(cost, len(self._costs))))
         return len(self._nodes)
 
     def _source(self, kind: ActionKind, place: int) -> int:
         """Index of the value that a computation needs; negative if it needs none."""
         if kind is ActionKind.FORWARD:
-            return place if place >= self._shape.chunks else -1
+            if place >= self._shape.chunks:
+                return place
+            return self._prefixes + place if self._reads_prefix else -1
         if kind is ActionKind.BACKWARD or kind is ActionKind.INPUT_GRADIENT:
             return self._gradients + place if place < self._gradients - self._shape.chunks else -1
         return -1
@@ -272,6 +290,8 @@ class _Linker:
                 return
         elif (kind is ActionKind.BACKWARD or kind is ActionKind.INPUT_GRADIENT) and span > shape.first_trained:
             taker, base = span - 1, self._gradients
+        elif kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
+            taker, base = 0, self._prefixes
         else:
             return
         node = self._workers[index].newest
@@ -298,7 +318,7 @@ class _Linker:
         if expected != value:
             raise ScheduleError(f"worker {peer} issues {expected} where worker {index} issues {value}")
         pair.newest = self._node(issued, newest, pair.newest, value.chunk % self._shape.slices)
-        base = 0 if value.kind is MessageKind.ACTIVATION else self._gradients
+        base = self._bases[value.kind]
         self._arrive(base + value.span * self._shape.chunks + value.chunk, pair.newest)
 
     def _note(self, worker: _Worker, action: Action) -> None:

@@ -90,7 +90,9 @@ class BetweenRounds:
         if kit.job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
             split = kit.job.dataset.train
             with kit.watchdog.timing("measurement", member.groups.connections):
-                costs = measure_costs(member.runner, member.layout, member.groups, split, control, round_seconds)
+                costs = measure_costs(
+                    member.runner, member.layout, member.groups, split, control, round_seconds, kit.usable_bytes
+                )
             control.costs = costs.model_dump()
 
     def mirror(self, state: WorkerState, member: Membership) -> None:

@@ -23,8 +23,6 @@ from pipetransformer.state.layout import StageLayout
 _WARM_UP_STEPS = 2
 #: The share of time that measurements may take.
 LARGEST_SHARE = 0.01
-#: The share of device memory to plan with. The rest is for the context, the allocator's losses and buffers.
-_USABLE_MEMORY = 0.85
 _LINK_BYTES = 1 << 20
 _LINK_REPEATS = 3
 
@@ -44,8 +42,10 @@ def measure_costs(
     split: Split,
     control: Control,
     round_seconds: float,
+    usable: float = float("inf"),
 ) -> ModelCosts:
-    """Measure all units. All members call this between two rounds; the last round took `round_seconds`.
+    """Measure all units. All members call this between two rounds; the last round took `round_seconds`, and the layers
+    of this worker may take `usable` bytes.
 
     Work that does not run now, such as the backward of frozen units, keeps its earlier cost.
     """
@@ -57,7 +57,6 @@ def measure_costs(
     for row, size in zip(seen, sizes, strict=True):
         row[layout.span.start : layout.span.stop] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
     rounds_taken = (time.perf_counter() - started) / round_seconds
-    usable = _usable_bytes(runner.spec.device)
     workers = torch.tensor([_seconds_per_byte(groups, runner.spec.device), -usable, rounds_taken], dtype=torch.float64)
     flat = torch.cat([seen.flatten(), workers])
     dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=groups.world)
@@ -85,12 +84,6 @@ def _filled(measured: ModelCosts, before: ModelCosts) -> ModelCosts:
 
     small, large = measured.micro_batch_sizes
     return measured.model_copy(update={"small": fill(measured.small, small), "large": fill(measured.large, large)})
-
-
-def _usable_bytes(device: torch.device) -> float:
-    if device.type != "cuda":
-        return float("inf")
-    return _USABLE_MEMORY * torch.cuda.get_device_properties(device).total_memory
 
 
 def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:

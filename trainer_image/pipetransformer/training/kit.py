@@ -48,6 +48,7 @@ class Kit:
         readers: processes that read samples ahead; None where there are none.
         teller: of the program's callbacks.
         barrier: behind storage.
+        usable_bytes: that this worker's layers may take; infinite if nothing bounds them.
         reserve: of host memory.
     """
 
@@ -68,6 +69,7 @@ class Kit:
     readers: Readers | None
     teller: Teller
     barrier: Barrier
+    usable_bytes: float
     reserve: Reserve = field(default_factory=Reserve)
 
     def equip(self, state: WorkerState, member: Membership) -> None:

@@ -112,6 +112,7 @@ class Forecast:
     Attributes:
         idle_share: of a step in the present layout, as `StepModel` predicts it; None before the first prediction.
         step_seconds: of the present layout; None until its steps are measured.
+        starting_step_seconds: of the job's first layout with no frozen layers; None until costs are measured.
         pause_seconds: what a planned change of the layout costs.
     """
 
@@ -121,6 +122,7 @@ class Forecast:
         self._costs: dict[str, Any] | None = None
         self.idle_share: float | None = None
         self.step_seconds: float | None = None
+        self.starting_step_seconds: float | None = None
         self.pause_seconds = ASSUMED_PAUSE_SECONDS
 
     @property
@@ -164,6 +166,8 @@ class Forecast:
         self.idle_share = model.idle_share(control.boundary, self._cut, pipelines)
         present = model.step_seconds(control.boundary, self._cut, pipelines)
         self.step_seconds = None if scale is None else scale * present
+        starting = None if scale is None else self._job.starting_step_seconds(_costs(control))
+        self.starting_step_seconds = None if scale is None or starting is None else scale * starting
 
     def _scale(self, model: StepModel) -> float | None:
         """Return the factor for predictions that makes the present layout take the measured seconds."""
@@ -241,6 +245,7 @@ class OperatorReports:
             loss=self._loss,
             samples_per_second=job.order.global_batch / seconds if seconds else None,
             step_seconds=self._forecast.step_seconds,
+            starting_step_seconds=self._forecast.starting_step_seconds,
             total_steps=job.total_steps,
             seconds_left=self._pace.seconds_left(control, job.total_steps),
             held_out=held_out(job, control),

@@ -45,6 +45,7 @@ from pipetransformer.training.leader_reports import Offered, ReportSink
 from pipetransformer.training.membership import Membership, drop_groups
 from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
+from pipetransformer.training.worker_memory import usable_bytes
 from pipetransformer_contract.messages import ResizeReason
 
 from .warm_up import warm_up
@@ -99,6 +100,7 @@ class Trainer:
             readers=Readers.of(job.dataset, job.spec.data.loader_processes),
             teller=Teller(job.callbacks),
             barrier=Barrier(watchdog),
+            usable_bytes=usable_bytes(transport.device),
         )
         self._prefetcher = self._kit.checkpointer.prefetcher()
         self._tools = self._make_tools()

@@ -10,7 +10,7 @@ start asks for in place of pods on lost nodes. While the queue is unknown, nothi
 from collections.abc import Set
 
 from pipetransformer_contract.api.labels import QUEUE_LABEL
-from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason, ResizePhase
+from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
@@ -66,8 +66,7 @@ def admits(draft: Draft, needed: int) -> bool:
     if not draft.status.quota_requests and not queue.problem:
         workforce.ask_queue(draft, name, needed)
     draft.update(start_time=None)  # a job that waits in a queue is not active, like a Job that Kueue suspends
-    running = status.condition(ConditionType.RUNNING)
-    if running is not None and running.reason in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
+    if status.reason(ConditionType.RUNNING) in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft.view))
     return False
 
@@ -168,8 +167,7 @@ def _drop_joiners(draft: Draft) -> None:
     going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
-    resize = draft.status.resize
-    if resize is not None and resize.phase is ResizePhase.PREPARE and draft.status.generation is not None:
+    if draft.view.preparation and draft.status.generation is not None:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
     draft.keep_workers(set(draft.status.worker_ids) - going, "the queue wants the quota back before they joined")
 

@@ -47,47 +47,42 @@ class Room(NamedTuple):
 def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Room:
     """Quota for workers of the starting size (`own`), or for claims. `stuck`: ids of workers whose pods may stay for
     days."""
-    gone, kind = lost(status, observed), _of_kind(status, own=own)
-    usable = [request for request in kind if request.admitted and request not in gone]
+    usable = _usable(status, observed, own=own)
     others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.generation is None else ())}
     used = (key for request in usable for key in request.worker_ids)
     return Room(
         free=sum(request.free for request in usable),
         coming=sum(key not in others for key in used),
-        waiting=sum(request.workers for request in kind if not request.admitted),
+        waiting=sum(request.workers for request in _of_kind(status, own=own) if not request.admitted),
     )
 
 
 def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own: bool) -> list[QuotaRequest]:
     """The requests, with new workers on free quota of one kind; the oldest request is filled first."""
-    left = list(created)
-    gone, kind = lost(status, observed), {request.name for request in _of_kind(status, own=own)}
-    requests = []
-    for request in status.quota_requests:
-        if request.name in kind and request.admitted and request not in gone:
-            taken, left = left[: request.free], left[request.free :]
-            request = request.model_copy(update={"worker_ids": [*request.worker_ids, *taken]})
-        requests.append(request)
+    left, changed = list(created), {}
+    for request in _usable(status, observed, own=own):
+        taken, left = left[: request.free], left[request.free :]
+        changed[request.name] = request.model_copy(update={"worker_ids": [*request.worker_ids, *taken]})
     assert not left, "more workers than quota"
-    return requests
+    return [changed.get(request.name, request) for request in status.quota_requests]
 
 
 def without_waiting(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
     """The requests without those of one kind that wait; the first request always stays."""
-    waiting = {request.name for request in _of_kind(status, own=own) if not request.admitted}
-    return [*status.quota_requests[:1], *(one for one in status.quota_requests[1:] if one.name not in waiting)]
+    kind = _of_kind(status, own=own)
+    others = (request for request in status.quota_requests[1:] if request.admitted or request not in kind)
+    return [*status.quota_requests[:1], *others]
 
 
 def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
     """The requests after returning up to `most` unused quota of one kind, without those that are empty then. The first
     request always stays."""
-    kind = {request.name for request in _of_kind(status, own=own)}
-    requests = []
-    for request in status.quota_requests:
-        if request.name in kind and request.admitted and (given := min(most, request.free)) > 0:
-            most -= given
-            request = request.model_copy(update={"returned": request.returned + given})
-        requests.append(request)
+    most, changed = max(0, most), {}
+    for request in _of_kind(status, own=own):
+        given = min(most, request.free) if request.admitted else 0
+        most -= given
+        changed[request.name] = request.model_copy(update={"returned": request.returned + given})
+    requests = [changed.get(request.name, request) for request in status.quota_requests]
     return [*requests[:1], *(request for request in requests[1:] if request.granted)]
 
 
@@ -101,3 +96,9 @@ def words(requests: Iterable[QuotaRequest], queue: Queue | None) -> str:
 def _of_kind(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
     names = {request.name for request in status.own_requests}
     return [request for request in status.quota_requests if (request.name in names) is own]
+
+
+def _usable(status: JobStatus, observed: Observed, *, own: bool) -> list[QuotaRequest]:
+    """Admitted requests of one kind that the queue does not reclaim."""
+    gone = lost(status, observed)
+    return [request for request in _of_kind(status, own=own) if request.admitted and request not in gone]

@@ -69,20 +69,15 @@ def _is_outside(view: View, generation: Generation, member: Member, since: datet
         return True
     if generation.broken_before >= MISSED_IN_A_ROW:
         return False
-    beat = view.observed.beats.get(member.uid)
-    return beat is not None and beat.time > since and beat.layout_generation < generation.layout_generation
+    beat = view.observed.beat(member.uid)
+    return beat.time > since and beat.layout_generation < generation.layout_generation
 
 
 def _check_deadline(draft: Draft, generation: Generation) -> None:
     resize = draft.status.resize
-    if (
-        resize is None
-        or resize.phase is not ResizePhase.COMMIT
-        or resize.deadline is None
-        or generation.reason in _FINAL
-    ):
+    deadline = resize.deadline if resize is not None and resize.phase is ResizePhase.COMMIT else None
+    if deadline is None or generation.reason in _FINAL:
         return
-    deadline = resize.deadline
     if draft.observed.since is not None:  # another operator's clock may differ
         deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
     if draft.clock.reached(deadline) and not _committed_by_some(draft.view, generation):
@@ -90,12 +85,8 @@ def _check_deadline(draft: Draft, generation: Generation) -> None:
 
 
 def _committed_by_some(view: View, generation: Generation) -> bool:
-    beats = [
-        view.observed.beats.get(member.uid)
-        for member in (*generation.members, *generation.leavers)
-        if view.alive(member)
-    ]
-    return any(beat is not None and beat.layout_generation >= generation.layout_generation for beat in beats)
+    living = view.living([*generation.members, *generation.leavers])
+    return any(view.observed.beat(one.uid).layout_generation >= generation.layout_generation for one in living)
 
 
 def _go_back(draft: Draft, generation: Generation, why: str) -> None:
@@ -107,13 +98,11 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     assert resize is not None and resize.from_ is not None
     old = resize.from_.layout
     stayed = len(generation.members) - max(0, generation.layout.workers - old.workers)
-    holders = [*generation.members[:stayed], *generation.leavers]
-    joined = [
-        member for member in generation.members[stayed:] if draft.view.alive(member) and _is_heard(draft.view, member)
-    ]
-    if not all(_is_heard(draft.view, member) for member in holders if draft.view.alive(member)):
+    holders = draft.view.living([*generation.members[:stayed], *generation.leavers])
+    if not all(_is_heard(draft.view, member) for member in holders):
         return
-    candidates = [*(member for member in holders if draft.view.alive(member)), *joined]
+    joined = draft.view.living(generation.members[stayed:])
+    candidates = [*holders, *(member for member in joined if _is_heard(draft.view, member))]
     layout = old if old.workers <= len(candidates) else layouts.best(draft.view, len(candidates))
     if layout is None:
         return
@@ -129,5 +118,4 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
 
 
 def _is_heard(view: View, member: Member) -> bool:
-    beat = view.observed.beats.get(member.uid)
-    return beat is not None and beat.time > view.now - view.patience(member.uid)
+    return view.observed.beat(member.uid).time > view.now - view.patience(member.uid)

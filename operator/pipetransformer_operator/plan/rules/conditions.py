@@ -85,7 +85,7 @@ def _admitted(draft: Draft) -> None:
 
 
 def _admitted_by(draft: Draft, queue: Queue) -> None:
-    requests, before = draft.status.quota_requests, draft.status.condition(ConditionType.ADMITTED)
+    requests = draft.status.quota_requests
     lost = quota.lost(draft.status, draft.observed)
     if lost and (draft.status.stop is not None or not draft.status.worker_ids):
         draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
@@ -97,7 +97,7 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
         message = "the job started without its queue: the label counts from its next start on"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE, message)
     elif queue.problem:
-        if before is None or before.reason not in _OF_QUEUES:
+        if draft.status.reason(ConditionType.ADMITTED) not in _OF_QUEUES:
             draft.set_condition(ConditionType.ADMITTED, None, Reason.QUEUE_UNAVAILABLE, queue.problem)
     elif draft.view.stopped:
         reason = Reason.SUSPENDED_BY_USER if draft.observed.kept_by is None else Reason.BEING_DELETED
@@ -114,9 +114,8 @@ def _clear(draft: Draft, kind: ConditionType) -> None:
 def _running(draft: Draft) -> None:
     status = draft.status
     generation = status.generation
-    suspended = status.condition(ConditionType.SUSPENDED)
-    if suspended is not None and suspended.status is ConditionStatus.TRUE:
-        draft.set_condition(ConditionType.RUNNING, False, suspended.reason)
+    if status.is_true(ConditionType.SUSPENDED):
+        draft.set_condition(ConditionType.RUNNING, False, status.reason(ConditionType.SUSPENDED))
     elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft.view))
     elif generation is None:
@@ -143,9 +142,9 @@ def _running(draft: Draft) -> None:
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
     """Says in the condition, and once in an event, that the cluster refuses to create workers. Returns whether it
     does."""
-    refusal, before = draft.observed.refusal, draft.status.condition(kind)
+    refusal = draft.observed.refusal
     if refusal:
-        if before is None or before.reason != Reason.CREATION_REFUSED:
+        if draft.status.reason(kind) != Reason.CREATION_REFUSED:
             draft.tell(Reason.CREATION_REFUSED, refusal, EventType.WARNING)
         draft.set_condition(kind, status, Reason.CREATION_REFUSED, refusal)
     return bool(refusal)
@@ -159,9 +158,7 @@ def _recovering(view: View, generation: Generation) -> bool:
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     if resize is None:
-        limit = (
-            _above_the_ceiling(draft.view) or _limit_of_pipelines(draft.view) or _pause(draft.view) or _no_room(draft)
-        )
+        limit = _why_not_larger(draft)
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
@@ -173,21 +170,33 @@ def _resizing(draft: Draft) -> None:
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
 
 
-def _above_the_ceiling(view: View) -> str:
+def _why_not_larger(draft: Draft) -> str:
+    """Why a job does not grow, or is too large; empty if it may grow."""
+    generation = draft.status.generation
+    if generation is None:
+        return _no_room(draft)
+    return (
+        _above_the_ceiling(draft.view, generation)
+        or _limit_of_pipelines(draft.view, generation)
+        or _pause(draft.view, generation)
+        or _no_room(draft)
+    )
+
+
+def _above_the_ceiling(view: View, generation: Generation) -> str:
     """Why a job has more workers than its spec allows; empty if it has not."""
-    generation, ceiling = view.status.generation, view.spec.elastic_policy.ceiling
-    if generation is None or generation.layout.workers <= ceiling or layouts.best(view, generation.layout.workers):
+    ceiling = view.spec.elastic_policy.ceiling
+    if generation.layout.workers <= ceiling or layouts.best(view, generation.layout.workers):
         return ""
     words = "and no legal layout has so few workers: the job stays as it is"
     return f"spec.elasticPolicy.maxWorkers allows {ceiling}, {words}"
 
 
-def _pause(view: View) -> str:
+def _pause(view: View, generation: Generation) -> str:
     """Until when a job does not try to grow; empty if it may, or is as large as its spec allows."""
-    generation, until = view.status.generation, view.status.next_resize_time
-    if generation is None or generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.sleeps():
+    if generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.sleeps():
         return ""
-    begins = f"the next attempt begins at {until:%Y-%m-%dT%H:%M:%SZ}"
+    begins = f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
     return f"workers were taken away, or a layout was not committed: {begins}"
 
 
@@ -201,10 +210,10 @@ def _no_room(draft: Draft) -> str:
     return "no node has free accelerators for more workers; the job claims some once there are"
 
 
-def _limit_of_pipelines(view: View) -> str:
+def _limit_of_pipelines(view: View, generation: Generation) -> str:
     """Why a job does not grow although its spec allows it; empty if it may grow."""
-    generation, most, elastic = view.status.generation, view.status.num_shards, view.spec.elastic_policy
-    if generation is None or most is None or generation.pipelines < most or not view.on_pack.widens:
+    most, elastic = view.status.num_shards, view.spec.elastic_policy
+    if most is None or generation.pipelines < most or not view.on_pack.widens:
         return ""
     allowed = min(view.spec.max_pipelines, elastic.ceiling // generation.stages)
     if allowed <= most:
@@ -266,7 +275,6 @@ def _stalled(draft: Draft) -> None:
 
 
 def _not_heard(draft: Draft) -> None:
-    before = draft.status.condition(ConditionType.STALLED)
-    if before is None or before.reason != Reason.NOT_HEARD:
+    if draft.status.reason(ConditionType.STALLED) != Reason.NOT_HEARD:
         draft.tell(Reason.NOT_HEARD, _SILENT, EventType.WARNING)
     draft.set_condition(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)

@@ -12,6 +12,7 @@ from pipetransformer_contract.api.status import Drain, Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import generations, workforce
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.members import parted
 from pipetransformer_operator.plan.types import WorkerPhase
 from pipetransformer_operator.plan.view import View
 
@@ -23,23 +24,21 @@ def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers that have to move, or prepares that. Returns whether it did."""
     generation = draft.status.generation
     assert generation is not None
-    going = [member for member in generation.members if (worker := draft.view.worker(member)) and worker.draining]
+    cordoned = frozenset(worker.name for worker in draft.view.wanted if worker.draining)
+    going, staying = parted(generation.members, cordoned)
     if not going:
         _give_up_replacements(draft)
         return False
     if draft.view.sleeps() or undeleted.leaks(draft):
         return False
     begin(draft, ResizeReason.DRAIN)
-    cordoned = {worker.name for worker in draft.view.wanted if worker.draining}  # joiners may land there again
-    staying = [member for member in generation.members if member.name not in cordoned]
-    fresh = [member for member in draft.view.ready_joiners if member.name not in cordoned]
+    _, fresh = parted(draft.view.ready_joiners, cordoned)  # joiners may land there again
     late = is_late(draft)
     pairs = _pairs(draft.view, draft.view.ids_of(going), draft.view.ids_of(fresh))
     if len(pairs) == len(going) or (pairs and late):
-        names = {draft.view.name_of(old): draft.view.name_of(new) for old, new in pairs}
-        joining = [member for member in fresh if member.name in names.values()]
-        kept = [member for member in going if member.name not in names]
-        leaving = [member for member in going if member.name in names]
+        replaced, replacing = (draft.view.names_of(ids) for ids in zip(*pairs, strict=True))
+        joining, _ = parted(fresh, replacing)
+        leaving, kept = parted(going, replaced)
         generations.publish(draft, generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
         try_at_once(draft)
         return True
@@ -56,20 +55,17 @@ def replace(draft: Draft) -> bool:
 def _give_up_replacements(draft: Draft) -> None:
     """Drops replacements of workers that no longer have to move. They have the priority and quota of the starting size,
     which a claim must not have."""
-    generation, claimed = draft.status.generation, set(draft.status.claimed_ids)
-    members = draft.view.ids_of(generation.members) if generation else ()
-    base = sum(key not in claimed for key in members)
+    claimed = draft.view.claimed_ids
+    base = len(set(draft.view.ids_of(draft.view.members)) - claimed)
     joining = [key for key in draft.view.joining_ids if key not in claimed]
     if surplus := joining[max(0, draft.status.initial_workers - base) :]:
-        draft.keep_workers(
-            set(draft.status.worker_ids) - set(surplus), "the node that it was to replace a worker of is back"
-        )
+        draft.keep_workers(draft.view.wanted_ids - set(surplus), "the node that it was to replace a worker of is back")
 
 
 def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
     """Pairs of a worker that goes and the one that takes its place. A claimed worker never replaces one of the starting
     size, because it would stay one for good."""
-    claimed = set(view.status.claimed_ids)
+    claimed = view.claimed_ids
     base = [key for key in joining if key not in claimed]
     claims = [key for key in joining if key in claimed]
     pairs = []
@@ -112,8 +108,7 @@ def _set_deadline(draft: Draft) -> None:
     latest two times that long after the oldest cordon: nodes that are cordoned one after the other must not keep the
     first from being emptied. Joiners do not count, because they hold no state. A leaver's cordon renews nothing.
     """
-    status, generation = draft.status, draft.status.generation
-    joining = set(draft.view.joining_ids)
+    status, joining = draft.status, set(draft.view.joining_ids)
     going = {one.id: one for one in draft.view.wanted if one.alive and one.draining and one.id not in joining}
     if not going:
         draft.update(drain_deadline=None, drains=[])
@@ -126,8 +121,7 @@ def _set_deadline(draft: Draft) -> None:
     ]
     known = {key for one in drains for key in one.worker_ids}
     new = [worker for key, worker in going.items() if key not in known]
-    members = {member.name for member in generation.members} if generation else set()
-    if not drains or any(worker.name in members for worker in new):
+    if not drains or any(worker.name in draft.view.member_names for worker in new):
         drains.append(Drain(time=draft.now, worker_ids=[worker.id for worker in new]))
         try_at_once(draft)
         draft.clock.wake_at(draft.now)

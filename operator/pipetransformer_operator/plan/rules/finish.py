@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from pipetransformer_contract.api.job import CleanPodPolicy
 from pipetransformer_contract.api.status import ConditionType, Reason
-from pipetransformer_contract.messages import Outcome
+from pipetransformer_contract.messages import Outcome, Report
 from pipetransformer_operator.plan.deletions import ENDED
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import (
@@ -28,10 +28,8 @@ def judge(draft: Draft) -> None:
     if status.finished:
         return
     report = status.last_report
-    if report and report.outcome is Outcome.SUCCEEDED:
-        _complete(draft, report.message)
-    elif report and report.outcome is Outcome.FAILED:
-        draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
+    if report and report.outcome is not None:
+        _believe(draft, report)
     elif refusal := _refusal(draft.view):
         reason, message = termination(refusal)
         if not report_of(refusal):  # the exit code is the program's own, or Python's if there is no program
@@ -41,6 +39,13 @@ def judge(draft: Draft) -> None:
         _complete(draft, "")
     else:
         _check_deadline(draft)
+
+
+def _believe(draft: Draft, report: Report) -> None:
+    if report.outcome is Outcome.SUCCEEDED:
+        _complete(draft, report.message)
+    else:
+        draft.fail(report.reason or Reason.TRAINING_FAILED, report.message)
 
 
 def clean(draft: Draft) -> None:
@@ -78,17 +83,13 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
 def _refusal(view: View) -> Worker | None:
     """A worker that cannot do what its spec says, or has too little memory in the longest pipelines. While a job trains
     only members count: the node of a joiner may lack what theirs have, and then the change fails."""
-    generation = view.status.generation
-    judged = {member.uid for member in generation.members} if generation else {worker.uid for worker in view.wanted}
-    longest = view.spec.pipeline.stages
-    return next(
-        (
-            one
-            for one in view.wanted
-            if one.uid in judged and (one.exit_code == EXIT_USER_ERROR or out_of_memory_at(one) >= longest)
-        ),
-        None,
-    )
+    judged = {member.uid for member in view.members} or {worker.uid for worker in view.wanted}
+    refusals = (one for one in view.wanted if one.uid in judged and _refuses(one, view.spec.pipeline.stages))
+    return next(refusals, None)
+
+
+def _refuses(worker: Worker, longest: int) -> bool:
+    return worker.exit_code == EXIT_USER_ERROR or out_of_memory_at(worker) >= longest
 
 
 def _complete(draft: Draft, message: str) -> None:

@@ -1,6 +1,6 @@
 """What is lost at one turn: members and workers that were to join, however many fell at once. Changes nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -47,24 +47,26 @@ class Incident:
         """Lost holders of state."""
         return [key for key in self.view.status.worker_ids if self.view.name_of(key) in self.lost]
 
+    def _present(self, ids: Iterable[int]) -> list[Worker]:
+        """Those of the workers whose pods are there."""
+        return [self.workers[key] for key in ids if key in self.workers]
+
     @cached_property
     def stranded(self) -> dict[int, str]:
         """Joiners that will not start where they are, and why."""
-        there = (self.workers[key] for key in self.view.joining_ids if key in self.workers)
-        return {worker.id: words for worker in there if (words := _why_stranded(self.view, worker))}
+        whys = {worker.id: _why_stranded(self.view, worker) for worker in self._present(self.view.joining_ids)}
+        return {key: why for key, why in whys.items() if why}
 
     @cached_property
     def ended(self) -> list[Worker]:
         """Joiners that ended before they joined."""
-        there = (self.workers[key] for key in self.view.joining_ids if key in self.workers)
-        return [worker for worker in there if not worker.alive]
+        return [worker for worker in self._present(self.view.joining_ids) if not worker.alive]
 
     @cached_property
     def why(self) -> dict[int, str]:
         """All that are lost, members first, and why."""
-        ended = {worker.id for worker in self.ended}
-        joiners = [key for key in self.view.joining_ids if key in self.stranded or key in ended]
-        return {key: self._why(key) for key in (*self.members, *joiners)}
+        joiners = self.stranded.keys() | {worker.id for worker in self.ended}
+        return {key: self._why(key) for key in (*self.members, *sorted(joiners))}
 
     def _why(self, key: int) -> str:
         return self.lost.get(self.view.name_of(key)) or self.stranded.get(key) or describe(self.workers.get(key))
@@ -72,12 +74,12 @@ class Incident:
     @cached_property
     def observed(self) -> list[Worker]:
         """Those whose pods are there."""
-        return [self.workers[key] for key in self.why if key in self.workers]
+        return self._present(self.why)
 
     @cached_property
     def short(self) -> dict[int, int]:
         """Members whose pipelines were packed into too little memory, and how many stages these have."""
-        stages = {key: out_of_memory_at(self.workers[key]) for key in self.members if key in self.workers}
+        stages = {worker.id: out_of_memory_at(worker) for worker in self._present(self.members)}
         return {key: count for key, count in stages.items() if 0 < count < self._longest}
 
     @property
@@ -107,13 +109,12 @@ class Incident:
     def retry(self) -> timedelta | None:
         """How long a start waits before it replaces them; None: it does so at once."""
         waits = (loss_of(worker).retry for worker in (*self.failed_joiners, *self._disrupted))
-        return max((wait for wait in waits if wait is not None), default=None)
+        return max(filter(None, waits), default=None)
 
     @cached_property
     def silent(self) -> list[Worker]:
         """Failed members whose nodes may be the reason."""
-        there = (self.workers[key] for key in self.failed if key in self.workers)
-        return [worker for worker in there if budget.is_of_node(self.view, worker, self.suspects)]
+        return [one for one in self._present(self.failed) if budget.is_of_node(self.view, one, self.suspects)]
 
     @property
     def counts(self) -> bool:

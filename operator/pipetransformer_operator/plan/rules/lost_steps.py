@@ -3,7 +3,7 @@
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import saved_step
-from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.types import EventType, Worker
 from pipetransformer_operator.plan.view import View
 
 
@@ -12,18 +12,17 @@ def forget_generation(draft: Draft) -> None:
 
     Members that the cluster takes away may still leave a checkpoint. Then the next start tells what is lost.
     """
-    generation = draft.status.generation
-    if generation is not None:
-        ending = [
-            worker
-            for member in generation.members
-            if (worker := draft.view.worker(member)) and worker.exit_code is None
-        ]
-        if any(worker.terminating and worker.holds for worker in ending) and draft.spec.checkpoint is not None:
+    if draft.status.generation is not None:
+        if draft.spec.checkpoint is not None and any(map(_may_save, draft.view.workers_of(draft.view.members))):
             draft.update(unsettled_step=newest_step(draft.view))
         else:
             tell_lost(draft)
     draft.update(generation=None, stop=None)
+
+
+def _may_save(worker: Worker) -> bool:
+    """Whether a worker that is taken away may still leave a checkpoint."""
+    return worker.terminating and worker.holds and worker.exit_code is None
 
 
 def settle(draft: Draft, step: int) -> None:
@@ -57,12 +56,10 @@ def tell_lost(draft: Draft) -> None:
 def saved_by_members(view: View) -> int:
     """Steps of the durable checkpoint that members left as they ended; 0 if none did. A worker that left with an older
     generation knows nothing of the steps since."""
-    generation = view.status.generation
-    ended = [worker for member in generation.members if (worker := view.worker(member))] if generation else []
-    return max(map(saved_step, ended), default=0)
+    return max(map(saved_step, view.workers_of(view.members)), default=0)
 
 
 def newest_step(view: View) -> int:
     """Committed steps that the operator knows of; the workers may have made a few more."""
-    reports = (view.status.last_report, view.observed.report)
-    return max((one.step for one in reports if one is not None and one.job_uid == view.observed.uid), default=0)
+    reports = filter(None, (view.status.last_report, view.observed.report))
+    return max((one.step for one in reports if one.job_uid == view.observed.uid), default=0)

@@ -3,15 +3,15 @@
 A preparation that is not done by its deadline is cancelled, says why, and is tried again. Each wait is twice as long.
 """
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import generations, layouts, leavers, workforce
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.members import parted
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.sharing import share
 from pipetransformer_operator.plan.sharing.claim import is_claim, target
@@ -21,6 +21,8 @@ from pipetransformer_operator.plan.view import View
 #: How the reasons of containers that cannot be started begin: because of the image, or of the rest of the template.
 _IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 _CONTAINER = ("CreateContainer", "RunContainerError")
+#: Why workers are late, the worst reason first.
+_WORST = (Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY)
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
 #: The same for a job that does not train: it has nothing else to do, and nodes may be free again.
@@ -36,9 +38,7 @@ def publish(draft: Draft) -> bool:
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
-    without_quota = {draft.view.name_of(key) for key in quota.lost_ids(status, draft.observed)}
-    going = [member for member in generation.members if member.name in without_quota]
-    staying = [member for member in generation.members if member.name not in without_quota]
+    going, staying = parted(generation.members, draft.view.names_of(quota.lost_ids(status, draft.observed)))
     warm = [] if draft.view.asleep else draft.view.ready_joiners
     complete = len(warm) == len(draft.view.joining_ids)
     joining = warm if complete or is_late(draft) else []
@@ -88,8 +88,8 @@ def prepare(draft: Draft) -> None:
 
 def begin(draft: Draft, reason: ResizeReason) -> None:
     """Drops what is prepared for another reason, so that the new preparation has all its time."""
-    resize = draft.status.resize
-    if resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is not reason:
+    prepared = draft.view.preparation
+    if prepared is not None and prepared.reason is not reason:
         draft.update(resize=None)
 
 
@@ -122,18 +122,16 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
 def go_on(draft: Draft) -> None:
     """Gives a preparation all its time again, because joiners were taken away and others replace them. That happens
     at most `RENEWALS` times."""
-    resize = draft.status.resize
-    if resize is not None and may_go_on(draft.view):
-        draft.update(resize=resize.model_copy(update={"renewals": resize.renewals + 1}))
+    prepared = draft.view.preparation
+    if prepared is not None and may_go_on(draft.view):
+        draft.update(resize=prepared.model_copy(update={"renewals": prepared.renewals + 1}))
         draft.prepare_anew(draft.now)
 
 
 def may_go_on(view: View) -> bool:
     """Whether a job that trains prepares something, and may still replace joiners that were taken away."""
-    resize = view.status.resize
-    if view.status.generation is None or resize is None or resize.phase is not ResizePhase.PREPARE:
-        return False
-    return resize.renewals < RENEWALS
+    prepared = view.preparation
+    return view.status.generation is not None and prepared is not None and prepared.renewals < RENEWALS
 
 
 def back_off(draft: Draft) -> timedelta:
@@ -160,10 +158,10 @@ def _back_off(draft: Draft, longest: timedelta) -> timedelta:
 
 def wake(draft: Draft) -> None:
     """Ends the wait of a job that found no nodes, if accelerators were released since or other jobs give way to it."""
-    since, released = draft.status.waits_for_nodes_since, draft.observed.released
+    since, observed = draft.status.waits_for_nodes_since, draft.observed
     if since is None or not draft.view.asleep:
         return
-    if draft.observed.preferred_since is not None or (released is not None and released > since):
+    if observed.preferred_since or (observed.released or since) > since:
         draft.update(next_resize_time=None, waits_for_nodes_since=None)
 
 
@@ -201,24 +199,25 @@ def why_not_ready(view: View) -> tuple[Reason, str]:
     workers = {worker.id: worker for worker in view.joiners}
     if view.status.generation is not None:  # a drain takes none on a cordoned node
         ready -= {worker.name for worker in view.joiners if worker.draining}
-    late = [key for key in view.joining_ids if view.name_of(key) not in ready]
-    reasons = [_why(workers.get(key)) for key in late]
     if view.awaits_quota:
         return Reason.WAITING_FOR_QUOTA, queue_says(view)
-    order = [Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY]
-    found = {reason for reason, _ in reasons}
-    worst = next((reason for reason in order if reason in found), Reason.NOT_READY)
-    words = "; ".join(f"{view.name_of(key)}: {why}" for key, (_, why) in list(zip(late, reasons, strict=True))[:8])
+    late = {view.name_of(key): _why(workers.get(key)) for key in view.joining_ids if view.name_of(key) not in ready}
+    worst = min((reason for reason, _ in late.values()), key=_WORST.index, default=Reason.NOT_READY)
+    words = "; ".join([f"{name}: {why}" for name, (_, why) in late.items()][:8])
     if worst is Reason.UNSCHEDULABLE and view.observed.nodes.avoided:
         words += f"; avoided because accelerators failed there: {', '.join(sorted(view.observed.nodes.avoided)[:8])}"
+    return worst, words or _why_none_is_awaited(view)
+
+
+def _why_none_is_awaited(view: View) -> str:
     ceiling = view.spec.elastic_policy.ceiling
-    if not words and view.asleep:
-        words = f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
-    elif not words and view.status.quota_requests:
-        words = "quota is not free before the pods of earlier workers are gone"
-    elif not words and len(view.status.worker_ids) >= ceiling:
-        words = f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"
-    return worst, words or "no worker is awaited"
+    if view.asleep:
+        return f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
+    if view.status.quota_requests:
+        return "quota is not free before the pods of earlier workers are gone"
+    if len(view.status.worker_ids) >= ceiling:
+        return f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"
+    return "no worker is awaited"
 
 
 def all_scheduled(view: View) -> bool:
@@ -247,12 +246,6 @@ def queue_says(view: View) -> str:
     return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
 
 
-def expendable_last(view: View, members: Sequence[Member]) -> list[Member]:
-    """Members with the claimed ones last: when some leave, those leave first."""
-    claimed = {view.name_of(key) for key in view.status.claimed_ids}
-    return sorted(members, key=lambda member: member.name in claimed)
-
-
 def _why(worker: Worker | None) -> tuple[Reason, str]:
     if worker is None:
         return Reason.NOT_READY, "is not created yet"
@@ -265,14 +258,14 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
 
 def is_late(draft: Draft) -> bool:
     """Whether a preparation is past its deadline."""
-    resize = draft.status.resize
-    return resize is not None and resize.phase is ResizePhase.PREPARE and draft.now >= _deadline(draft, resize)
+    prepared = draft.view.preparation
+    return prepared is not None and draft.now >= _deadline(draft, prepared)
 
 
 def is_recovery(view: View) -> bool:
     """Whether replacements are prepared for survivors that are too few for any layout."""
-    resize = view.status.resize
-    return resize is not None and resize.phase is ResizePhase.PREPARE and resize.reason is ResizeReason.FAILURE
+    prepared = view.preparation
+    return prepared is not None and prepared.reason is ResizeReason.FAILURE
 
 
 def _deadline(draft: Draft, resize: Resize) -> datetime:
@@ -283,14 +276,10 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
     """
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
-    if (
-        resize.reason is not ResizeReason.FAILURE
-        and is_claim(draft, resize.to.layout)
-        and not all_scheduled(draft.view)
-    ):
+    claims = resize.reason is not ResizeReason.FAILURE and is_claim(draft, resize.to.layout)
+    if claims and not all_scheduled(draft.view):
         seconds = min(seconds, policy.claim_timeout_seconds)
-    begin = max(resize.start_time, draft.observed.since or resize.start_time)
-    return begin + timedelta(seconds=seconds)
+    return draft.view.counted_from(resize.start_time) + timedelta(seconds=seconds)
 
 
 def snoozed(view: View, layout: Layout) -> bool:

@@ -17,6 +17,7 @@ from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.plan import budget, generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import blames_device, describe, says_succeeded, words
+from pipetransformer_operator.plan.members import parted
 from pipetransformer_operator.plan.sharing.claim import is_in_vain
 from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType
 from pipetransformer_operator.plan.view import View
@@ -29,7 +30,6 @@ from .prepare import (
     begin,
     cancel,
     enter,
-    expendable_last,
     go_on,
     is_late,
     sleep,
@@ -52,7 +52,8 @@ def recover(draft: Draft) -> None:
     assert generation is not None
     survivors = draft.view.state_holders
     if generation.confirmed:  # before that, workers that surely hold state come first
-        survivors = expendable_last(draft.view, survivors)
+        claimed, own = parted(survivors, draft.view.claimed_names)
+        survivors = [*own, *claimed]
     if not survivors:
         forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
@@ -65,7 +66,7 @@ def recover(draft: Draft) -> None:
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
         generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
-        if any(draft.view.name_of(key) in lost for key in wanted):
+        if draft.view.names_of(wanted) & lost.keys():
             try_at_once(draft)  # the wait was for another attempt, such as a claim
         _wait_for_replacements(draft, survivors)
 
@@ -120,7 +121,7 @@ def _blame_nodes(draft: Draft, incident: Incident) -> None:
 
 def _follow_up(draft: Draft, incident: Incident) -> None:
     """Cancels or renews what is prepared, and decides when the next attempt begins."""
-    if draft.view.prepares and not incident.starting and not incident.members:
+    if draft.view.preparation and not incident.starting and not incident.members:
         if (key := incident.at_fault) is None:
             go_on(draft)
         else:
@@ -155,9 +156,8 @@ def _note_too_short(draft: Draft, incident: Incident) -> None:
     """Notes that pipelines of lost members were packed into too little memory, so that longer ones follow."""
     if not incident.short:
         return
-    report, most = draft.status.last_report, max(incident.short.values())
+    most, boundary = max(incident.short.values()), layouts.boundary(draft.view)
     one = incident.workers[min(incident.short)]
-    boundary = report.boundary if report else 0
     draft.update(too_short=TooShort(stages=most, boundary=boundary))
     message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
     until = f"longer ones follow until more than {boundary} blocks are frozen"

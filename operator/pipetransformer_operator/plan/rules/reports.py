@@ -1,9 +1,11 @@
 """Writes the leader's report into the status: at once if it decides something, mere progress now and then."""
 
 from datetime import timedelta
+from operator import attrgetter
 
 from pipetransformer_contract.api.status import LastReport, Reason
 from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
+from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.view import View
 
@@ -12,6 +14,7 @@ from .prepare import forget_failures
 
 #: Progress alone is written this often; what decides something is written at once.
 PROGRESS_INTERVAL = timedelta(seconds=30)
+_DECIDES = attrgetter("layout_generation", "boundary", "outcome", "checkpoint", "offers", "step_seconds")
 
 
 def fold(draft: Draft) -> None:
@@ -24,9 +27,9 @@ def fold(draft: Draft) -> None:
         return
     generation, stepped = draft.status.generation, report.step > (last.step if last else 0)
     mended = generation is not None and generation.broken_before > 0 and stepped
-    mere_progress = last is not None and not mended and not _decides(report, last)
-    if last is not None and mere_progress and not draft.clock.reached(last.time + _interval(draft.view)):
+    if last is not None and not (mended or _decides(report, last) or _is_due(draft.view, last)):
         return
+    before = layouts.boundary(draft.view)
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
     shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
@@ -37,7 +40,6 @@ def fold(draft: Draft) -> None:
     )
     if generation is not None and mended:
         draft.update(generation=generation.model_copy(update={"broken_before": 0}))
-    before = last.boundary if last else 0
     if report.boundary != before:
         draft.tell(
             Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
@@ -63,23 +65,14 @@ def _confirm(draft: Draft, number: int) -> None:
 
 
 def _decides(report: Report, last: Report) -> bool:
-    def key(one: Report) -> object:
-        return (
-            one.layout_generation,
-            one.boundary,
-            one.outcome,
-            one.checkpoint,
-            one.offers,
-            one.step_seconds,
-        )
-
-    return key(report) != key(last)
+    return _DECIDES(report) != _DECIDES(last)
 
 
-def _interval(view: View) -> timedelta:
-    """How often progress is written: often enough that the status does not look like a stall."""
+def _is_due(view: View, last: LastReport) -> bool:
+    """Whether mere progress is written: often enough that the status does not look like a stall."""
     stall = view.spec.run_policy.stall_timeout_seconds
-    return PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
+    interval = PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
+    return view.clock.reached(last.time + interval)
 
 
 def _newer(old: DurableCheckpoint | None, new: DurableCheckpoint | None) -> DurableCheckpoint | None:

@@ -9,6 +9,7 @@ to say that pods or nodes are gone.
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.messages import Member
+from pipetransformer_operator.plan.clock import latest
 from pipetransformer_operator.plan.view import SILENCE, View
 
 #: A member that peers name as lost and that is silent for this long is lost, although its pod looks alive. One that no
@@ -42,11 +43,11 @@ def stall_time(view: View) -> datetime | None:
     """When the job counts as stalled unless a step is made before; None if it does not train. Before the first step the
     time counts from the publication of a generation."""
     report, generation = view.status.last_report, view.status.generation
-    if generation is None or (report is None and generation.published_time is None):
+    if generation is None:
         return None
-    times = (report.time if report else None, view.observed.since, generation.published_time)
+    last = latest((report.time if report else None, view.observed.since, generation.published_time))
     patience = max(stall_timeout(view), REPORTS_AWAITED * view.observed.report_pace)
-    return max(time for time in times if time is not None) + patience
+    return None if last is None else last + patience
 
 
 def is_stalled(view: View) -> bool:
@@ -72,9 +73,8 @@ def last_words(view: View) -> str:
     generation = view.status.generation
     assert generation is not None
     for member in sorted(generation.members, key=lambda member: member.name != generation.leader):
-        beat = view.observed.beats.get(member.uid)
-        if beat is not None and beat.because:
-            return f"; {member.name}: {beat.because}"
+        if because := view.observed.beat(member.uid).because:
+            return f"; {member.name}: {because}"
     return ""
 
 
@@ -89,22 +89,20 @@ def _is_awaited(view: View) -> bool:
 def hears_nobody(view: View) -> bool:
     """Whether all holders of state are silent, each for longer than it should be."""
     holders = view.state_holders
-    return bool(holders) and all(
-        view.now >= _last_heard(view, member) + view.patience(member.uid) for member in holders
-    )
+    due = [_last_heard(view, member) + view.patience(member.uid) for member in holders]
+    return bool(due) and view.now >= max(due)
 
 
 def _last_heard(view: View, member: Member) -> datetime:
     """When the member last said anything, or the operator began to listen."""
-    observed = view.observed
-    return max((time for time in (observed.heard.get(member.uid), observed.since) if time), default=view.now)
+    return latest((view.observed.heard.get(member.uid), view.observed.since)) or view.now
 
 
 def _was_heard(view: View, member: Member) -> bool:
     """Whether this operator heard the member. What it said of a break to an earlier operator is unknown, and its next
     heartbeat may come a whole pace later."""
     heard = view.observed.heard.get(member.uid)
-    return heard is not None and (view.observed.since is None or heard >= view.observed.since)
+    return heard is not None and heard >= view.counted_from(heard)
 
 
 def suspicion(view: View, member: Member) -> str:

@@ -55,8 +55,7 @@ def wait(draft: Draft) -> None:
         f" {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
         f" {bounds.min_workers} to {bounds.max_workers} workers in all"
     )
-    before = draft.status.condition(ConditionType.RUNNING)
-    if before is None or before.reason != Reason.NO_LEGAL_START:
+    if draft.status.reason(ConditionType.RUNNING) != Reason.NO_LEGAL_START:
         draft.tell(Reason.NO_LEGAL_START, message, EventType.WARNING)
     hold_nothing(draft, Reason.NO_LEGAL_START, message)
 
@@ -186,11 +185,10 @@ def _deadline(view: View, resize: Resize) -> datetime:
     """
     timeout = timedelta(seconds=view.spec.run_policy.start_timeout_seconds)
     if resize.trouble_time is not None:
-        times = (resize.start_time, resize.trouble_time, view.observed.preferred_since)
-        return max(time for time in times if time is not None) + timeout
+        begin = max(resize.start_time, resize.trouble_time)
+        return max(begin, view.observed.preferred_since or begin) + timeout
     longer = resize.start_time + PLACED * timeout * (1 << min(view.status.slow_starts, 4))
-    since = view.observed.since
-    return max(longer, since + timeout) if since else longer  # a new operator first has to hear which workers are ready
+    return max(longer, view.counted_from(resize.start_time) + timeout)
 
 
 def _put_off(draft: Draft, reason: Reason, why: str) -> None:

@@ -7,7 +7,7 @@ Members that have not ended after `runPolicy.stopTimeoutSeconds` are deleted, an
 
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase, Stop
+from pipetransformer_contract.api.status import ConditionType, Reason, Stop
 from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.plan import generations, layouts
 from pipetransformer_operator.plan.draft import Draft
@@ -51,8 +51,7 @@ def give_back(draft: Draft, why: str) -> None:
 def end_finished(draft: Draft) -> None:
     """Stops a job past its deadline like `give_back`, except that the generation stays and `cleanPodPolicy` says which
     pods are deleted."""
-    failed = draft.status.condition(ConditionType.FAILED)
-    if failed is None or failed.reason != Reason.DEADLINE_EXCEEDED:
+    if draft.status.reason(ConditionType.FAILED) != Reason.DEADLINE_EXCEEDED:
         draft.update(stop=None)
         return
     if not draft.observed.status.finished:
@@ -71,12 +70,8 @@ def words(view: View) -> str:
     stop, generation = view.status.stop, view.status.generation
     if stop is None or generation is None or not view.status.worker_ids:
         return ""
-    unsaved = {
-        member.name: beat.unsaved
-        for member in generation.members
-        if (beat := view.observed.beats.get(member.uid)) and beat.unsaved and view.alive(member)
-    }
-    trouble = "; ".join(f"{name}: {why}" for name, why in list(unsaved.items())[:_MAX_NAMES])
+    unsaved = ((member.name, view.observed.beat(member.uid).unsaved) for member in view.living(generation.members))
+    trouble = "; ".join([f"{name}: {why}" for name, why in unsaved if why][:_MAX_NAMES])
     waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to leave"
     checkpoint = view.status.checkpoint
     durable = f"the newest durable one is of step {checkpoint.step}" if checkpoint else "none is durable yet"
@@ -86,8 +81,7 @@ def words(view: View) -> str:
 def _deadline(view: View, stop: Stop) -> datetime:
     """When members that have not ended are deleted. The time counts again from the start of a new operator, because its
     predecessor may not have told them."""
-    begin = max(stop.time, view.observed.since or stop.time)
-    return begin + timedelta(seconds=view.spec.run_policy.stop_timeout_seconds)
+    return view.counted_from(stop.time) + timedelta(seconds=view.spec.run_policy.stop_timeout_seconds)
 
 
 def _saving(draft: Draft) -> list[Member]:
@@ -102,7 +96,7 @@ def _saving(draft: Draft) -> list[Member]:
     if draft.spec.checkpoint is None or _is_saved(draft.view) or draft.now >= deadline:
         return []
     draft.clock.wake_at(deadline)
-    if draft.status.resize is not None and draft.status.resize.phase is ResizePhase.PREPARE:
+    if draft.view.preparation:
         draft.update(resize=None)
     if not draft.status.finished:
         _regroup_survivors(draft)

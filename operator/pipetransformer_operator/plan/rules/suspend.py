@@ -18,8 +18,7 @@ def suspend(draft: Draft) -> None:
     if kept_by is not None:
         reason = Reason.BEING_DELETED
         message = f"the job is being deleted, and kept by {', '.join(kept_by) or 'nobody'}"
-        running = draft.status.condition(ConditionType.RUNNING)  # Suspended may have a refusal for its reason
-        if running is None or running.reason != reason:
+        if draft.status.reason(ConditionType.RUNNING) != reason:  # Suspended may have a refusal for its reason
             draft.tell(reason, "The job is being deleted: all workers are to end")
     else:
         reason, message = Reason.SUSPENDED_BY_USER, "spec.suspend is true"

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from pipetransformer_contract.api.job import JobSpec, PipeTrainingJob
-from pipetransformer_contract.api.status import ConditionType, Reason, ResizePhase
+from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_contract.choose import OnPack, choices
 from pipetransformer_contract.layout import Layout
 from pipetransformer_operator.plan import layouts
@@ -192,8 +192,7 @@ def _awaits_replacement(draft: Draft) -> bool:
 def _lacked_workers(draft: Draft) -> bool:
     """Whether the last attempt failed for lack of workers."""
     status = draft.status
-    condition = status.condition(ConditionType.RUNNING if status.generation is None else ConditionType.RESIZING)
-    reason = condition.reason if condition else None
+    reason = status.reason(ConditionType.RUNNING if status.generation is None else ConditionType.RESIZING)
     if status.not_committed is not None:
         return reason == Reason.UNSCHEDULABLE
     return reason not in _OTHER_REASONS
@@ -212,11 +211,11 @@ def _cannot_take_joiners(draft: Draft) -> bool:
 
 def _lacks_nodes(draft: Draft) -> bool:
     """Whether workers have had no node for a while, or have none although other jobs made room for them."""
-    resize = draft.status.resize
-    if resize is None or resize.phase is not ResizePhase.PREPARE:
+    prepared = draft.view.preparation
+    if prepared is None:
         return False
     held_up = bool(draft.observed.refusal) or draft.view.awaits_quota
-    late = share.is_open(draft) or draft.now >= resize.start_time + PATIENCE
+    late = share.is_open(draft) or draft.now >= prepared.start_time + PATIENCE
     placed = sum(worker.scheduled for worker in draft.view.joiners)
     return late and not held_up and len(draft.view.joining_ids) > placed
 

@@ -6,6 +6,7 @@ with all their workers gets them. The others hold nothing until it is complete. 
 priority, because the scheduler would preempt that one. A preferred job that finds no nodes waits (`share.note_vain`).
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -123,8 +124,8 @@ def _is_eligible(draft: Draft, attempt: _Attempt) -> bool:
 
 
 def _is_granted(draft: Draft, layout: Layout) -> bool:
-    granted = draft.status.share
-    return granted is not None and not granted.yields and granted.workers >= layout.workers
+    granted = draft.view.granted
+    return granted is not None and granted >= layout.workers
 
 
 def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
@@ -155,9 +156,9 @@ def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
     order = sorted(pool, key=lambda gang: (-gang.priority, gang.since, gang.key))
     preferred = [gang for gang in order if gang.key in before and gang.keeps_preference]
     # The scheduler gives released nodes to the pods of the highest priority, whichever job they were released for.
-    least = max((gang.priority for gang in pool if gang.competes and not gang.fresh), default=None)
+    least = max((gang.priority for gang in pool if gang.competes and not gang.fresh), default=-math.inf)
     for gang in order:
-        if gang in preferred or not gang.may_be_preferred or (least is not None and gang.priority < least):
+        if gang in preferred or not gang.may_be_preferred or gang.priority < least:
             continue
         if gang.granted or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred):
             preferred.append(gang)

@@ -69,16 +69,14 @@ def is_refused(draft: Draft) -> bool:
 
 def ceiling(draft: Draft) -> int:
     """Maximum number of workers that the job may grow to, even if its share is from an earlier layout."""
-    most, share = draft.spec.elastic_policy.ceiling, draft.status.share
-    if share is None or share.yields or draft.view.on_pack is not OnPack.AUTO:
-        return most
-    return min(most, share.workers)
+    most, granted = draft.spec.elastic_policy.ceiling, draft.view.granted
+    return most if granted is None or draft.view.on_pack is not OnPack.AUTO else min(most, granted)
 
 
 def is_open(draft: Draft) -> bool:
     """Whether the job has fewer workers with a node than its share."""
-    share = draft.status.share
-    return share is not None and not share.yields and draft.view.num_placed < share.workers
+    granted = draft.view.granted
+    return granted is not None and draft.view.num_placed < granted
 
 
 def note_vain(draft: Draft) -> None:

@@ -87,8 +87,8 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     active = spec.managed and not (status.finished or draft.view.stopped)
     if plan is None or not active or not spec.accelerator_resource:
         return None
-    claimed_ids, members = set(status.claimed_ids), {member.name for member in plan.members}
-    claimed = [worker for worker in draft.view.wanted if worker.id in claimed_ids]
+    members = draft.view.member_names
+    claimed = [worker for worker in draft.view.wanted if worker.id in draft.view.claimed_ids]
     base = len(members - {worker.name for worker in claimed})
     fewer = _smaller(draft, len(members), base)
     return Claims(
@@ -106,9 +106,8 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
 
 def _all_stay(draft: Draft) -> bool:
     """Whether no worker leaves, except on lost nodes."""
-    wanted = set(draft.status.worker_ids)
     reachable = [worker for worker in draft.observed.workers if not worker.node_lost]
-    return all(worker.alive and worker.id in wanted for worker in reachable)
+    return all(worker.alive and worker.id in draft.view.wanted_ids for worker in reachable)
 
 
 def _smaller(draft: Draft, workers: int, base: int) -> int | None:

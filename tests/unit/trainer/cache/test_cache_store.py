@@ -86,7 +86,7 @@ def test_entries_of_other_prefixes_are_given_up(store: TieredStore) -> None:
     for sample in range(4):
         store.put(key(sample, prefix=b"old" if sample % 2 else b"new"), entry(sample))
 
-    store.keep_only(lambda key: key.prefix == b"new")
+    store.keep_only({b"new"})
 
     assert {key.prefix for key in store.all_keys()} == {b"new"}
     assert store.used_bytes[0] + store.used_bytes[1] == 2 * ENTRY_BYTES

@@ -234,11 +234,11 @@ def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
 def test_what_a_run_was_writing_when_it_ended_is_not_written_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, written, write = Gate(monkeypatch), threading.Event(), module._write
+    gate, written, write = Gate(monkeypatch), threading.Event(), module._Write.run
 
-    def held(*arguments: Any) -> None:
+    def held(part: module._Write) -> None:
         try:
-            write(*arguments)
+            write(part)
         finally:
             written.set()
 
@@ -247,7 +247,7 @@ def test_what_a_run_was_writing_when_it_ended_is_not_written_to_its_end(
             if line["step"] == 1:
                 raise ValueError("full disk")
 
-    monkeypatch.setattr(module, "_write", held)
+    monkeypatch.setattr(module._Write, "run", held)
     with pytest.raises(CallbackError):
         run(
             tmp_path, checkpoint=Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1), callbacks=[Failing()]

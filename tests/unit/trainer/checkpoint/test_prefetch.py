@@ -8,7 +8,7 @@ import torch
 from pipetransformer.checkpoint.prefetch import Prefetcher
 from pipetransformer.hooks import HookPoint
 from pipetransformer.models import unit_name
-from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, save_unit
+from pipetransformer.storage import CheckpointInfo, commit, save_unit
 from tests.testkit.trainer.harness import Faults, Scripted, run_job
 from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import ADAMW, EPOCHS, STAY_ALONE, TRAINING_SAMPLES, compare, make_spec
@@ -27,9 +27,7 @@ def write(location: Path, step: int, boundary: int, fell_step: int = 0) -> None:
 
 
 def prefetcher(location: Path, skipped: tuple[int, ...] = ()) -> Prefetcher:
-    return Prefetcher(
-        lambda: latest(str(location)), lambda info, unit: load_unit(str(location), info, unit_name(unit, 2)), skipped
-    )
+    return Prefetcher(str(location), 2, skipped)
 
 
 def test_only_what_is_frozen_is_read_and_again_only_once_it_has_trained(tmp_path: Path) -> None:

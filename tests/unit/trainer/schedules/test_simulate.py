@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from pipetransformer.schedules import (
     Action,
     ActionKind,
+    Ahead,
     GPipe,
     MessageKind,
     OneForwardOneBackward,
     Operation,
     Receive,
     RoundCosts,
+    RoundSeconds,
     RoundShape,
     Schedule,
     ScheduleError,
@@ -148,6 +150,22 @@ def test_a_worker_keeps_what_its_chunks_in_flight_keep() -> None:
     assert simulate(planned(OneForwardOneBackward(), shape), shape, costs).peak_chunks == (0, 3, 2, 1)
     assert simulate(planned(OneForwardOneBackward(), shape), shape, costs).peak_bytes == (0, 30, 14, 5)
     assert simulate(planned(GPipe(), shape), shape, costs).peak_bytes == (0, 80, 56, 40)
+
+
+@pytest.mark.parametrize("holders", [(0,), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("made", [False, True])
+def test_frozen_forwards_ahead_take_the_time_that_their_schedule_plans(holders: tuple[int, ...], made: bool) -> None:
+    seconds = RoundSeconds((3.0,) * 4, (6.0,) * 4, (1.0,) * 12)
+    shape = replace(even(4, 8), prefix_units=12, prefix_made=made, next_chunks=8)
+    schedule = Ahead(OneForwardOneBackward(), seconds, holders)
+    costs = RoundCosts.by_span(seconds.forward, seconds.backward, prefix=seconds.prefix)
+    for lists in (schedule.actions(shape), planned(schedule, shape)):
+        found = simulate(lists, shape, costs)
+        assert sum(found.busy) == pytest.approx(4 * 8 * 9 + 8 * 12 * (1 if made else 2))
+        if made:
+            assert schedule.bound_seconds(shape) <= found.seconds
+        if made and len(holders) == 4:
+            assert found.seconds <= 1.1 * schedule.bound_seconds(shape)
 
 
 @st.composite

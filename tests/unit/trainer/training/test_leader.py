@@ -64,6 +64,22 @@ def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: 
     assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {expected}
 
 
+def test_the_step_of_the_start_is_told_on_the_scale_of_the_measured_steps(tmp_path: Path) -> None:
+    one_worker = {"pipeline": {"stages": 1, "microBatchSize": 22}, "numShards": 1, "workers": 1}
+    job, reports = load_job(make_spec(ADAMW, **one_worker)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control(costs=assumed_costs(job.num_layers).model_dump())
+    take_steps(leader, control, 5)
+    assert reports.sent[-1].starting_step_seconds == pytest.approx(1.0), "this worker trains in the first layout"
+
+    control.boundary = 2
+    take_steps(leader, control, 5)
+    report = reports.sent[-1]
+    assert report.step_seconds == pytest.approx(1.0)
+    # By assumed costs, forwards and backwards of all units take 18.5 turns, and 13.4 with two layers frozen.
+    assert report.starting_step_seconds == pytest.approx(18.5 / 13.4)
+
+
 def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: Path) -> None:
     job, reports = load_job(make_spec(ADAMW)), Reports()
     told: list[Any] = []

@@ -181,6 +181,13 @@ def test_a_later_measurement_keeps_what_frozen_units_cost_before(
     assert (after.step, after.boundary, after.worker_bytes, after.seconds_per_byte) == (102, 1, None, 0.0)
 
 
+def test_a_workers_memory_bounds_the_cuts_that_follow(model: PipelineModel, groups: GenerationGroups) -> None:
+    runner = make_runner(model, groups, 0)
+    costs = measure_costs(runner, make_layout(), groups, Samples(), Control(step=2), 1.0, usable=3e6)
+
+    assert costs.worker_bytes == 3_000_000
+
+
 def test_a_measurement_takes_a_hundredth_of_the_time_until_the_next(
     model: PipelineModel, groups: GenerationGroups, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,6 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
+from pipetransformer.elastic.transport.barrier import Work
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.errors import WorkersDifferError
@@ -334,7 +335,7 @@ class _Attempt(Progress):
         self.store.set(_PLAN, _NO_PLAN + why)
         raise RegroupError(why)
 
-    def pass_barrier(self, work: Callable[[], T] | None) -> T | None:
+    def pass_barrier(self, work: Work[T] | None) -> T | None:
         """Do work of unknown length in a thread, while all participants vote on whether any of them still works."""
         transfer = self.groups.transfer
         assert transfer is not None

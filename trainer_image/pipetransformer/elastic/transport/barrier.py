@@ -17,6 +17,8 @@ from .groups import GenerationGroups
 from .watchdog import ROUND, Deadline, Watchdog
 
 T = TypeVar("T")
+#: Work of unknown length, for a thread.
+Work = Callable[[], T]
 
 #: Between two votes of a worker that still works. The others wait in the vote.
 _VOTE_SECONDS = 0.02
@@ -33,7 +35,7 @@ class Barrier:
         self._watchdog = watchdog
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="barrier")
 
-    def pass_after(self, work: Callable[[], T] | None, groups: GenerationGroups) -> T | None:
+    def pass_after(self, work: Work[T] | None, groups: GenerationGroups) -> T | None:
         """Do this worker's part in a thread, and return its result once all have done theirs. All members of
         `groups.world` call this.
 
@@ -48,13 +50,13 @@ class Barrier:
         assert groups.world is not None
         return self._pass(work, groups.world, Deadline(0.0), groups.connections)
 
-    def pass_within(self, work: Callable[[], T] | None, group: dist.ProcessGroup, deadline: Deadline) -> T | None:
+    def pass_within(self, work: Work[T] | None, group: dist.ProcessGroup, deadline: Deadline) -> T | None:
         """As `pass_after`, by all of `group`. The caller watches the connections; each vote puts its `deadline` off."""
         return self._pass(work, group, deadline, None)
 
     def _pass(
         self,
-        work: Callable[[], T] | None,
+        work: Work[T] | None,
         group: dist.ProcessGroup,
         deadline: Deadline,
         connections: Connections | None,
@@ -68,9 +70,7 @@ class Barrier:
                 busy = torch.tensor([float(done is not None and not done.done())], dtype=torch.float32)
                 result = None if done is None or busy else done.result()
                 deadline.put_off(self._watchdog.limit(ROUND))
-                with (
-                    contextlib.nullcontext() if connections is None else self._watchdog.watching(connections, deadline)
-                ):
+                with self._watching(connections, deadline):
                     dist.all_reduce(busy, group=group)
                 if not busy:
                     return result

@@ -1,6 +1,7 @@
 """The attention function for models of transformers, with masks from the micro-batch's lengths and keyed dropout.
 
-Only hidden states travel between stages, so a layer gets no mask and uses the micro-batch's context instead.
+Only hidden states travel between stages, so a layer gets no mask and uses the micro-batch's context instead. In a slice
+of tokens, a causal layer also sees the keys and values that earlier slices kept.
 """
 
 import math
@@ -14,6 +15,7 @@ from transformers import AttentionInterface
 from pipetransformer.errors import SpecError
 from pipetransformer.models.context import current_micro_batch
 from pipetransformer.models.randomness.dropout import keyed_dropout
+from pipetransformer.models.slices import with_earlier
 
 #: The value of a configuration's `_attn_implementation`.
 NAME = "pipetransformer"
@@ -49,15 +51,19 @@ def attention(
     Raises:
         SpecError: the layer passes another option that changes the result.
     """
-    length, causal = key.shape[2], bool(module.is_causal)
+    causal = bool(module.is_causal)
+    if causal:
+        key, value = with_earlier(module, key, value, dim=2)
+    length = key.shape[2]
+    first = length - query.shape[2]  # positions of earlier slices
     window = sliding_window if sliding_window is not None and sliding_window < length else None
     _check(module, others if causal else {**others, "sliding_window": window})
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
-    mask = _causal_mask(length, window, key.device) if causal else _padding_mask(length, key.device)
+    mask = _causal_mask(first, length, window, key.device) if causal else _padding_mask(length, key.device)
     if dropout == 0.0:
-        plain = causal and window is None  # kernels need no mask for this case
+        plain = causal and window is None and not first  # kernels need no mask for this case
         mixed = functional.scaled_dot_product_attention(
             query, key, value, attn_mask=None if plain else mask, is_causal=plain, scale=scaling
         )
@@ -66,14 +72,15 @@ def attention(
         if mask is not None:
             scores = scores.masked_fill(~mask, -math.inf)
         seed, place = cast(tuple[int, int], module.randomness)
-        mixed = keyed_dropout(scores.softmax(dim=-1), dropout, seed=seed, place=place) @ value
+        mixed = keyed_dropout(scores.softmax(dim=-1), dropout, seed=seed, place=place, attention=True) @ value
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _causal_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """(positions, positions) what each query sees. Padding is at the end, so no query that counts sees it."""
+def _causal_mask(first: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """(queries, keys) what each query sees; the queries are the positions from `first` on. Padding is at the end, so no
+    query that counts sees it."""
     positions = torch.arange(length, device=device)
-    distances = positions[:, None] - positions[None, :]
+    distances = positions[first:, None] - positions[None, :]
     return distances >= 0 if window is None else (distances >= 0) & (distances < window)
 
 

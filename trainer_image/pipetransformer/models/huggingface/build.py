@@ -165,7 +165,8 @@ class _Skeleton:
                 self.whole: Any = cast(self._class(config), dtype)
             self._fill_constants()
         embedding, blocks, head = self._split(self.whole)
-        self.model = PipelineModel(embedding, blocks, head, self._activation(embedding, info))
+        activation, slices = self._activation(embedding, info), architecture.slices_tokens
+        self.model = PipelineModel(embedding, blocks, head, activation, slices_tokens=slices)
         self.names()  # refuses a model that could not be saved
         for index, unit in enumerate(self.model.units):
             self._own(index, unit)

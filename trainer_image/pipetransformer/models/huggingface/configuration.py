@@ -6,7 +6,7 @@ import transformers
 
 from pipetransformer.data import BYTE_VOCABULARIES, DataInfo, Task
 from pipetransformer.errors import SpecError, meant
-from pipetransformer.models.architectures import Architecture, find_architecture, registered_for, unsupported
+from pipetransformer.models.architectures import Architecture, all_architectures, find_architecture, unsupported
 from pipetransformer_contract.spec import Model
 
 from .attention import NAME
@@ -87,8 +87,9 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
     """The checkpoint's configuration, or the defaults of a model type."""
     model_type = spec.options.get("model_type")
     named = find_architecture(spec.architecture) if spec.architecture else None
-    for each in registered_for(lambda each: each.model_class is not None):
-        _introduce(each.model_class)
+    for each in all_architectures():
+        if each.model_class is not None:
+            _introduce(each.model_class)
     if spec.path:
         try:
             config = transformers.AutoConfig.from_pretrained(spec.path)
@@ -139,7 +140,7 @@ def _default_architecture(config: Any) -> Architecture:
     default = DEFAULT_ARCHITECTURES.get(config.model_type)
     if default is not None:
         return find_architecture(default)
-    found = registered_for(lambda each: config_class_of(each) is type(config))
+    found = [each for each in all_architectures() if config_class_of(each) is type(config)]
     if len(found) == 1:
         return found[0]
     field = "spec.model.architecture"

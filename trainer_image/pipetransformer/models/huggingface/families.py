@@ -6,7 +6,6 @@ each maps one tensor to one tensor. To add an architecture here, decorate such a
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipetransformer.data import Task
-from pipetransformer.models.architectures import Architecture, Split, Units, register_own
+from pipetransformer.models.architectures import Architecture, Decorator, FirstRow, Split, Units, register_own
+from pipetransformer.models.context import current_micro_batch
 
 #: The class that a model type is trained as, unless the job names another.
 DEFAULT_ARCHITECTURES = {
@@ -33,13 +33,14 @@ DEFAULT_ARCHITECTURES = {
 def splits(
     *architectures: str,
     task: Task,
-    first_position: Callable[[Any], int] = lambda _: 0,
-) -> Callable[[Split], Split]:
+    first_position: FirstRow = lambda _: 0,
+    slices_tokens: bool = False,
+) -> Decorator:
     """Register a function for classes of transformers that learn `task`; see `Architecture`."""
 
     def register(function: Split) -> Split:
         for name in architectures:
-            register_own(Architecture(name, function, task, first_position))
+            register_own(Architecture(name, function, task, first_position, slices_tokens=slices_tokens))
         return function
 
     return register
@@ -62,7 +63,7 @@ class TokensAndPositions(nn.Module):
         self.dropout = dropout
 
     def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
+        places = current_micro_batch().places(ids.shape[1], ids.device)
         return self.dropout(self.tokens(ids) + self.positions(places))  # type: ignore[no-any-return]
 
 
@@ -79,10 +80,13 @@ class RotaryLayer(nn.Module):
         self.rotary = rotary
 
     def forward(self, x: Tensor) -> Tensor:
-        places = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+        context = current_micro_batch()
+        places = context.places(x.shape[1], x.device).unsqueeze(0)
         if self.rotary.rope_type == "longrope":
             copies = {name: buffer.clone() for name, buffer in self.rotary.named_buffers()}
-            rotations = functional_call(self.rotary, copies, (x, places))
+            total = x.shape[1] if context.tokens is None else context.tokens.total
+            everywhere = functional_call(self.rotary, copies, (x, torch.arange(total, device=x.device).unsqueeze(0)))
+            rotations = tuple(part[:, places[0]] for part in everywhere)  # the set follows from the whole length
         else:
             rotations = self.rotary(x, places)
         return self.layer(x, position_embeddings=rotations)  # type: ignore[no-any-return]
@@ -154,14 +158,21 @@ def _distilbert_masked(model: Any) -> Units:
     return body.embeddings, list(body.transformer.layer), head
 
 
-@splits("GPT2LMHeadModel", task=Task.NEXT_TOKEN)
+@splits("GPT2LMHeadModel", task=Task.NEXT_TOKEN, slices_tokens=True)
 def _gpt2(model: Any) -> Units:
     body = model.transformer
     embedding = TokensAndPositions(body.wte, body.wpe, body.drop)
     return embedding, list(body.h), _chain(norm=body.ln_f, output=model.lm_head)
 
 
-@splits("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", task=Task.NEXT_TOKEN)
+@splits(
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    task=Task.NEXT_TOKEN,
+    slices_tokens=True,
+)
 def _rotary(model: Any) -> Units:
     body = model.model
     blocks: list[nn.Module] = [RotaryLayer(layer, body.rotary_emb) for layer in body.layers]

@@ -196,7 +196,7 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return keyed_dropout(scores.softmax(dim=-1), dropout_p, **randomness) @ value
+    return keyed_dropout(scores.softmax(dim=-1), dropout_p, **randomness, attention=scores.dim() == 4) @ value
 
 
 def _rand(randomness: dict[str, int], *size: Any, **how: Any) -> Tensor:

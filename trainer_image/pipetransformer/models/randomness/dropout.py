@@ -5,7 +5,7 @@ elements as a run that does not, and workers exchange no random state.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -33,33 +33,37 @@ def key(*parts: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int) -> Tensor:
+def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int, attention: bool = False) -> Tensor:
     """Zeroes elements of `x` with probability `p` and scales the rest by 1/(1-p), by a mask for each sample.
 
     The step and the samples come from the micro-batch's context. A place that draws several times in one forward gets
-    a different mask each time.
+    a different mask each time. A slice of tokens drops what the whole samples drop at its positions.
 
     Args:
-        x: (micro-batch, ...) or (micro-batch x n, ...) with the n rows of each sample together, such as its windows.
+        x: (micro-batch, ...) or (micro-batch x n, ...) with the n rows of each sample together, such as its windows. In
+            a slice of tokens: (micro-batch, positions, ...).
         p: probability of dropping an element.
         seed: the job's seed.
         place: number of the place that draws, unique in the model.
+        attention: whether `x` is (micro-batch, heads, queries, keys) instead, with one key for each query in whole
+            samples.
 
     Raises:
+        ValueError: in a slice of tokens, `x` has another shape.
         SamplesFirstError: `x` has another shape, such as (positions, micro-batch, ...). If the micro-batch divides the
             positions this cannot be told from (micro-batch x n, ...), so `warm_up` tries another size.
     """
     keys = _keys(x.shape, "dropout", seed=seed, place=place)
     if p == 1.0:
         return x * 0.0  # as torch does
-    bits = _random_bits(torch.tensor(keys, device=x.device), x.numel() // len(keys)).reshape(x.shape)
+    bits = _bits(keys, x.shape, x.device, "dropout", attention=attention)
     return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
 
 
 def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *, seed: int, place: int) -> Tensor:
     """Uniform numbers from [0, 1), keyed like the masks of `keyed_dropout`, for the same shapes."""
     keys = _keys(shape, "random numbers", seed=seed, place=place)
-    bits = _random_bits(torch.tensor(keys, device=device), shape.numel() // len(keys)).reshape(shape)
+    bits = _bits(keys, shape, device, "random numbers", attention=False)
     digits = _DIGITS.get(dtype, 24)
     return ((bits >> (32 - digits)) & ((1 << digits) - 1)).to(dtype) * 2.0**-digits
 
@@ -78,6 +82,38 @@ def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
     draw = context.draws.get(place, 0)
     context.draws[place] = draw + 1
     return [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
+
+
+def _bits(keys: Sequence[int], shape: torch.Size, device: torch.device, what: str, *, attention: bool) -> Tensor:
+    """Random 32-bit integers for a tensor of this shape. In a slice of tokens, those of its elements in whole samples.
+
+    Raises:
+        ValueError: the shape is not that of a slice of tokens.
+    """
+    seeds, tokens = torch.tensor(keys, device=device), current_micro_batch().tokens
+    if tokens is None:
+        return _random_bits(seeds, shape.numel() // len(keys)).reshape(shape)
+    samples, length = len(keys), len(tokens)
+    if attention and shape[0] == samples and tuple(shape[2:]) == (length, tokens.stop):
+        rows = torch.arange(shape[1], device=device)[:, None] * tokens.total
+        rows = rows + torch.arange(tokens.start, tokens.stop, device=device)
+        return _random_runs(seeds, rows.flatten() * tokens.total, tokens.stop).reshape(shape)
+    if attention or shape[0] != samples or shape[1:2] != (length,):
+        wanted = f"({samples}, heads, {length}, {tokens.stop})" if attention else f"({samples}, {length}, ...)"
+        raise ValueError(f"{what} of shape {tuple(shape)} in a slice of {length} tokens must have the shape {wanted}")
+    of_sample = shape[1:].numel()
+    first = torch.tensor([tokens.start * (of_sample // length)], device=device)
+    return _random_runs(seeds, first, of_sample).reshape(shape)
+
+
+def _random_runs(keys: Tensor, first: Tensor, count: int) -> Tensor:
+    """(keys, runs, count) parts of the sequence of `_random_bits`: of each key, the runs that begin at `first` (runs,).
+
+    An output has two integers, so a run may begin in the middle of one.
+    """
+    states = keys[:, None] + (first >> 1) * _STRIDE
+    bits = _random_bits(states.flatten(), count + 1).reshape(*states.shape, count + 1)
+    return torch.where((first & 1)[:, None].bool(), bits[..., 1:], bits[..., :-1])
 
 
 def _random_bits(keys: Tensor, count: int) -> Tensor:

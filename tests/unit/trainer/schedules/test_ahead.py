@@ -1,0 +1,215 @@
+"""Frozen forwards of the next round fill the idle time of this one, and each frozen unit runs once for each chunk."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.partition.contiguous import partition
+from pipetransformer.schedules import (
+    Action,
+    ActionKind,
+    Ahead,
+    GPipe,
+    OneForwardOneBackward,
+    Operation,
+    Receive,
+    RoundSeconds,
+    RoundShape,
+    Schedule,
+    ScheduleError,
+    Send,
+    Value,
+    planned,
+)
+from pipetransformer.schedules.order import needed
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[Ahead, RoundShape]:
+    """Any layout, durations, holders, and place of the round among the rounds."""
+    workers = draw(st.integers(1, 6))
+    prefix_units = draw(st.integers(1, 6))
+    seconds = st.floats(0.1, 3.0)
+    durations = RoundSeconds(
+        forward=tuple(draw(seconds) for _ in range(workers)),
+        backward=tuple(draw(seconds) for _ in range(workers)),
+        prefix=tuple(draw(seconds) for _ in range(prefix_units)),
+    )
+    holders = tuple(range(draw(st.integers(1, workers))))
+    inners: list[Schedule] = [GPipe(), OneForwardOneBackward()]
+    inner = draw(st.sampled_from(inners))
+    shape = RoundShape(
+        tuple(range(workers)),
+        chunks=draw(st.integers(1, 3 * workers)),
+        prefix_units=prefix_units,
+        prefix_made=draw(st.booleans()),
+        next_chunks=draw(st.integers(0, 3 * workers)),
+    )
+    return Ahead(inner, durations, holders), shape
+
+
+@given(rounds())
+def test_each_frozen_unit_runs_once_for_each_chunk_and_in_order_on_one_holder(case: tuple[Ahead, RoundShape]) -> None:
+    ahead, shape = case
+    units: dict[int, list[int]] = {}
+    workers: dict[int, set[int]] = {}
+    for worker, actions in enumerate(ahead.actions(shape)):
+        for piece in pieces(actions):
+            assert worker in ahead.holders
+            units.setdefault(piece.chunk, []).extend(piece.units)
+            workers.setdefault(piece.chunk, set()).add(worker)
+    first = shape.chunks if shape.prefix_made else 0
+    assert units == {chunk: list(range(shape.prefix_units)) for chunk in range(first, shape.chunks + shape.next_chunks)}
+    assert all(len(each) == 1 for each in workers.values())
+
+
+@given(rounds())
+def test_the_units_that_train_keep_the_order_of_the_schedule_inside(case: tuple[Ahead, RoundShape]) -> None:
+    ahead, shape = case
+    inner = ahead.inner.actions(RoundShape(shape.owners, shape.chunks))
+    lists = [[action for action in actions if action.kind is not ActionKind.PREFIX] for actions in ahead.actions(shape)]
+    assert lists == [list(actions) for actions in inner]
+
+
+@given(rounds())
+def test_both_ends_of_a_pair_issue_the_same_messages_and_all_that_is_needed_is_there(
+    case: tuple[Ahead, RoundShape],
+) -> None:
+    ahead, shape = case
+    orders = planned(ahead, shape)
+    for first in range(shape.workers):
+        for second in range(first):
+            assert messages(orders[first], second) == messages(orders[second], first)
+    for worker, operations in enumerate(orders):
+        there: set[Value] = set()
+        for operation in operations:
+            if isinstance(operation, Receive):
+                there.add(operation.value)
+            elif isinstance(operation, Action):
+                value = needed(operation, shape)
+                own = value is not None and value.kind == "Prefix" and worker == shape.owners[0]
+                assert value is None or own or value in there, (worker, operation)
+
+
+@given(rounds())
+def test_the_first_worker_gets_the_output_of_each_prefix_once(case: tuple[Ahead, RoundShape]) -> None:
+    ahead, shape = case
+    first = shape.owners[0]
+    got = []
+    for operation in planned(ahead, shape)[first]:
+        if isinstance(operation, Receive) and operation.value.kind == "Prefix":
+            got.append(operation.value.chunk)
+        elif isinstance(operation, Action) and operation.kind is ActionKind.PREFIX:
+            got += [operation.chunk] if operation.units.stop == shape.prefix_units else []
+    assert sorted(got) == list(range(shape.chunks if shape.prefix_made else 0, shape.chunks + shape.next_chunks))
+
+
+@given(rounds())
+def test_no_round_of_a_run_is_faster_than_the_bound(case: tuple[Ahead, RoundShape]) -> None:
+    ahead, shape = case
+    steady = replace(shape, prefix_made=True, next_chunks=shape.chunks)
+    assert seconds_of(ahead, steady) >= ahead.bound_seconds(steady) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("layers", "workers", "frozen", "chunks", "expected", "bound"),
+    [
+        (24, 4, 12, 4, 62, 62),
+        (24, 4, 12, 8, 100, 98),
+        (24, 4, 12, 16, 192, 188),
+        (24, 4, 18, 4, 42, 35),
+        (24, 4, 18, 8, 78, 70),
+        (24, 4, 18, 16, 150, 140),
+        (12, 8, 3, 8, 47, 47),
+        (12, 8, 3, 16, 87, 87),
+        (24, 8, 12, 8, 75, 75),
+        (24, 8, 12, 16, 123, 123),
+        (24, 4, 6, 4, 95, 95),
+        (24, 4, 6, 8, 155, 155),
+    ],
+)
+def test_idle_time_hides_the_frozen_forwards_down_to_the_bound(
+    layers: int, workers: int, frozen: int, chunks: int, expected: int, bound: int
+) -> None:
+    """A forward of one layer takes 1, its backward 2, and 1 in the first layer that trains."""
+    costs = [2.0, *[3.0] * (layers - frozen - 1)]
+    cut = partition(costs, workers)
+    seconds = RoundSeconds(
+        forward=tuple(float(len(span)) for span in cut),
+        backward=tuple(2.0 * len(span) - (span.start == 0) for span in cut),
+        prefix=(1.0,) * frozen,
+    )
+    ahead = Ahead(OneForwardOneBackward(), seconds, tuple(range(workers)))
+    shape = RoundShape(tuple(range(workers)), chunks, prefix_units=frozen, prefix_made=True, next_chunks=chunks)
+    assert seconds_of(ahead, shape) == expected
+    assert ahead.bound_seconds(shape) == bound
+
+
+def test_pieces_of_a_chunk_that_follow_each_other_are_one_action() -> None:
+    ahead = Ahead(GPipe(), RoundSeconds((1.0,), (2.0,), (1.0, 1.0, 1.0)), (0,))
+    shape = RoundShape((0,), 1, prefix_units=3, prefix_made=True, next_chunks=1)
+    assert ahead.actions(shape)[0][-1] == Action(ActionKind.PREFIX, 0, chunk=1, units=range(3))
+
+
+def test_a_round_whose_prefix_was_not_made_makes_it_first_on_all_holders() -> None:
+    ahead = Ahead(OneForwardOneBackward(), RoundSeconds((1.0,) * 4, (2.0,) * 4, (1.0,) * 4), (0, 1, 2, 3))
+    lists = ahead.actions(RoundShape((0, 1, 2, 3), 4, prefix_units=4))
+    assert [actions[0] for actions in lists] == [
+        Action(ActionKind.PREFIX, 0, chunk=chunk, units=range(4)) for chunk in range(4)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        (RoundShape((0, 1), 4, slices=2, prefix_units=1), "slices of tokens"),
+        (RoundShape((0, 1), 4, first_trained=1, prefix_units=1), "first span trains"),
+        (RoundShape((1, 0), 4, prefix_units=1), "does not hold the frozen units"),
+    ],
+)
+def test_a_round_that_cannot_run_ahead_is_refused_with_the_reason(shape: RoundShape, why: str) -> None:
+    with pytest.raises(ScheduleError, match=why):
+        Ahead(GPipe(), RoundSeconds((1.0, 1.0), (2.0, 2.0), (1.0,)), (0,)).actions(shape)
+
+
+def pieces(actions: Sequence[Action]) -> list[Action]:
+    return [action for action in actions if action.kind is ActionKind.PREFIX]
+
+
+def messages(operations: tuple[Operation, ...], peer: int) -> list[Value]:
+    """The values that a worker exchanges with `peer`, in order."""
+    return [one.value for one in operations if isinstance(one, Send | Receive) and one.peer == peer]
+
+
+def seconds_of(schedule: Ahead, shape: RoundShape) -> float:
+    """When the last worker is done, if each computation takes what is expected and messages take no time."""
+    lists = schedule.actions(shape)
+    free = [0.0] * len(lists)
+    made: dict[tuple[str, int, int], float] = {}
+    places = [0] * len(lists)
+    last = len(shape.owners) - 1
+    while any(place < len(actions) for place, actions in zip(places, lists, strict=True)):
+        moved = False
+        for worker, actions in enumerate(lists):
+            while places[worker] < len(actions):
+                action = actions[places[worker]]
+                wants = _wants(action, last)
+                if wants is not None and wants not in made:
+                    break
+                free[worker] = max(free[worker], 0.0 if wants is None else made[wants]) + schedule.seconds.of(action)
+                made[action.kind.value, action.span, action.chunk] = free[worker]
+                places[worker] += 1
+                moved = True
+        assert moved, "the lists wait for each other"
+    return max(free)
+
+
+def _wants(action: Action, last: int) -> tuple[str, int, int] | None:
+    if action.kind is ActionKind.FORWARD and action.span > 0:
+        return "Forward", action.span - 1, action.chunk
+    if action.kind is ActionKind.BACKWARD and action.span < last:
+        return "Backward", action.span + 1, action.chunk
+    return None

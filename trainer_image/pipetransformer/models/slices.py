@@ -1,0 +1,105 @@
+"""What a slice of tokens takes from earlier slices of the same samples (TeraPipe, Li et al., 2021, section 3.2).
+
+A causal layer's output at a position depends on earlier positions only, such as their keys and values. The slices of a
+micro-batch run forward from the first to the last, so each finds what the earlier ones kept. They run backward from the
+last to the first, so each gets the gradients that the later ones left. These gradients stay on the worker.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .context import MicroBatchContext, TokenSlice, current_micro_batch
+
+
+def with_earlier(module: nn.Module, *values: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """The values of all positions so far: those of earlier slices, then `values`.
+
+    Without slices, these are `values` themselves. A model of your own calls it in each layer that mixes positions,
+    usually for keys and values.
+
+    Args:
+        module: the layer, which identifies the values. It may call this function several times in one forward.
+        values: what later positions need of this slice's positions.
+        dim: the dimension of positions, in each of them.
+
+    Returns:
+        For each of `values` a tensor in which `dim` has `tokens.stop` positions.
+
+    Raises:
+        RuntimeError: earlier slices did not run before, or later slices did not run backward before this one does.
+    """
+    context = current_micro_batch()
+    if context.tokens is None:
+        return values
+    call = context.kept.get(id(module), 0)
+    context.kept[id(module)] = call + 1
+    return tuple(
+        _with_earlier((id(module), call, number), value, dim, context, context.tokens)
+        for number, value in enumerate(values)
+    )
+
+
+def _with_earlier(key: object, value: Tensor, dim: int, context: MicroBatchContext, tokens: TokenSlice) -> Tensor:
+    if value.shape[dim] != len(tokens):
+        raise ValueError(f"values of shape {tuple(value.shape)} in a slice of {len(tokens)} tokens: set `dim`")
+    kept = context.memory.get(key)
+    if kept is None:
+        kept = context.memory[key] = _Kept(value, dim, tokens.total)
+    assert isinstance(kept, _Kept)
+    output: Tensor = _Append.apply(value, kept, tokens)  # type: ignore[no-untyped-call]
+    if tokens.stop == tokens.total and not output.requires_grad:  # no backward will free it
+        del context.memory[key]
+    return output
+
+
+class _Kept:
+    """One layer's values of the positions so far, and the gradients that later slices left for them.
+
+    All slices share the memory of the values, but each sees it as a tensor of its own: autograd forbids changes of a
+    tensor that an earlier slice has saved for its backward, and this slice only writes beyond what that one reads.
+    """
+
+    def __init__(self, like: Tensor, dim: int, total: int) -> None:
+        shape = list(like.shape)
+        shape[dim] = total
+        self._values = torch.empty(shape, dtype=like.dtype, device=like.device)
+        self._dim = dim
+        self._filled = 0  # positions that have run forward
+        self._left = total  # positions that have not run backward
+        self._gradient: Tensor | None = None  # of the positions that have not run backward
+
+    def append(self, value: Tensor, tokens: TokenSlice) -> Tensor:
+        """Keep this slice's values. Returns those of all positions up to its end. A repeated forward does it again."""
+        if tokens.start > self._filled:
+            raise RuntimeError(f"tokens {tokens.start} to {tokens.stop} run before the tokens from {self._filled} on")
+        self._values.narrow(self._dim, tokens.start, len(tokens)).data.copy_(value)
+        self._filled = max(self._filled, tokens.stop)
+        return self._values.narrow(self._dim, 0, tokens.stop).data
+
+    def backward(self, gradient: Tensor, tokens: TokenSlice) -> Tensor:
+        """The gradient of this slice's values. `gradient` is that of the values up to its end, from this slice."""
+        if tokens.stop != self._left:
+            raise RuntimeError(
+                f"tokens {tokens.start} to {tokens.stop} run backward before the tokens up to {self._left}: the last "
+                "slice must come first"
+            )
+        if self._gradient is not None:
+            gradient = gradient + self._gradient
+        self._left = tokens.start
+        self._gradient = gradient.narrow(self._dim, 0, tokens.start) if tokens.start else None
+        if not tokens.start:
+            self._values = self._values.new_empty(0)
+        return gradient.narrow(self._dim, tokens.start, len(tokens))
+
+
+class _Append(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, kept: _Kept, tokens: TokenSlice) -> Tensor:
+        ctx.kept, ctx.tokens = kept, tokens
+        return kept.append(value, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.kept.backward(gradient, ctx.tokens), None, None
