@@ -81,10 +81,12 @@ class StepModel:
             return search.best_first([ONE_FORWARD_ONE_BACKWARD])
         try:
             return search.best_first(self.options)
-        except (MemoryBoundError, ScheduleError) as error:
+        except MemoryBoundError as error:
             if ONE_FORWARD_ONE_BACKWARD in self.options:
                 raise
-            reason = f"{self.options[0].schedule} {error}"
+            reason = f"{self.options[0].schedule} needs more memory than a worker has: {error}"
+        except ScheduleError as error:
+            reason = str(error)
         choice, *others = search.best_first([ONE_FORWARD_ONE_BACKWARD])
         assert choice.cut is not None
         return [replace(choice, cut=replace(choice.cut, why_schedule=reason)), *others]
