@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .choose import Packing
-from .conditions import Condition, exactly_one, field, given, not_both, size
+from .conditions import Condition, exactly_one, field, given, is_true, not_both, size
 from .messages import Positive
 from .spec_model import Rule, SpecModel
 
@@ -321,11 +321,12 @@ class ScheduleName(StrEnum):
     INTERLEAVED = "Interleaved"
     ZERO_BUBBLE = "ZeroBubble"
     ZERO_BUBBLE_V = "ZeroBubbleV"
+    AUTO = "Auto"  #: the fastest of the above by measured costs, for each layout
     SCRIPT = "Script"  #: the pod's own program passes the schedule
 
 
 #: Schedules that give each worker several spans.
-_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
+WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
 _DEFAULT_SPANS = 2
 
 
@@ -340,7 +341,9 @@ class Pipeline(SpecModel):
         default=ScheduleName.ONE_FORWARD_ONE_BACKWARD,
         description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations than GPipe."
         " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
-        " A layout that cannot run one of them runs OneForwardOneBackward. Script: the pod's own program passes the"
+        " A layout that cannot run one of them runs OneForwardOneBackward. Auto: chooses the fastest of these for each"
+        " layout, together with spans and micro-batches, by simulating them with measured costs. It needs packing"
+        " Measured, and runs OneForwardOneBackward until costs are measured. Script: the pod's own program passes the"
         " schedule.",
     )
     spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
@@ -361,8 +364,8 @@ class Pipeline(SpecModel):
     )
     rules = (
         Rule(
-            ~given("spans_per_worker") | field("schedule").is_among(_WITH_SPANS),
-            f"spansPerWorker is for the schedules {', '.join(_WITH_SPANS)}",
+            ~given("spans_per_worker") | field("schedule").is_among(WITH_SPANS),
+            f"spansPerWorker is for the schedules {', '.join(WITH_SPANS)}",
             ".spansPerWorker",
         ),
         Rule(
@@ -372,12 +375,17 @@ class Pipeline(SpecModel):
             "ZeroBubbleV has 2 spans a worker: leave spansPerWorker out",
             ".spansPerWorker",
         ),
+        Rule(
+            field("schedule").is_not(ScheduleName.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "schedule Auto needs packing Measured: it chooses by measured costs",
+            ".schedule",
+        ),
     )
 
     @property
     def num_spans(self) -> int:
         """Spans of each worker (V) under this schedule."""
-        return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
+        return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in WITH_SPANS else 1)
 
 
 class CachePolicy(StrEnum):
@@ -515,6 +523,18 @@ class TrainingSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
+    rules = (
+        Rule(
+            field("pipeline.stages").at_most(field("model.num_layers")),
+            "a pipeline cannot have more stages than the model has layers (model.numLayers)",
+            ".pipeline.stages",
+        ),
+        Rule(
+            given("checkpoint") | ~is_true("evaluation.keep_best"),
+            "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
+            ".evaluation.keepBest",
+        ),
+    )
 
 
 class TrainerSpec(TrainingSpec):

@@ -8,7 +8,7 @@ from .memory import paper_bytes
 from .offers import ASSUMED_PAUSE_SECONDS, Prediction, make_offers, offered_stages
 from .predict import Predicted
 from .spans import cut_units, spans
-from .step_model import GENERATORS, StepModel
+from .step_model import GENERATORS, StepModel, generators_of
 
 __all__ = [
     "ASSUMED_PAUSE_SECONDS",
@@ -26,6 +26,7 @@ __all__ = [
     "UnitCost",
     "assumed_costs",
     "cut_units",
+    "generators_of",
     "make_offers",
     "offered_stages",
     "paper_bytes",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipetransformer.schedules import GPipe, OneForwardOneBackward, Schedule, ScheduleError
-from pipetransformer_contract.spec import ScheduleName
+from pipetransformer_contract.spec import WITH_SPANS, ScheduleName
 
 from .candidates import ONE_FORWARD_ONE_BACKWARD, Candidate, Kept, Option, Search
 from .contiguous import MemoryBoundError
@@ -14,11 +14,24 @@ from .predict import Predicted, Step, UnitWork
 
 #: Micro-batches for each stage: PipeTransformer, section 3.2, searches from K to 6 K.
 _MICRO_BATCHES_PER_STAGE = range(1, 7)
-#: The schedules of the spec that need no script, as generators of lists.
+#: Schedules that need nothing but Python.
 GENERATORS: Mapping[ScheduleName, Schedule] = {
     ScheduleName.GPIPE: GPipe(),
     ScheduleName.ONE_FORWARD_ONE_BACKWARD: OneForwardOneBackward(),
 }
+
+
+def generators_of(options: Sequence[Option]) -> dict[ScheduleName, Schedule]:
+    """What makes the lists of these schedules and of 1F1B. A script brings its own."""
+    found = dict(GENERATORS)
+    if any(option.schedule in WITH_SPANS for option in options):
+        from pipetransformer.schedules.from_torch import Interleaved, ZeroBubble, ZeroBubbleV  # takes a second
+
+        spans = {option.schedule: option.spans_per_worker for option in options}
+        found[ScheduleName.INTERLEAVED] = Interleaved(spans.get(ScheduleName.INTERLEAVED, 2))
+        found[ScheduleName.ZERO_BUBBLE] = ZeroBubble(spans.get(ScheduleName.ZERO_BUBBLE, 2))
+        found[ScheduleName.ZERO_BUBBLE_V] = ZeroBubbleV()
+    return found
 
 
 @dataclass(frozen=True)

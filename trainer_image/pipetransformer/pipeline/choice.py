@@ -19,7 +19,7 @@ def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> Sche
     match name:
         case ScheduleName.GPIPE:
             return ScheduleGPipe
-        case ScheduleName.ONE_FORWARD_ONE_BACKWARD:
+        case ScheduleName.ONE_FORWARD_ONE_BACKWARD | ScheduleName.AUTO:
             return Schedule1F1B
         case ScheduleName.SCRIPT:
             if not isinstance(own, type) or not issubclass(own, PipelineScheduleSingle):
@@ -27,6 +27,8 @@ def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> Sche
                     "schedule", f"{own!r} is not a subclass of torch.distributed.pipelining's PipelineScheduleSingle"
                 )
             return own
+        case _:
+            raise SpecError("spec.pipeline.schedule", f"{name} needs several spans a worker")
 
 
 def one_forward_one_backward(schedule: ScheduleClass) -> bool:

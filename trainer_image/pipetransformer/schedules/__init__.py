@@ -6,6 +6,7 @@ from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 from .owners import Fitted, fit, one_each
 from .simulate import Program, RoundCosts, Simulated, simulate
+from .tera import TeraPipe
 
 __all__ = [
     "Action",
@@ -25,6 +26,7 @@ __all__ = [
     "ScheduleError",
     "Send",
     "Simulated",
+    "TeraPipe",
     "Value",
     "fit",
     "one_each",

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def test_the_script_runs_alone(tmp_path: Path) -> None:
 
     check_run(tmp_path / "run")
     assert layouts(tmp_path / "run") == [(1, 1)]
-    assert re.fullmatch(r"60 steps, 3 blocks frozen, accuracy 0\.\d+\n", printed)
+    assert re.fullmatch(r"60 steps, 3 layers frozen, accuracy 0\.\d+\n", printed)
 
 
 @pytest.mark.parametrize("pipelines", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -172,7 +173,7 @@ async def test_agents_and_their_processes_leave_when_the_job_has_failed(
     failed = status.condition(ConditionType.FAILED)
     assert failed is not None and failed.reason == "DeadlineExceeded", logs(tmp_path)
     assert status.checkpoint is not None and status.checkpoint.step > 0
-    ended = [": Closed" in log for log in logs(tmp_path)]
+    ended = [": Stopped" in log for log in logs(tmp_path)]
     assert ended and all(ended), logs(tmp_path)
 
 
@@ -209,7 +210,11 @@ def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
         pipeline=Pipeline(stages=2, schedule=ScheduleName(name)),
     )
 
-    assert load_job(spec, Parts(schedule=own)).step_model(None).one_forward_one_backward is in_turns
+    job = load_job(spec, Parts(schedule=own))
+    model, cut = job.step_model(None), job.cut(0, 2, 1, None)
+    like = ScheduleName.ONE_FORWARD_ONE_BACKWARD if in_turns else ScheduleName.GPIPE
+    assert cut.schedule == name
+    assert model.predict(0, cut, 1) == model.predict(0, replace(cut, schedule=like), 1)
 
 
 def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_defaults_are_not() -> None:
