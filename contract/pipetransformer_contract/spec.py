@@ -326,7 +326,7 @@ class ScheduleName(StrEnum):
 
 
 #: Schedules that give each worker several spans.
-WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
+_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
 _DEFAULT_SPANS = 2
 
 
@@ -364,8 +364,8 @@ class Pipeline(SpecModel):
     )
     rules = (
         Rule(
-            ~given("spans_per_worker") | field("schedule").is_among(WITH_SPANS),
-            f"spansPerWorker is for the schedules {', '.join(WITH_SPANS)}",
+            ~given("spans_per_worker") | field("schedule").is_among(_WITH_SPANS),
+            f"spansPerWorker is for the schedules {', '.join(_WITH_SPANS)}",
             ".spansPerWorker",
         ),
         Rule(
@@ -385,7 +385,7 @@ class Pipeline(SpecModel):
     @property
     def num_spans(self) -> int:
         """Spans of each worker (V) under this schedule."""
-        return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in WITH_SPANS else 1)
+        return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
 
 
 class CachePolicy(StrEnum):

@@ -40,12 +40,10 @@ from pipetransformer.partition import (
     Prediction,
     StepModel,
     assumed_costs,
-    generators_of,
     make_offers,
     paper_bytes,
 )
-from pipetransformer.pipeline import ScheduleClass, one_forward_one_backward
-from pipetransformer.schedules import GPipe, OneForwardOneBackward, Schedule
+from pipetransformer.schedules import Schedule, make_schedule
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
@@ -83,7 +81,7 @@ class Job:
     dataset: Dataset
     order: EpochOrder
     policy: FreezePolicy
-    schedule: ScheduleClass
+    schedule: Schedule
     model: PipelineModel
     metrics: Mapping[str, Metric]
     build_units: Callable[[Collection[int]], dict[int, nn.Module]]
@@ -196,8 +194,6 @@ class Job:
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative."""
         cache = self.spec.cache
-        options = self._options(costs)
-        own: Schedule = OneForwardOneBackward() if one_forward_one_backward(self.schedule) else GPipe()
         asked = costs is not None and cache.policy is not CachePolicy.NEVER
         cached = asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
         return StepModel(
@@ -210,8 +206,8 @@ class Job:
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
             num_samples=len(self.dataset.train),
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
-            options=options,
-            generators={**generators_of(options), ScheduleName.SCRIPT: own},
+            options=self._options(costs),
+            own=self.schedule,
         )
 
     def _options(self, costs: ModelCosts | None) -> Sequence[Option]:
@@ -220,6 +216,12 @@ class Job:
         if pipeline.schedule is not ScheduleName.AUTO:
             return [Option(pipeline.schedule, pipeline.num_spans)]
         return AUTO[:1] if costs is None else AUTO
+
+    def schedule_of(self, cut: Cut) -> Schedule:
+        """The schedule that a layout runs, which may be another than the spec's."""
+        if cut.schedule is ScheduleName.SCRIPT:
+            return self.schedule
+        return make_schedule(cut.schedule, spans_per_worker=len(cut.spans) // cut.stages)
 
     @property
     def cuts_by_paper(self) -> bool:

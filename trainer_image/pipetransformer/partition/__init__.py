@@ -8,12 +8,11 @@ from .memory import paper_bytes
 from .offers import ASSUMED_PAUSE_SECONDS, Prediction, make_offers, offered_stages
 from .predict import Predicted
 from .spans import cut_units, spans
-from .step_model import GENERATORS, StepModel, generators_of
+from .step_model import StepModel
 
 __all__ = [
     "ASSUMED_PAUSE_SECONDS",
     "AUTO",
-    "GENERATORS",
     "Candidate",
     "Cut",
     "MemoryBound",
@@ -26,7 +25,6 @@ __all__ = [
     "UnitCost",
     "assumed_costs",
     "cut_units",
-    "generators_of",
     "make_offers",
     "offered_stages",
     "paper_bytes",

@@ -39,6 +39,7 @@ ONE_FORWARD_ONE_BACKWARD = Option(ScheduleName.ONE_FORWARD_ONE_BACKWARD)
 AUTO = (
     ONE_FORWARD_ONE_BACKWARD,
     Option(ScheduleName.GPIPE),
+    Option(ScheduleName.ZERO_BUBBLE),
     Option(ScheduleName.INTERLEAVED, 2),
     Option(ScheduleName.ZERO_BUBBLE, 2),
     Option(ScheduleName.ZERO_BUBBLE_V, 2),
@@ -83,14 +84,14 @@ class Search:
     Attributes:
         stages: workers of a pipeline (K).
         steps: what to do, by micro-batch size.
-        generators: the schedules that can run, by name.
+        schedules: what makes the lists of each option.
         limit: bytes of a worker; None if unknown.
         kept: spans and bounds that searches with the same costs have found, by what they depend on.
     """
 
     stages: int
     steps: Mapping[int, Step]
-    generators: Mapping[ScheduleName, Schedule]
+    schedules: Mapping[Option, Schedule]
     limit: int | None = None
     kept: dict[object, Kept] = field(default_factory=dict)
 
@@ -166,7 +167,7 @@ class Search:
         step = self.steps[size]
         units, peaks = step.units, ()
         if self.limit is not None and len(owners) == self.stages:
-            peaks = _not_rising(peak_chunks(self.generators[option.schedule], self.stages, step.micro_batches))
+            peaks = _not_rising(peak_chunks(self.schedules[option], self.stages, step.micro_batches))
         halves = option.schedule in _IN_HALVES
         key = (size, owners, halves, units.boundary, units.miss_share, together, peaks)
         if key not in self.kept:
@@ -189,7 +190,7 @@ class Search:
         cut = candidate.cut
         assert cut is not None
         try:
-            found = self.steps[cut.micro_batch_size].predict(self.generators[cut.schedule], cut.owners, cut.spans)
+            found = self.steps[cut.micro_batch_size].predict(self.schedules[candidate.option], cut.owners, cut.spans)
         except ScheduleError as error:
             return replace(candidate, why_not=str(error))
         if self.limit is None or found.bytes_per_worker <= self.limit:

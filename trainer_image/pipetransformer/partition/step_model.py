@@ -1,10 +1,9 @@
 """Predicts the cut of a layout, its schedule, its micro-batches and its step time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pipetransformer.schedules import GPipe, OneForwardOneBackward, Schedule, ScheduleError
-from pipetransformer_contract.spec import WITH_SPANS, ScheduleName
+from pipetransformer.schedules import Schedule, ScheduleError, make_schedule
 
 from .candidates import ONE_FORWARD_ONE_BACKWARD, Candidate, Kept, Option, Search
 from .contiguous import MemoryBoundError
@@ -14,24 +13,6 @@ from .predict import Predicted, Step, UnitWork
 
 #: Micro-batches for each stage: PipeTransformer, section 3.2, searches from K to 6 K.
 _MICRO_BATCHES_PER_STAGE = range(1, 7)
-#: Schedules that need nothing but Python.
-GENERATORS: Mapping[ScheduleName, Schedule] = {
-    ScheduleName.GPIPE: GPipe(),
-    ScheduleName.ONE_FORWARD_ONE_BACKWARD: OneForwardOneBackward(),
-}
-
-
-def generators_of(options: Sequence[Option]) -> dict[ScheduleName, Schedule]:
-    """What makes the lists of these schedules and of 1F1B. A script brings its own."""
-    found = dict(GENERATORS)
-    if any(option.schedule in WITH_SPANS for option in options):
-        from pipetransformer.schedules.from_torch import Interleaved, ZeroBubble, ZeroBubbleV  # takes a second
-
-        spans = {option.schedule: option.spans_per_worker for option in options}
-        found[ScheduleName.INTERLEAVED] = Interleaved(spans.get(ScheduleName.INTERLEAVED, 2))
-        found[ScheduleName.ZERO_BUBBLE] = ZeroBubble(spans.get(ScheduleName.ZERO_BUBBLE, 2))
-        found[ScheduleName.ZERO_BUBBLE_V] = ZeroBubbleV()
-    return found
 
 
 @dataclass(frozen=True)
@@ -49,7 +30,7 @@ class StepModel:
         num_samples: samples in an epoch.
         cache_bytes: cache size of the first worker of a pipeline.
         options: schedules to choose from, the simpler first. A layout that can run none of them runs 1F1B.
-        generators: makes the lists of each schedule.
+        own: the program's schedule, for `Script`.
     """
 
     costs: ModelCosts
@@ -62,7 +43,8 @@ class StepModel:
     num_samples: int = 0
     cache_bytes: int = 0
     options: Sequence[Option] = (ONE_FORWARD_ONE_BACKWARD,)
-    generators: Mapping[ScheduleName, Schedule] = field(default_factory=lambda: GENERATORS)
+    own: Schedule | None = None
+    _schedules: dict[Option, Schedule] = field(default_factory=dict, init=False, repr=False)
     _units: dict[tuple[int, int, float], UnitWork] = field(default_factory=dict, init=False, repr=False)
     _kept: dict[object, Kept] = field(default_factory=dict, init=False, repr=False)
 
@@ -89,7 +71,8 @@ class StepModel:
             samples = self._samples(pipelines)
             sizes = sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
         steps = {size: self._step(boundary, size, pipelines) for size in sizes if size is not None}
-        search = Search(stages, steps, self.generators, self.costs.worker_bytes, self._kept)
+        schedules = {option: self._schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
+        search = Search(stages, steps, schedules, self.costs.worker_bytes, self._kept)
         if stages == 1 and len(self.options) > 1:  # the order of a lone stage changes nothing
             return search.best_first([ONE_FORWARD_ONE_BACKWARD])
         try:
@@ -97,7 +80,7 @@ class StepModel:
         except MemoryBoundError as error:
             if ONE_FORWARD_ONE_BACKWARD in self.options:
                 raise
-            reason = f"{self.options[0].schedule} needs more memory than a worker has: {error}"
+            reason = f"{self.options[0].schedule} needs more memory than a worker has ({error})"
         except ScheduleError as error:
             reason = str(error)
         choice, *others = search.best_first([ONE_FORWARD_ONE_BACKWARD])
@@ -107,7 +90,8 @@ class StepModel:
     def predict(self, boundary: int, cut: Cut, pipelines: int) -> Predicted:
         """Predict a step of a cut, by simulating its schedule."""
         step = self._step(boundary, cut.micro_batch_size, pipelines)
-        return step.predict(self.generators[cut.schedule], cut.owners, cut.spans)
+        schedule = self._schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
+        return step.predict(schedule, cut.owners, cut.spans)
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step: the simulated round, plus the part of the reduction that is not hidden.
@@ -124,6 +108,12 @@ class StepModel:
     def bytes_per_worker(self, boundary: int, cut: Cut, pipelines: int) -> int:
         """Bytes of the worker that holds the most."""
         return self.predict(boundary, cut, pipelines).bytes_per_worker
+
+    def _schedule(self, option: Option) -> Schedule:
+        if option not in self._schedules:
+            made = make_schedule(option.schedule, self.own, spans_per_worker=option.spans_per_worker)
+            self._schedules[option] = made
+        return self._schedules[option]
 
     def _step(self, boundary: int, size: int, pipelines: int) -> Step:
         """A step with micro-batches of `size` samples."""

@@ -1,15 +1,15 @@
 """The chosen way to run a layout is the fastest that fits, by a simulator that shares nothing with ours."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.partition import (
-    GENERATORS,
+    AUTO,
     Candidate,
     MemoryBoundError,
     ModelCosts,
@@ -28,6 +28,7 @@ from pipetransformer.schedules import (
     RoundShape,
     Schedule,
     ScheduleError,
+    make_schedule,
     simulate,
 )
 from pipetransformer_contract.spec import ScheduleName
@@ -38,21 +39,10 @@ ONE_F_ONE_B = Option(ScheduleName.ONE_FORWARD_ONE_BACKWARD)
 INTERLEAVED = Option(ScheduleName.INTERLEAVED, 2)
 
 
-@dataclass(frozen=True)
-class BreadthFirst:
-    """Two spans a worker, each for all chunks: a stand-in for schedules of several spans."""
-
-    def actions(self, shape: RoundShape) -> Sequence[Sequence[Action]]:
-        return GPipe().actions(shape)
-
-
-STAND_INS: Mapping[ScheduleName, Schedule] = {**GENERATORS, ScheduleName.INTERLEAVED: BreadthFirst()}
-
-
 def make_model(
     units: Sequence[UnitCost],
     *,
-    options: Sequence[Option] = (ONE_F_ONE_B, GPIPE, INTERLEAVED),
+    options: Sequence[Option] = AUTO,
     fixed: float = 0.05,
     link: float = 0.0,
     action: float = 0.0,
@@ -87,7 +77,6 @@ def make_model(
         num_samples=100,
         cache_bytes=cache_bytes,
         options=options,
-        generators=STAND_INS,
     )
 
 
@@ -118,7 +107,11 @@ def independent_seconds(model: StepModel, boundary: int, candidate: Candidate) -
         message_seconds=model.costs.seconds_per_byte * cut.micro_batch_size,
         action_seconds=model.costs.seconds_per_action,
     )
-    return max(longest_paths(STAND_INS[cut.schedule].actions(shape), shape, costs).values())
+    return max(
+        longest_paths(
+            make_schedule(cut.schedule, spans_per_worker=candidate.option.spans_per_worker).actions(shape), shape, costs
+        ).values()
+    )
 
 
 UNIT = st.tuples(st.floats(0.2, 3), st.floats(0.2, 4), st.floats(0.1, 1), st.floats(0, 5)).map(
@@ -216,10 +209,15 @@ def test_a_schedule_that_refuses_is_not_chosen() -> None:
         def actions(self, shape: RoundShape) -> Sequence[Sequence[Action]]:
             raise ScheduleError("it does not like this round")
 
-    model = replace(make_model(even(8)), generators={**STAND_INS, ScheduleName.INTERLEAVED: Refusing()})
-    found = model.candidates(0, 2, 1)
-    assert found[0].option != INTERLEAVED
-    assert "it does not like this round" in {one.why_not for one in found}
+    script = Option(ScheduleName.SCRIPT)
+    found = replace(make_model(even(8), options=(script, GPIPE)), own=Refusing()).candidates(0, 2, 1)
+    assert found[0].option == GPIPE
+    assert "it does not like this round" in {one.why_not for one in found if one.option == script}
+    alone = replace(make_model(even(8), options=(script,)), own=Refusing()).cut(0, 2, 1)
+    assert (alone.schedule, alone.why_schedule) == (
+        ScheduleName.ONE_FORWARD_ONE_BACKWARD,
+        "it does not like this round",
+    )
 
 
 def test_seconds_an_action_choose_fewer_micro_batches() -> None:
