@@ -15,7 +15,7 @@ from pipetransformer.schedules import Program, RoundCosts, RoundShape, Schedule
 from .costs import UnitCost, training_seconds
 
 #: Chunks times spans up to which a round is simulated as a whole.
-_WHOLE = 512
+_WHOLE = 256
 #: Chunks for each worker after which a longer round has found its pace.
 _PACE = 3
 
@@ -273,8 +273,8 @@ def _simulated(schedule: Schedule, chunks: int, work: SpanWork) -> _Played:
         action_seconds=work.action,
         saved_bytes=work.saved,
     )
-    found = _program(schedule, RoundShape(work.owners, chunks, work.first_trained)).play(costs)
-    return _Played(tuple(times[-1][1] for times in found.times), found.busy, found.peak_bytes)
+    found = _program(schedule, RoundShape(work.owners, chunks, work.first_trained)).play(costs, times=False)
+    return _Played(found.ends, found.busy, found.peak_bytes)
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ one communicator. A message begins once both workers have issued it. In lists wi
 message's seconds after it is made. Optimizer, reduction and contention between pairs of workers are not in it.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -85,6 +85,7 @@ class Simulated:
         idle_share: share of `seconds` without a computation.
         peak_chunks: largest number of chunks, each in one span, that wait for the end of their backward.
         peak_bytes: most bytes that such chunks keep.
+        ends: end of the last computation.
         times: start and end of each computation, in the order of the worker's list.
     """
 
@@ -93,6 +94,7 @@ class Simulated:
     idle_share: tuple[float, ...]
     peak_chunks: tuple[int, ...]
     peak_bytes: tuple[float, ...]
+    ends: tuple[float, ...]
     times: tuple[tuple[tuple[float, float], ...], ...]
 
     @property
@@ -124,6 +126,7 @@ class Program:
         nodes: of each further node three predecessors, and the number of what it costs in `costs`.
         costs: what nodes can cost.
         computations: nodes of each worker's computations, in their order.
+        counts: how often each worker's computations cost what.
         kept: the numbers of chunks that each worker keeps at a time, by span, where no other time has more of each.
     """
 
@@ -131,6 +134,7 @@ class Program:
     nodes: Sequence[tuple[int, int, int, int]]
     costs: Sequence[_Cost]
     computations: Sequence[Sequence[int]]
+    counts: Sequence[Mapping[int, int]]
     kept: Sequence[Sequence[Mapping[int, int]]]
 
     @classmethod
@@ -142,23 +146,22 @@ class Program:
         """
         return _Linker(lists, shape).link()
 
-    def play(self, costs: RoundCosts) -> Simulated:
-        """Simulate the round with these costs.
+    def play(self, costs: RoundCosts, *, times: bool = True) -> Simulated:
+        """Simulate the round with these costs. Without `times` the result has none.
 
         Raises:
             KeyError: `costs` lacks a kind of computation.
         """
         seconds = [self._seconds(cost, costs) for cost in self.costs]
-        starts, ends = [0.0], [0.0]
+        ends = [0.0]
         for first, second, third, cost in self.nodes:
             start = ends[first]
             if ends[second] > start:
                 start = ends[second]
             if ends[third] > start:
                 start = ends[third]
-            starts.append(start)
             ends.append(start + seconds[cost])
-        busy = tuple(sum(seconds[self.nodes[node - 1][3]] for node in own) for own in self.computations)
+        busy = tuple(sum(seconds[cost] * number for cost, number in own.items()) for own in self.counts)
         most = max(ends)
         saved = costs.saved_bytes or [0.0] * len(self.shape.owners)
         return Simulated(
@@ -169,8 +172,13 @@ class Program:
             peak_bytes=tuple(
                 max(sum(saved[span] * chunks for span, chunks in each.items()) for each in kept) for kept in self.kept
             ),
-            times=tuple(tuple((starts[node], ends[node]) for node in own) for own in self.computations),
+            ends=tuple(ends[own[-1]] if own else 0.0 for own in self.computations),
+            times=tuple(tuple(self._time(node, ends) for node in own) for own in self.computations) if times else (),
         )
+
+    def _time(self, node: int, ends: Sequence[float]) -> tuple[float, float]:
+        first, second, third, _ = self.nodes[node - 1]
+        return max(ends[first], ends[second], ends[third]), ends[node]
 
     def _seconds(self, cost: _Cost, costs: RoundCosts) -> float:
         if isinstance(cost, int):
@@ -243,6 +251,7 @@ class _Linker:
             self._nodes,
             list(self._costs),
             [worker.computations for worker in self._workers],
+            [Counter(self._nodes[node - 1][3] for node in worker.computations) for worker in self._workers],
             [_largest(worker.kept) for worker in self._workers],
         )
 

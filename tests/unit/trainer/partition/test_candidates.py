@@ -31,6 +31,9 @@ from pipetransformer.schedules import (
     make_schedule,
     simulate,
 )
+from pipetransformer_contract.choose import Packing, Present, pays_to_recut
+from pipetransformer_contract.layout import Layout
+from pipetransformer_contract.messages import Offer, StepTime
 from pipetransformer_contract.spec import ScheduleName
 from tests.testkit.trainer.longest_paths import longest_paths
 
@@ -223,6 +226,21 @@ def test_a_schedule_that_refuses_is_not_chosen() -> None:
 def test_seconds_an_action_choose_fewer_micro_batches() -> None:
     few, many = (make_model(even(8), options=(ONE_F_ONE_B,), fixed=0, action=seconds) for seconds in (2.0, 0.0))
     assert few.candidates(0, 4, 1)[0].micro_batches < many.candidates(0, 4, 1)[0].micro_batches
+
+
+def test_a_change_of_the_schedule_alone_pays_for_a_regroup() -> None:
+    layout, model = Layout(4, 1), make_model(even(16), options=AUTO)
+    now = make_model(even(16), options=(ONE_F_ONE_B,)).cut(0, 4, 1)
+    best = model.cut(0, 4, 1)
+    assert best.schedule is not now.schedule
+    present, promised = (model.step_seconds(0, cut, 1) for cut in (now, best))
+    times = [StepTime(pipelines=1, seconds=promised)]
+    offers = [Offer(stages=4, bytes_per_worker=1, step_seconds=times, pause_seconds=10)]
+    gain = present - promised
+    for steps, pays in [(1 + 10 / gain, True), (10 / gain - 1, False)]:
+        assert pays_to_recut(offers, Present(layout, present, round(steps)), Packing.MEASURED) is pays
+    recut = Present(layout, promised, 10**6)
+    assert not pays_to_recut(offers, recut, Packing.MEASURED), "the best schedule promises no further gain"
 
 
 @pytest.mark.parametrize("schedule", [GPipe(), OneForwardOneBackward()], ids=str)
