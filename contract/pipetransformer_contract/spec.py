@@ -322,6 +322,7 @@ class ScheduleName(StrEnum):
     ZERO_BUBBLE = "ZeroBubble"
     ZERO_BUBBLE_V = "ZeroBubbleV"
     TERA_PIPE = "TeraPipe"
+    AUTO = "Auto"  #: the fastest of the first five by measured costs, for each layout
     SCRIPT = "Script"  #: the pod's own program passes the schedule
 
 
@@ -354,7 +355,10 @@ class Pipeline(SpecModel):
         description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations than GPipe."
         " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
         " A layout that cannot run one of them runs OneForwardOneBackward. TeraPipe sends the samples of a causal model"
-        " through the pipeline in slices of their tokens. Script: the pod's own program passes the schedule.",
+        " through the pipeline in slices of their tokens. Auto: chooses the fastest of the first five for each"
+        " layout, together with spans and micro-batches, by simulating them with measured costs. It needs packing"
+        " Measured, and runs OneForwardOneBackward until costs are measured. Script: the pod's own program passes the"
+        " schedule.",
     )
     spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
         default=None,
@@ -406,6 +410,11 @@ class Pipeline(SpecModel):
             ".sliceMultiple",
         ),
         Rule(_AUTO_OR_NUMBER, f"tokenSlices is {AUTO} or a number from 1 to {_MOST_SLICES}", ".tokenSlices"),
+        Rule(
+            field("schedule").is_not(ScheduleName.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "schedule Auto needs packing Measured: it chooses by measured costs",
+            ".schedule",
+        ),
     )
 
     @property
