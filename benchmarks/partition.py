@@ -69,7 +69,7 @@ def measuring() -> dict[str, float]:
         job_uid="bench", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
-    layout = StageLayout(generation, 0, [(0, 0)], [range(len(units))], job.micro_batch_size)
+    layout = StageLayout(generation, 0, [(0, 0)], Cut([range(len(units))], job.micro_batch_size))
     micro_batches = job.training_micro_batches(0, 1, job.micro_batch_size)[0]
     steps, measurements, predicted, waits = [], [], [], []
     for turn in range(_TURNS + 1):
@@ -81,7 +81,7 @@ def measuring() -> dict[str, float]:
             steps.append(trained - started)
             measurements.append(time.perf_counter() - trained)
             waits.append(costs.not_before)
-            predicted.append(job.step_model(costs).step_seconds(0, Cut(layout.spans, layout.micro_batch_size), 1))
+            predicted.append(job.step_model(costs).step_seconds(0, layout.cut, 1))
     step, measurement = statistics.median(steps), statistics.median(measurements)
     return {
         "step_seconds": step,

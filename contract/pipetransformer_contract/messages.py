@@ -236,6 +236,10 @@ class Report(Wire):
     boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
     num_layers: Positive = Field(description="Layers of the model.")
     stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Layers of each stage.")
+    schedule: str = Field(default="", max_length=64, description="Schedule that the layout runs.")
+    why_schedule: str = Field(
+        default="", max_length=256, description="Why it is not the schedule of the spec. Empty if it is."
+    )
     bytes_budget: Count = Field(description="Memory that the first layout's largest stage needed, in bytes.")
     offers: list[Offer] = Field(
         default_factory=list,

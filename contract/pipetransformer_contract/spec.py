@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .choose import Packing
-from .conditions import Condition, exactly_one, field, given, not_both, size
+from .conditions import Condition, exactly_one, field, given, is_true, not_both, size
 from .messages import Positive
 from .spec_model import Rule, SpecModel
 
@@ -318,7 +318,15 @@ class Freeze(SpecModel):
 class ScheduleName(StrEnum):
     GPIPE = "GPipe"
     ONE_FORWARD_ONE_BACKWARD = "OneForwardOneBackward"
+    INTERLEAVED = "Interleaved"
+    ZERO_BUBBLE = "ZeroBubble"
+    ZERO_BUBBLE_V = "ZeroBubbleV"
     SCRIPT = "Script"  #: the pod's own program passes the schedule
+
+
+#: Schedules that give each worker several spans.
+_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
+_DEFAULT_SPANS = 2
 
 
 class Pipeline(SpecModel):
@@ -330,8 +338,15 @@ class Pipeline(SpecModel):
     )
     schedule: ScheduleName = Field(
         default=ScheduleName.ONE_FORWARD_ONE_BACKWARD,
-        description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations. Script: the pod's"
-        " own program passes the schedule.",
+        description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations than GPipe."
+        " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
+        " A layout that cannot run one of them runs OneForwardOneBackward. Script: the pod's own program passes the"
+        " schedule.",
+    )
+    spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
+        default=None,
+        description="Interleaved and ZeroBubble: spans of layers on each worker, 2 by default. ZeroBubbleV always has"
+        " 2.",
     )
     micro_batch_size: Positive | None = Field(
         default=None,
@@ -344,6 +359,25 @@ class Pipeline(SpecModel):
         " steps gain more than the time of ten steps. Measured: cuts stages and changes layouts by measured times, if"
         " the remaining steps gain more than the change costs.",
     )
+    rules = (
+        Rule(
+            ~given("spans_per_worker") | field("schedule").is_among(_WITH_SPANS),
+            f"spansPerWorker is for the schedules {', '.join(_WITH_SPANS)}",
+            ".spansPerWorker",
+        ),
+        Rule(
+            ~given("spans_per_worker")
+            | field("schedule").is_not(ScheduleName.ZERO_BUBBLE_V.value)
+            | field("spans_per_worker").is_(_DEFAULT_SPANS),
+            "ZeroBubbleV has 2 spans a worker: leave spansPerWorker out",
+            ".spansPerWorker",
+        ),
+    )
+
+    @property
+    def num_spans(self) -> int:
+        """Spans of each worker (V) under this schedule."""
+        return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
 
 
 class CachePolicy(StrEnum):
@@ -481,6 +515,18 @@ class TrainingSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
+    rules = (
+        Rule(
+            field("pipeline.stages").at_most(field("model.num_layers")),
+            "a pipeline cannot have more stages than the model has layers (model.numLayers)",
+            ".pipeline.stages",
+        ),
+        Rule(
+            given("checkpoint") | ~is_true("evaluation.keep_best"),
+            "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
+            ".evaluation.keepBest",
+        ),
+    )
 
 
 class TrainerSpec(TrainingSpec):

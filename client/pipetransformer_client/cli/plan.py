@@ -81,6 +81,8 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
                 "gpus": phase.gpus,
                 "regroups": phase.regroups,
                 "stageLayers": list(phase.stage_layers),
+                "schedule": phase.schedule,
+                "whySchedule": phase.why_schedule,
                 "stepSeconds" if costs else "relativeStepSeconds": phase.step_seconds
                 / (1 if costs else found[0].step_seconds),
             }
@@ -108,6 +110,9 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
             step,
         )
     out.print(table)
+    for stages, schedule, why in dict.fromkeys((p.layout.stages, p.schedule, p.why_schedule) for p in found):
+        if why:
+            out.print(f"With {stages} {'stage' if stages == 1 else 'stages'} {schedule} runs: {why}.", highlight=False)
     if saved is None:
         out.print("Gradients decide when layers freeze. The table shows the layout for each number of frozen layers.")
         return

@@ -208,7 +208,7 @@ class Share(Wire):
 
     workers: Count = Field(description="Maximum number of workers of the job.")
     layout_generation: Count = Field(description="Generation that the share was computed for.")
-    yields: bool = Field(
+    for_others: bool = Field(
         default=False,
         description="The job must release a claimed pipeline for pending pods of other owners, whatever `onPack` says.",
     )

@@ -27,6 +27,15 @@ REFUSED = [
     (make_job("a/b"), "metadata.name"),
     (make_job("Digits"), "metadata.name"),
     (make_job().stages(3).workers(4), "spec.elasticPolicy.workers"),
+    (make_job().set("pipeline.spansPerWorker", 2), "spec.pipeline.spansPerWorker"),
+    (
+        make_job().set("pipeline.schedule", "Interleaved").set("pipeline.spansPerWorker", 0),
+        "spec.pipeline.spansPerWorker",
+    ),
+    (
+        make_job().set("pipeline.schedule", "ZeroBubbleV").set("pipeline.spansPerWorker", 3),
+        "spec.pipeline.spansPerWorker",
+    ),
     (make_job().stages(16).workers(16), "spec.pipeline.stages"),
     (make_job().stages(13).workers(13), "spec.pipeline.stages"),
     (make_job().workers(4, least=5, most=8), "spec.elasticPolicy.minWorkers"),

@@ -39,7 +39,6 @@ from pipetransformer.partition import (
     assumed_costs,
     make_offers,
     paper_bytes,
-    spans,
 )
 from pipetransformer.pipeline import ScheduleClass, one_forward_one_backward
 from pipetransformer.state.layout import StageLayout
@@ -151,8 +150,8 @@ class Job:
     def stage_bytes(self) -> int:
         """Bytes of parameters, gradients and moments in the largest stage of the first layout, which later layouts do
         not exceed."""
-        spans = self.cut(0, self.spec.pipeline.stages, 1, None).spans
-        return max(sum(self._trained_bytes(self.model.units[index]) for index in span) for span in spans)
+        cut = self.cut(0, self.spec.pipeline.stages, 1, None)
+        return max(sum(self._trained_bytes(self.model.units[index]) for index in held) for held in cut.units_by_stage)
 
     def min_stages(self, boundary: int) -> int:
         """The fewest stages whose largest stage needs no more bytes than the first layout's; a restart begins there."""
@@ -162,7 +161,8 @@ class Job:
         )
 
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
-        """Stages and micro-batches of a layout: by measured costs if there are any and the result fits the memory.
+        """Spans, schedule and micro-batches of a layout: by measured costs if there are any and the result fits the
+        memory.
 
         Raises:
             SpecError: there are more pipelines than shards, which only an older operator asks for.
@@ -178,7 +178,7 @@ class Job:
                 return self.step_model(costs).cut(boundary, stages, pipelines)
             except MemoryBoundError as error:
                 logger.warning("%d stages, %d pipelines: %s; cutting by assumed costs", stages, pipelines, error)
-        return Cut(spans(self.num_layers, boundary, stages), self.micro_batch_size)
+        return self.step_model(None).cut(boundary, stages, pipelines)
 
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative."""
@@ -196,6 +196,8 @@ class Job:
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
             num_samples=len(self.dataset.train),
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
+            schedule=self.spec.pipeline.schedule,
+            spans_per_worker=self.spec.pipeline.num_spans,
         )
 
     @property
@@ -286,18 +288,14 @@ class Job:
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size, padded_lengths(self.dataset.test, self.dataset.info))
 
-    def users(self, pipelines: int) -> Callable[[str, int], int]:
-        """A function from a split (`train` or `test`) and a sample id to the pipeline that uses the sample."""
+    def user(self, split: str, sample_id: int, pipelines: int) -> int:
+        """The pipeline that uses a sample of a split (`train` or `test`)."""
+        if split == "train":
+            return pipelines_of(pipelines, self.order.num_shards)[self.order.shard(sample_id)]
         # Held-out samples are dealt as one shard for each pipeline.
-        by_shard, by_part = pipelines_of(pipelines, self.order.num_shards), pipelines_of(pipelines, pipelines)
-        ends = [(p + 1) * len(self.dataset.test) // pipelines for p in range(pipelines)]
-
-        def pipeline(split: str, sample_id: int) -> int:
-            if split == "train":
-                return by_shard[self.order.shard(sample_id)]
-            return by_part[bisect_right(ends, sample_id)]
-
-        return pipeline
+        ends = range(1, pipelines + 1)
+        part = bisect_right(ends, sample_id, key=lambda end: end * len(self.dataset.test) // pipelines)
+        return pipelines_of(pipelines, pipelines)[part]
 
     def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
         """A few fixed training samples, by which a freeze policy compares a layer with its earlier self."""

@@ -28,7 +28,7 @@ from pipetransformer.callbacks.callback import Callback
 from pipetransformer.data import Processor, importing_main
 from pipetransformer.errors import SpecError, meant
 from pipetransformer.freeze import FreezePolicy
-from pipetransformer.job.checks import check_rules
+from pipetransformer.job.checks import check_parts
 from pipetransformer.job.script_parts import OwnData, Parts, shown
 from pipetransformer.models import ModelFunction
 from pipetransformer.models.metrics import Metric
@@ -178,7 +178,7 @@ def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) ->
     try:
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
-        check_rules(spec)
+        check_parts(spec)
         ending, control = run_fixed(spec, parts, run_dir)
     finally:
         line.close()

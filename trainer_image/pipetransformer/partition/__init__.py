@@ -2,10 +2,11 @@
 
 from .contiguous import MemoryBound, MemoryBoundError, partition
 from .costs import ModelCosts, UnitCost, assumed_costs, training_seconds
+from .cut import Cut
 from .memory import paper_bytes
 from .offers import ASSUMED_PAUSE_SECONDS, Prediction, make_offers, offered_stages
 from .spans import cut_units, spans
-from .step_model import Cut, StepModel
+from .step_model import StepModel
 
 __all__ = [
     "ASSUMED_PAUSE_SECONDS",

@@ -27,6 +27,8 @@ def schedule_class(name: ScheduleName, own: ScheduleClass | None = None) -> Sche
                     "schedule", f"{own!r} is not a subclass of torch.distributed.pipelining's PipelineScheduleSingle"
                 )
             return own
+        case _:
+            raise SpecError("spec.pipeline.schedule", f"{name} needs several spans a worker")
 
 
 def one_forward_one_backward(schedule: ScheduleClass) -> bool:

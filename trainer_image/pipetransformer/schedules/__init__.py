@@ -4,12 +4,15 @@ from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
 from .order import MessageKind, Operation, Receive, Send, Value, planned
+from .owners import Fitted, fit, one_each
 from .simulate import RoundCosts, Simulated, simulate
+from .tera import TeraPipe
 
 __all__ = [
     "Action",
     "ActionKind",
     "Ahead",
+    "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
@@ -22,7 +25,10 @@ __all__ = [
     "ScheduleError",
     "Send",
     "Simulated",
+    "TeraPipe",
     "Value",
+    "fit",
+    "one_each",
     "planned",
     "simulate",
 ]

@@ -52,10 +52,10 @@ def measure_costs(
     started = time.perf_counter()
     small = max(2, layout.micro_batch_size // 4)
     sizes = (small, max(2 * small, layout.micro_batch_size))
-    num_units = layout.spans[-1].stop
+    num_units = layout.cut.num_units
     seen = torch.zeros(2, num_units, len(UnitCost._fields), dtype=torch.float64)
     for row, size in zip(seen, sizes, strict=True):
-        row[layout.span.start : layout.span.stop] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
+        row[layout.units] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
     rounds_taken = (time.perf_counter() - started) / round_seconds
     workers = torch.tensor([_seconds_per_byte(groups, runner.spec.device), -usable, rounds_taken], dtype=torch.float64)
     flat = torch.cat([seen.flatten(), workers])

@@ -79,12 +79,12 @@ class GradientReducer:
         if counts:
             for index, square_norm in self._gradients.square_norms().items():
                 norms[index] = square_norm
-        span = self._layout.span
+        units, cut = self._layout.units, self._layout.cut
         for tie in self._state.ties.all:
-            copies = [self._state.units[unit].get_parameter(name) for unit, name in tie.places if unit in span]
+            copies = [self._state.units[unit].get_parameter(name) for unit, name in tie.places if unit in units]
             if copies:
-                square_norm = reduce_tied_gradients(copies, self._groups.tied[tie.stages(self._layout.spans)])
-                norms[tie.last_unit] += square_norm if counts and tie.last_unit in span else 0.0
+                square_norm = reduce_tied_gradients(copies, self._groups.tied[tie.stages(cut.units_by_stage)])
+                norms[tie.last_unit] += square_norm if counts and tie.last_unit in units else 0.0
         return norms
 
     def close(self) -> None:

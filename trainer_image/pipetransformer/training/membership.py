@@ -59,7 +59,7 @@ class Membership:
     reducer: GradientReducer | None = None
 
     def __post_init__(self) -> None:
-        self.ballots = Exchange(self.world, Vote.length(self.layout.spans[-1].stop), BALLOTS)
+        self.ballots = Exchange(self.world, Vote.length(self.layout.cut.num_units), BALLOTS)
 
     @property
     def world(self) -> dist.ProcessGroup:
@@ -91,7 +91,7 @@ class Membership:
         spec = StageSpec(
             stage=layout.stage,
             stages=layout.stages,
-            span=layout.span,
+            span=range(layout.units[0], layout.units[-1] + 1),
             boundary=state.control.boundary,
             schedule=job.schedule,
             group=self.groups.pipeline,
@@ -100,7 +100,7 @@ class Membership:
             autocast=job.autocast,
             recompute=job.spec.training.activation_checkpointing,
         )
-        units = [state.units[index] for index in layout.span]
+        units = [state.units[index] for index in layout.units]
         self.runner = StageRunner(
             spec, job.model, units, activations, lambda step: job.training_samples(step, layout), readers
         )

@@ -108,7 +108,7 @@ def test_the_script_runs_alone(tmp_path: Path) -> None:
 
     check_run(tmp_path / "run")
     assert layouts(tmp_path / "run") == [(1, 1)]
-    assert re.fullmatch(r"60 steps, 3 blocks frozen, accuracy 0\.\d+\n", printed)
+    assert re.fullmatch(r"60 steps, 3 layers frozen, accuracy 0\.\d+\n", printed)
 
 
 @pytest.mark.parametrize("pipelines", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -172,7 +172,7 @@ async def test_agents_and_their_processes_leave_when_the_job_has_failed(
     failed = status.condition(ConditionType.FAILED)
     assert failed is not None and failed.reason == "DeadlineExceeded", logs(tmp_path)
     assert status.checkpoint is not None and status.checkpoint.step > 0
-    ended = [": Closed" in log for log in logs(tmp_path)]
+    ended = [": Stopped" in log for log in logs(tmp_path)]
     assert ended and all(ended), logs(tmp_path)
 
 

@@ -30,6 +30,7 @@ def test_the_leader_tells_of_the_job_and_every_worker_of_itself() -> None:
     leader, other = samples(Meter(), position(0)), samples(Meter(), position(3, idle_share=None))
     assert (leader["step"], leader["frozen_layers"], leader["layers"], leader["loss"]) == (7, 5, 12, 1.5)
     assert (leader["stages"], leader["pipelines"], leader["bubble_ratio"]) == (2, 2, 0.25)
+    assert leader["schedule_info/OneForwardOneBackward"] == 1
     assert "gradient_norm" not in leader  # the step was not finite
     assert "step" not in other
     assert (other["stage"], other["pipeline"], other["held_layers"]) == (1, 1, 5)

@@ -493,6 +493,8 @@ def test_a_model_that_cannot_be_built_names_the_field(spec: Model, field: str) -
     [
         ({"pipeline": {"stages": 13}}, "spec.pipeline.stages"),
         ({"numShards": 65}, "spec.training.globalBatchSize"),
+        ({"training": {"epochs": 1, "steps": 1}}, "spec.training"),
+        ({"evaluation": {"keepBest": True}}, "spec.evaluation.keepBest"),
     ],
 )
 def test_a_spec_that_could_never_train_names_the_field(changes: dict[str, object], field: str) -> None:

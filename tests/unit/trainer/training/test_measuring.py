@@ -13,7 +13,7 @@ from torch.distributed.pipelining import ScheduleGPipe
 from pipetransformer.data import DataInfo
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_group, make_group
 from pipetransformer.models import PipelineModel
-from pipetransformer.partition import UnitCost
+from pipetransformer.partition import Cut, UnitCost
 from pipetransformer.pipeline import ModelError, StageRunner, StageSpec
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
@@ -113,7 +113,7 @@ def make_layout() -> StageLayout:
         job_uid="job", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
-    return StageLayout(generation, 0, [(0, 0)], [range(4)], micro_batch_size=8)
+    return StageLayout(generation, 0, [(0, 0)], Cut([range(4)], 8))
 
 
 def test_each_unit_is_timed_by_itself(model: PipelineModel, groups: GenerationGroups) -> None:
