@@ -10,6 +10,7 @@ from benchmarks.virtual import Timed, UnitTimes
 from benchmarks.virtual.model import Block
 from pipetransformer.models import MicroBatchContext, set_micro_batch
 from pipetransformer.models.context import TokenSlice
+from pipetransformer.pipeline.split import WeightGradients, begin, finish
 from pipetransformer.schedules import Action, ActionKind
 from pipetransformer.schedules.order import MessageKind, Receive, Send, Value, given, needed
 
@@ -49,6 +50,7 @@ class Runner:
         self._receives: dict[Value, dist.Work] = {}
         self._sends: list[tuple[Tensor, dist.Work]] = []
         self._flights: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._halves: dict[tuple[int, int], WeightGradients] = {}
 
     def run(self) -> None:
         """One round."""
@@ -72,8 +74,10 @@ class Runner:
         match action.kind:
             case ActionKind.FORWARD:
                 self._forward(action)
-            case ActionKind.BACKWARD:
+            case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
                 self._backward(action)
+            case ActionKind.WEIGHT_GRADIENT:
+                finish(self._halves.pop((action.span, action.chunk)))
             case ActionKind.PREFIX:
                 self._run_prefix(action)
             case _:
@@ -118,10 +122,14 @@ class Runner:
             self._flights[action.span, action.chunk] = (x, output)
 
     def _backward(self, action: Action) -> None:
-        x, output = self._flights.pop((action.span, action.chunk))
+        key = (action.span, action.chunk)
+        x, output = self._flights.pop(key)
         gradient = self._taken(action)
-        torch.autograd.backward([output], None if gradient is None else [gradient])
-        given_back = x.grad
+        if action.kind is ActionKind.INPUT_GRADIENT:
+            given_back, self._halves[key] = begin(output, x, gradient)
+        else:
+            torch.autograd.backward([output], None if gradient is None else [gradient])
+            given_back = x.grad
         gift = given(action, self._way.shape)
         if gift is not None:
             assert given_back is not None

@@ -1,10 +1,11 @@
 """The bench of schedules: what ways should take, and that tiny ones run."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
+from benchmarks.schedules import terapipe
 from benchmarks.schedules.__main__ import merged
 from benchmarks.schedules.ahead import ahead_way
 from benchmarks.schedules.in_place import ONE_F_ONE_B, in_place
@@ -13,10 +14,24 @@ from benchmarks.schedules.part import Found
 from benchmarks.schedules.rig import measure
 from benchmarks.schedules.ways import Way, even_cut, even_units
 from benchmarks.virtual import UnitTimes
+from pipetransformer.schedules import Action, ActionKind, GPipe, RoundShape, TeraPipe
 from tools.docs.benchmarks import FIGURES
 
 #: Too short to notice, and long enough to need a wait.
 _TINY = 0.001
+
+
+@dataclass(frozen=True)
+class Halves:
+    """GPipe on two workers, with backwards in halves on the second."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        first, second = GPipe().actions(shape)
+        halves = {ActionKind.BACKWARD: (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)}
+        return [
+            first,
+            [replace(action, kind=kind) for action in second for kind in halves.get(action.kind, (action.kind,))],
+        ]
 
 
 def test_a_round_without_frozen_units_takes_the_turns_of_1f1b() -> None:
@@ -40,6 +55,17 @@ def test_frozen_forwards_ahead_reach_the_published_bound() -> None:
     today, *_ = in_place(even_units(24, 1.0), 4, 8, frozen=12)
 
     assert (today.declared_seconds, ahead.declared_seconds) == (131, 98)
+
+
+@pytest.mark.parametrize(("case", "uniform", "whole"), terapipe.CASES, ids=lambda each: str(each))
+def test_declared_times_allow_what_is_asked_of_slices(case: terapipe.Case, uniform: str, whole: str) -> None:
+    asked = {figure.path: figure.at_least for figure in FIGURES["schedules"]}
+    planned = terapipe.planned_way(case).declared_seconds
+
+    assert sum(terapipe.planned_way(case).slices) == 256
+    for key, others in ((uniform, terapipe.uniform_ways(case)), (whole, [terapipe.whole_way(case)])):
+        limit = asked.get(key)
+        assert limit is None or min(way.declared_seconds for way in others) / planned > limit
 
 
 def test_bounds_are_of_the_median_ratio() -> None:
@@ -72,6 +98,8 @@ def test_each_way_runs_in_turns_on_processes_and_takes_what_was_declared() -> No
         *in_place(units, workers=2, chunks=3),
         *(replace(way, name=f"{way.name} frozen") for way in in_place(units, workers=2, chunks=3, frozen=2)),
         ahead_way(units, 2, 3, 2),
+        Way("halves", units, even_cut(units, 2), Halves(), RoundShape((0, 1), 3)),
+        Way("slices", units, even_cut(units, 2), TeraPipe(), RoundShape((0, 1), 6, slices=3), slices=(4, 2, 1)),
     ]
 
     measured = measure(ways, pairs=2, rounds=1)
