@@ -27,6 +27,8 @@ def run(pairs: int) -> Found:
         measured = measure([ahead, *compared], pairs)
         figures[f"ahead_over_today_m{chunks}"] = measured.low(ONE_F_ONE_B, _AHEAD)
         if chunks == 8:
+            best = measured.best([way.name for way in others])
+            figures["ahead_over_best"] = measured.low(best, _AHEAD)
             bound = ahead.declared_seconds
             figures["ahead_over_bound"] = upper_bound([seconds / bound for seconds in measured.seconds[_AHEAD]])
         ways[f"{_UNITS} layers, {_FROZEN} frozen, K={_WORKERS}, M={chunks}"] = measured.table(

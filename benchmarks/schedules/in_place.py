@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from benchmarks.virtual import UnitTimes
 from pipetransformer.schedules import GPipe, OneForwardOneBackward, RoundShape, Schedule
+from pipetransformer.schedules.from_torch import Interleaved, ZeroBubble, ZeroBubbleV
 
 from .ways import Way, even_cut
 
 ONE_F_ONE_B = "1F1B"
+ZERO_BUBBLES = ("zero bubble", "zero bubble V")
 
 
 def in_place(units: Sequence[UnitTimes], workers: int, chunks: int, *, frozen: int = 0) -> list[Way]:
@@ -16,6 +18,9 @@ def in_place(units: Sequence[UnitTimes], workers: int, chunks: int, *, frozen: i
     schedules: dict[str, tuple[Schedule, tuple[int, ...]]] = {
         ONE_F_ONE_B: (OneForwardOneBackward(), once),
         "GPipe": (GPipe(), once),
+        "interleaved": (Interleaved(), Interleaved().owners(workers)),
+        ZERO_BUBBLES[0]: (ZeroBubble(), ZeroBubble().owners(workers)),
+        ZERO_BUBBLES[1]: (ZeroBubbleV(), ZeroBubbleV().owners(workers)),
     }
     return [
         make_way(name, units, schedule, owners, chunks, frozen=frozen) for name, (schedule, owners) in schedules.items()

@@ -25,11 +25,11 @@ class Measured:
         """Lower 95 % bound of the median ratio."""
         return lower_bound(self.ratios(slow, quick))
 
-    def table(self, declared: Mapping[str, float] = MappingProxyType({})) -> dict[str, dict[str, float]]:
-        """Seconds of each way: the median, the extremes, and what `declared` says of it."""
+    def table(self, expected: Mapping[str, float] = MappingProxyType({})) -> dict[str, dict[str, float]]:
+        """Seconds of each way: the median, the extremes, and what was `expected` of it."""
         return {
             name: {"median": self.median(name), "min": min(seconds), "max": max(seconds)}
-            | ({"declared": declared[name]} if name in declared else {})
+            | ({"expected": expected[name]} if name in expected else {})
             for name, seconds in self.seconds.items()
         }
 

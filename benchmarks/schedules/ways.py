@@ -12,7 +12,7 @@ from pipetransformer.schedules.order import Operation, planned
 from pipetransformer.schedules.simulate import RoundCosts, Simulated, simulate
 
 #: Seconds of a unit's forward on these devices, so long that Python's own time between two units is small beside it.
-UNIT_SECONDS = 0.006
+UNIT_SECONDS = 0.01
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,7 @@ class Runner:
         key = (action.span, action.chunk)
         x, output = self._flights.pop(key)
         gradient = self._taken(action)
+        given_back: Tensor | None
         if action.kind is ActionKind.INPUT_GRADIENT:
             given_back, self._halves[key] = begin(output, x, gradient)
         else:
