@@ -62,7 +62,7 @@ def measuring() -> dict[str, float]:
     group = make_group(HashStore(), "bench", 0, 1, transport)
     groups = GenerationGroups(group, group, group, group)
     units = list(job.build_units(range(job.num_layers + 2)).values())
-    stage = StageSpec(0, 1, range(len(units)), 0, job.schedule, group, transport.device, job.dtype)
+    stage = StageSpec(0, [range(len(units))], (0,), 0, job.schedule, group, transport.device, job.dtype)
     runner = StageRunner(stage, job.model, units)
     member = Member(name="w0", uid="w0", address="127.0.0.1:1")
     generation = Generation(

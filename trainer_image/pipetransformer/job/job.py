@@ -40,12 +40,12 @@ from pipetransformer.partition import (
     make_offers,
     paper_bytes,
 )
-from pipetransformer.pipeline import ScheduleClass, one_forward_one_backward
+from pipetransformer.schedules import OneForwardOneBackward, Schedule, make_schedule
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import CachePolicy, Precision, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
 
 from .script_parts import Overruled
 
@@ -78,7 +78,7 @@ class Job:
     dataset: Dataset
     order: EpochOrder
     policy: FreezePolicy
-    schedule: ScheduleClass
+    schedule: Schedule
     model: PipelineModel
     metrics: Mapping[str, Metric]
     build_units: Callable[[Collection[int]], dict[int, nn.Module]]
@@ -190,7 +190,7 @@ class Job:
             global_batch=self.order.global_batch,
             num_shards=self.order.num_shards,
             micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
-            one_forward_one_backward=one_forward_one_backward(self.schedule),
+            one_forward_one_backward=isinstance(self.schedule, OneForwardOneBackward),
             unit_bytes=self.unit_bytes,
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
@@ -199,6 +199,12 @@ class Job:
             schedule=self.spec.pipeline.schedule,
             spans_per_worker=self.spec.pipeline.num_spans,
         )
+
+    def schedule_of(self, cut: Cut) -> Schedule:
+        """The schedule that a layout runs, which may be another than the spec's."""
+        if cut.schedule is ScheduleName.SCRIPT:
+            return self.schedule
+        return make_schedule(cut.schedule, spans_per_worker=len(cut.spans) // cut.stages)
 
     @property
     def cuts_by_paper(self) -> bool:

@@ -19,7 +19,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.freeze import FreezePolicy
 from pipetransformer.models import ModelFunction, PipelineModel
 from pipetransformer.models.metrics import Metric
-from pipetransformer.pipeline import ScheduleClass
+from pipetransformer.schedules import Schedule
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 #: Characters of a value in a message.
@@ -50,7 +50,7 @@ class Parts:
     model: ModelFunction | None = None
     data: OwnData | None = None
     freeze: FreezePolicy | None = None
-    schedule: ScheduleClass | None = None
+    schedule: Schedule | type | None = None
     metrics: Sequence[Metric] = ()
     callbacks: Sequence[Callback] = ()
     processor: Processor | None = None

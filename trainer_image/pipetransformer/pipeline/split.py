@@ -4,8 +4,8 @@
 these computations once more, each for its weights alone. So two halves cost little more than one whole backward, and a
 second pass through the graph would cost a third more (`python -m benchmarks.split`).
 
-torch's own halves (`torch.distributed.pipelining._backward`) do the same, but fail if a span's output is a view, and
-if a weight is used on both sides of another one. They also apply a tensor's hook to the weights' gradients twice.
+torch's own halves (`torch.distributed.pipelining._backward`, 2.13) fail if the output is a view, or if weights share a
+use of another one. They lose the gradients of leaves that are no weights, and apply a tensor's hook twice.
 """
 
 from collections.abc import Iterator, Mapping

@@ -3,6 +3,7 @@
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
+from .make import make_schedule
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 from .owners import Fitted, fit, one_each
 from .simulate import RoundCosts, Simulated, simulate
@@ -29,6 +30,7 @@ __all__ = [
     "Value",
     "fit",
     "one_each",
+    "make_schedule",
     "planned",
     "simulate",
 ]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipetransformer.elastic.transport.groups import GenerationGroups, wait_for
+from pipetransformer.pipeline import RoundHooks
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
@@ -20,7 +21,7 @@ from .gradients import Gradients
 _BUCKET_BYTES = 1 << 20
 
 
-class GradientReducer:
+class GradientReducer(RoundHooks):
     """Sums the gradients of a worker's stage, while its units and boundary stay.
 
     Args:
@@ -92,8 +93,7 @@ class GradientReducer:
         self._missing, self._sums = [], []
 
     def passed(self, unit: int) -> None:
-        """Note that the backward of a micro-batch has passed this unit, so that its gradients are complete. Buckets of
-        units that are never noted start in `finish`."""
+        """Note that the backward of a micro-batch has passed this unit, so that its gradients are complete."""
         if not self._missing or unit not in self._bucket_of:
             return
         self._missing[self._bucket_of[unit]] -= 1

@@ -89,11 +89,11 @@ class Membership:
         layout = self.layout
         assert self.groups.pipeline is not None
         spec = StageSpec(
-            stage=layout.stage,
-            stages=layout.stages,
-            span=range(layout.units[0], layout.units[-1] + 1),
+            worker=layout.stage,
+            spans=layout.spans,
+            owners=layout.owners,
             boundary=state.control.boundary,
-            schedule=job.schedule,
+            schedule=job.schedule_of(layout.cut),
             group=self.groups.pipeline,
             device=device,
             dtype=job.dtype,
@@ -108,8 +108,6 @@ class Membership:
             self.reducer.close()
             self.reducer = None  # it refers to gradients that the committer may replace
         self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
-        if self.reducer.sums:
-            self.runner.tell(self.reducer.passed)
 
     def leave_out_of_pause(self, seconds: float) -> None:
         """Exclude `seconds` from the pause, for work that was needed without the regroup too."""

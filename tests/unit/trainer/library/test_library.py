@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pipetransformer import (
 from pipetransformer.errors import CallbackError
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Overruled, Parts
+from pipetransformer.schedules import Action, GPipe, RoundShape
 from pipetransformer.worker.torchrun_agent import GENERATION
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.manifest import read_job
@@ -185,8 +187,12 @@ def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> Non
         load_job(spec.model_copy(update={"data": Data(name="script")}))
 
 
-class OwnSchedule(ScheduleGPipe):
+@dataclass(frozen=True)
+class OwnSchedule:
     """A script's."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return GPipe().actions(shape)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +202,11 @@ class OwnSchedule(ScheduleGPipe):
         ("OneForwardOneBackward", None, True),
         ("Script", Schedule1F1B, True),
         ("Script", ScheduleGPipe, False),
-        ("Script", OwnSchedule, False),
+        ("Script", OwnSchedule(), False),
     ],
 )
 def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
-    name: str, own: type[ScheduleGPipe | Schedule1F1B] | None, in_turns: bool
+    name: str, own: type[ScheduleGPipe | Schedule1F1B] | OwnSchedule | None, in_turns: bool
 ) -> None:
     spec = TrainerSpec(
         model=Model(name="vit", num_layers=4),

@@ -70,8 +70,11 @@ class Unused(Square):
         return super().forward(self.frozen(x).relu())
 
 
-class Hooked(Square):
+class Hooked(nn.LayerNorm):
     """Scales the gradient of a result, as code that clips gradients does."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.pipelining import ScheduleGPipe
 
 from pipetransformer.data import DataInfo
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_group, make_group
 from pipetransformer.models import PipelineModel
 from pipetransformer.partition import Cut, UnitCost
 from pipetransformer.pipeline import ModelError, StageRunner, StageSpec
+from pipetransformer.schedules import GPipe
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.cost_measurement import measure_costs, measurement_due
@@ -103,7 +103,7 @@ def make_runner(model: PipelineModel, groups: GenerationGroups, boundary: int) -
     assert groups.pipeline is not None
     for unit in model.units[: boundary + 1 if boundary else 0]:
         unit.requires_grad_(False)
-    spec = StageSpec(0, 1, range(4), boundary, ScheduleGPipe, groups.pipeline, torch.device("cpu"), torch.float32)
+    spec = StageSpec(0, [range(4)], (0,), boundary, GPipe(), groups.pipeline, torch.device("cpu"), torch.float32)
     return StageRunner(spec, model, model.units)
 
 
