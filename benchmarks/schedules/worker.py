@@ -1,4 +1,4 @@
-"""One worker's part of a round: runs its operations on the modules of its spans."""
+"""One worker's part of rounds on virtual devices: the product's executor over units of declared times."""
 
 from collections.abc import Sequence
 
@@ -6,31 +6,40 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.virtual import Timed, UnitTimes
+from benchmarks.virtual import Timed
 from benchmarks.virtual.model import Block
-from pipetransformer.models import MicroBatchContext, set_micro_batch
+from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.models.context import TokenSlice
-from pipetransformer.pipeline.split import WeightGradients, begin, finish
-from pipetransformer.schedules import Action, ActionKind
-from pipetransformer.schedules.order import MessageKind, Receive, Send, Value, given, needed
+from pipetransformer.pipeline import Chunk, Executor, Span
 
 from .ways import Way
 
-_WIDTH = 8
+WIDTH = 8
+_CPU = torch.device("cpu")
 
 
-class Span(nn.Module):
-    """Units in order. The first `frozen` of them keep no graph."""
+class Squares:
+    """Each chunk's loss is the mean square of its output."""
 
-    def __init__(self, units: Sequence[UnitTimes], frozen: int) -> None:
-        super().__init__()
-        self.units = nn.ModuleList(Timed(Block(_WIDTH), unit) for unit in units)
-        self._frozen = frozen
+    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+        """Where the backward starts."""
+        return output.square().mean()
 
-    def forward(self, x: Tensor) -> Tensor:
-        for number, unit in enumerate(self.units):
-            with torch.set_grad_enabled(number >= self._frozen):
-                x = unit(x)
+
+class Prefix:
+    """The frozen units that the first span starts with, run when a chunk is asked for."""
+
+    def __init__(
+        self, units: Sequence[nn.Module], inputs: Sequence[Tensor], contexts: Sequence[MicroBatchContext]
+    ) -> None:
+        self._units, self._inputs, self._contexts = units, inputs, contexts
+
+    def take(self, number: int) -> Tensor:
+        """The first span's input for a chunk."""
+        x = self._inputs[number]
+        with torch.no_grad():
+            for unit in self._units:
+                x = run_unit(unit, x, self._contexts[number])
         return x
 
 
@@ -38,129 +47,45 @@ class Runner:
     """Runs rounds of one way on this worker."""
 
     def __init__(self, way: Way, group: dist.ProcessGroup) -> None:
-        self._way, self._group = way, group
+        self._way = way
         self._operations = way.lists[group.rank()]
-        self._spans = {
-            span: Span([way.units[index] for index in way.cut[span]], max(0, way.frozen - way.cut[span].start))
+        units = {
+            index: Timed(Block(WIDTH), way.units[index])
+            for span in way.shape.spans_of(group.rank())
+            for index in way.cut[span]
+        }
+        last = len(way.cut) - 1
+        spans = {
+            span: Span(
+                way.cut[span],
+                {f"unit {index}": units[index] for index in way.cut[span]},
+                min(max(0, way.frozen - way.cut[span].start), len(way.cut[span])),
+                first=span == 0,
+                last=span == last,
+                dtype=torch.float32,
+            )
             for span in way.shape.spans_of(group.rank())
         }
-        self._prefix = Span(way.prefix, len(way.prefix))
-        self._pieces: dict[int, Tensor] = {}  # chunks whose prefix has run in part
-        self._values: dict[Value, Tensor] = {}
-        self._receives: dict[Value, dist.Work] = {}
-        self._sends: list[tuple[Tensor, dist.Work]] = []
-        self._flights: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._halves: dict[tuple[int, int], WeightGradients] = {}
+        self._executor = Executor(spans, group, _CPU, torch.float32)
+        self._units = units
+        contexts = [self._context(chunk) for chunk in range(way.shape.chunks)]
+        inputs = [torch.ones(self._activation(chunk)) for chunk in range(way.shape.chunks)]
+        frozen = [units[index] for index in way.cut[0] if index < way.frozen] if 0 in spans else []
+        prefix = Prefix(frozen, inputs, contexts) if 0 in spans else None
+        self._chunks = [
+            Chunk(chunk, contexts[chunk], self._activation(chunk), prefix=prefix) for chunk in range(way.shape.chunks)
+        ]
 
     def run(self) -> None:
         """One round."""
-        for operation in self._operations:
-            match operation:
-                case Send(value, peer):
-                    self._send(value, peer)
-                case Receive(value, peer):
-                    self._post(value, peer)
-                case Action():
-                    self._compute(operation)
-        for _, work in self._sends:
-            work.wait()
-        self._sends.clear()
-        self._keep_for_next_round()
-        for span in self._spans.values():
-            for parameter in span.parameters():
+        self._executor.run(self._operations, self._way.shape, self._chunks, Squares())
+        for unit in self._units.values():
+            for parameter in unit.parameters():
                 parameter.grad = None
-
-    def _compute(self, action: Action) -> None:
-        match action.kind:
-            case ActionKind.FORWARD:
-                self._forward(action)
-            case ActionKind.BACKWARD | ActionKind.INPUT_GRADIENT:
-                self._backward(action)
-            case ActionKind.WEIGHT_GRADIENT:
-                finish(self._halves.pop((action.span, action.chunk)))
-            case ActionKind.PREFIX:
-                self._run_prefix(action)
-            case _:
-                raise NotImplementedError(action.kind)
-
-    def _run_prefix(self, action: Action) -> None:
-        x = self._pieces.pop(action.chunk, None)
-        x = torch.ones(self._activation(action.chunk)) if x is None else x
-        set_micro_batch(self._context(action.chunk))
-        with torch.no_grad():
-            for index in action.units:
-                x = self._prefix.units[index](x)
-        gift = given(action, self._way.shape)
-        if gift is None:
-            self._pieces[action.chunk] = x
-        else:
-            self._values[gift] = x
-
-    def _keep_for_next_round(self) -> None:
-        """What was made ahead becomes the next round's: its chunks count from 0 there."""
-        chunks = self._way.shape.chunks
-        for value in [value for value in self._values if value.kind is MessageKind.PREFIX]:
-            if value in self._receives:
-                self._receives.pop(value).wait()
-            tensor = self._values.pop(value)
-            self._values[Value(MessageKind.PREFIX, 0, value.chunk - chunks)] = tensor
-
-    def _forward(self, action: Action) -> None:
-        shape = self._way.shape
-        x = self._taken(action)
-        if x is None:  # span 0 takes what was made ahead, if there is any
-            x = self._values.pop(Value(MessageKind.PREFIX, 0, action.chunk), None)
-        x = torch.ones(self._activation(action.chunk)) if x is None else x
-        x.requires_grad_(shape.gives_gradient(action.span))
-        set_micro_batch(self._context(action.chunk))
-        output = self._spans[action.span](x)
-        if action.span == len(shape.owners) - 1:
-            output = output.square().mean()
-        elif (gift := given(action, shape)) is not None:
-            self._values[gift] = output.detach()
-        if shape.trains(action.span):
-            self._flights[action.span, action.chunk] = (x, output)
-
-    def _backward(self, action: Action) -> None:
-        key = (action.span, action.chunk)
-        x, output = self._flights.pop(key)
-        gradient = self._taken(action)
-        given_back: Tensor | None
-        if action.kind is ActionKind.INPUT_GRADIENT:
-            given_back, self._halves[key] = begin(output, x, gradient)
-        else:
-            torch.autograd.backward([output], None if gradient is None else [gradient])
-            given_back = x.grad
-        gift = given(action, self._way.shape)
-        if gift is not None:
-            assert given_back is not None
-            self._values[gift] = given_back
-
-    def _taken(self, action: Action) -> Tensor | None:
-        """What the action needs, once it is there."""
-        value = needed(action, self._way.shape)
-        if value is None:
-            return None
-        if value in self._receives:
-            self._receives.pop(value).wait()
-        return self._values.pop(value)
-
-    def _send(self, value: Value, peer: int) -> None:
-        tensor = self._values.pop(value)
-        work = dist.isend(tensor, group=self._group, group_dst=peer)
-        assert work is not None
-        self._sends = [sent for sent in self._sends if not sent[1].is_completed()]
-        self._sends.append((tensor, work))
-
-    def _post(self, value: Value, peer: int) -> None:
-        self._values[value] = buffer = torch.empty(self._activation(value.chunk))
-        work = dist.irecv(buffer, group=self._group, group_src=peer)
-        assert work is not None
-        self._receives[value] = work
 
     def _activation(self, chunk: int) -> tuple[int, ...]:
         _, length = self._way.tokens(chunk)
-        return (self._way.samples, length, _WIDTH) if length else (self._way.samples, _WIDTH)
+        return (self._way.samples, length, WIDTH) if length else (self._way.samples, WIDTH)
 
     def _context(self, chunk: int) -> MicroBatchContext:
         start, length = self._way.tokens(chunk)
