@@ -29,8 +29,8 @@ __all__ = [
     "TeraPipe",
     "Value",
     "fit",
-    "one_each",
     "make_schedule",
+    "one_each",
     "planned",
     "simulate",
 ]
