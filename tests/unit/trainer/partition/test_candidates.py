@@ -216,11 +216,21 @@ def test_a_schedule_that_refuses_is_not_chosen() -> None:
     found = replace(make_model(even(8), options=(script, GPIPE)), own=Refusing()).candidates(0, 2, 1)
     assert found[0].option == GPIPE
     assert "it does not like this round" in {one.why_not for one in found if one.option == script}
-    alone = replace(make_model(even(8), options=(script,)), own=Refusing()).cut(0, 2, 1)
+    alone = replace(make_model(even(8), options=(script,), micro_batch_size=1), own=Refusing()).cut(0, 2, 1)
     assert (alone.schedule, alone.why_schedule) == (
         ScheduleName.ONE_FORWARD_ONE_BACKWARD,
         "it does not like this round",
     )
+
+
+@pytest.mark.parametrize("stages", [4, 16])
+def test_zero_bubble_needs_rounds_of_equal_length_with_one_span_a_worker_too(stages: int) -> None:
+    option = Option(ScheduleName.ZERO_BUBBLE)
+    model = replace(make_model(even(16), options=(option,), global_batch=50, micro_batch_size=1), num_shards=50)
+    assert model.cut(0, stages, 1).schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD
+    assert "equal rounds" in model.cut(0, stages, 1).why_schedule
+    even_rounds = replace(model, global_batch=48, num_shards=48).cut(0, stages, 1)
+    assert (even_rounds.schedule, even_rounds.owners) == (ScheduleName.ZERO_BUBBLE, tuple(range(stages)))
 
 
 def test_seconds_an_action_choose_fewer_micro_batches() -> None:
