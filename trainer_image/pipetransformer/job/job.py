@@ -190,7 +190,8 @@ class Job:
             global_batch=self.order.global_batch,
             num_shards=self.order.num_shards,
             micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
-            one_forward_one_backward=isinstance(self.schedule, OneForwardOneBackward),
+            one_forward_one_backward=isinstance(self.schedule, OneForwardOneBackward)
+            or self.spec.pipeline.num_spans > 1,
             unit_bytes=self.unit_bytes,
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
