@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from pipetransformer.models import MicroBatchContext, run_unit, set_micro_batch
+from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.models.randomness.dropout import KeyedDropout
 from pipetransformer.pipeline import split
 
@@ -169,10 +169,9 @@ def run(span: nn.ModuleList, context: MicroBatchContext) -> tuple[Tensor, Tensor
     """The span's output and its input."""
     generator = torch.Generator().manual_seed(1)
     span_input = torch.randn(SAMPLES, TOKENS, WIDTH, generator=generator, dtype=torch.float64).requires_grad_()
-    set_micro_batch(context)
     x = span_input
     for unit in span:
-        x = run_unit(unit, x)
+        x = run_unit(unit, x, context)
     return x, span_input
 
 
@@ -244,9 +243,9 @@ def test_halves_compute_in_the_precision_of_the_job() -> None:
     inputs = []
     for span, backward in zip(spans, (whole, in_halves), strict=True):
         leaf = x = torch.ones(SAMPLES, TOKENS, WIDTH).requires_grad_()
-        set_micro_batch(context_of(autocast=torch.bfloat16))
+        context = context_of(autocast=torch.bfloat16)
         for unit in span:
-            x = run_unit(unit, x)
+            x = run_unit(unit, x, context)
         inputs.append(backward(x, leaf, torch.ones_like(x)))
     assert torch.equal(*inputs)
     for ours, theirs in zip(*(span.parameters() for span in spans), strict=True):
