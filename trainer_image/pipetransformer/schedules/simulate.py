@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from .actions import Action, ActionKind, RoundShape, ScheduleError
 from .order import MessageKind, Operation, Receive, Send, Value
 
+#: Where the values of a kind begin, in numbers of spans and chunks.
+_BASES = {MessageKind.ACTIVATION: 0, MessageKind.GRADIENT: 1, MessageKind.PREFIX: 2}
 #: Seconds by kind of computation, span and slice.
 _Table = dict[ActionKind, dict[int, Sequence[float]]]
 
@@ -28,12 +30,14 @@ class RoundCosts:
         action_seconds: seconds that any computation takes in addition, such as those of its launch.
         saved_bytes: bytes that a chunk keeps in each span from its forward to the end of its backward; empty if nothing
             is kept. For slices the mean of a micro-batch's chunks.
+        prefix_seconds: seconds of each frozen unit that `PREFIX` actions compute.
     """
 
     seconds: Mapping[tuple[ActionKind, int], Sequence[float]]
     message_seconds: Sequence[float] = (0.0,)
     action_seconds: float = 0.0
     saved_bytes: Sequence[float] = ()
+    prefix_seconds: Sequence[float] = ()
 
     @classmethod
     def by_span(
@@ -137,9 +141,9 @@ class _Round:
         self._seconds = _table(costs, shape.slices)
         self._message_seconds = _by_slice(costs.message_seconds, shape.slices)
         self._saved_bytes = costs.saved_bytes or [0.0] * len(shape.owners)
-        # When a value is there: activations by span * chunks + chunk, and gradients behind them.
+        # When a value is there: activations by span * chunks + chunk, then gradients, then prefixes by chunk.
         self._gradients = len(shape.owners) * shape.chunks
-        self._arrived: list[float | None] = [None] * (2 * self._gradients)
+        self._arrived: list[float | None] = [None] * (2 * self._gradients + shape.chunks + shape.next_chunks)
         self._waiting: dict[int, int] = {}  # the worker that waits for a value
         self._ready = list(range(len(lists)))
         self._pairs: dict[tuple[int, int], _Pair] = {}
@@ -186,7 +190,11 @@ class _Round:
                     break
                 if there > now:
                     now = there
-            end = now + seconds[kind][span][chunk % slices] + extra
+            if kind is ActionKind.PREFIX:
+                own = sum(self._costs.prefix_seconds[unit] for unit in operation.units)
+            else:
+                own = seconds[kind][span][chunk % slices]
+            end = now + own + extra
             times.append((now, end))
             worker.busy += end - now
             now = end
@@ -198,7 +206,9 @@ class _Round:
     def _source(self, kind: ActionKind, place: int) -> int:
         """Index of the value that a computation needs; negative if it needs none."""
         if kind is ActionKind.FORWARD:
-            return place if place >= self._shape.chunks else -1
+            if place >= self._shape.chunks:
+                return place
+            return 2 * self._gradients + place if place in self._shape.prefixes else -1
         if kind is ActionKind.BACKWARD or kind is ActionKind.INPUT_GRADIENT:
             return self._gradients + place if place < self._gradients - self._shape.chunks else -1
         return -1
@@ -212,6 +222,8 @@ class _Round:
                 return
         elif (kind is ActionKind.BACKWARD or kind is ActionKind.INPUT_GRADIENT) and span > shape.first_trained:
             taker, base = span - 1, self._gradients
+        elif kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
+            taker, base = 0, 2 * self._gradients
         else:
             return
         if shape.owners[taker] != index:
@@ -238,7 +250,7 @@ class _Round:
             raise ScheduleError(f"worker {peer} issues {expected} where worker {index} issues {value}")
         chunk = value.chunk
         pair.free_at = max(pair.free_at, issued, now) + self._message_seconds[chunk % self._shape.slices]
-        base = 0 if value.kind is MessageKind.ACTIVATION else self._gradients
+        base = _BASES[value.kind] * self._gradients
         self._arrive(base + value.span * self._shape.chunks + chunk, pair.free_at)
 
     def _note(self, worker: _Worker, action: Action) -> None:
