@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipetransformer.cache import ActivationCache, FrozenPrefix, Source
-from pipetransformer.data import load_dataset
-from pipetransformer.models import MicroBatchContext, build_model, set_micro_batch
+from pipetransformer.cache import ActivationCache, FrozenPrefix
+from pipetransformer.data import MicroBatch, Split, load_dataset
+from pipetransformer.models import MicroBatchContext, build_model
 from pipetransformer_contract.spec import Cache, CachePolicy, Data, Model, TrainerSpec
 from tests.testkit import ROOT
 from tests.testkit.results import print_table, write_result
@@ -158,6 +158,30 @@ def slow_disk(bytes_a_second: int) -> Iterator[None]:
         os.preadv = read
 
 
+@dataclass(frozen=True)
+class Samples:
+    """A round's source: all of one variant."""
+
+    split: Split
+    following: Sequence[int]
+    name: str = "train"
+
+    def inputs(self, sample_ids: Sequence[int]) -> Tensor:
+        return self.split.batch(sample_ids)[0]
+
+    def context(self, sample_ids: Sequence[int]) -> MicroBatchContext:
+        return MicroBatchContext(0, sample_ids)
+
+    def variant(self, sample_id: int) -> int:
+        return 0
+
+    def upcoming(self) -> list[tuple[int, int | None]]:
+        return [(sample, 0) for sample in self.following]
+
+    def expect(self, sample_ids: Collection[int]) -> None:
+        pass
+
+
 class Epochs:
     """A frozen prefix over shuffled micro-batches of digits, with a cache or without."""
 
@@ -186,20 +210,14 @@ class Epochs:
         rounds = [order[start : start + 4 * MICRO_BATCH] for start in range(0, samples, 4 * MICRO_BATCH)]
         for number, ids in enumerate(rounds):
             following = rounds[number + 1] if number + 1 < len(rounds) else []
-            micro_batches = [ids[start : start + MICRO_BATCH] for start in range(0, len(ids), MICRO_BATCH)]
-            source = Source(
-                split="train",
-                inputs=lambda wanted: self.split.batch(wanted)[0],
-                augmentation=lambda sample: 0,
-                enter=lambda wanted: set_micro_batch(MicroBatchContext(0, wanted)),
-                upcoming=lambda following=following: [(sample, 0) for sample in following],  # type: ignore[misc]
-            )
+            parts = (tuple(ids[start : start + MICRO_BATCH]) for start in range(0, len(ids), MICRO_BATCH))
+            micro_batches = [MicroBatch(part, len(part)) for part in parts]
             begun = time.perf_counter()
-            self.prefix.begin(source, micro_batches)
-            for micro_batch in micro_batches:
-                output = self.prefix.take()
+            outputs = self.prefix.begin(Samples(self.split, following), micro_batches)
+            for number, micro_batch in enumerate(micro_batches):
+                output = outputs.take(number)
                 if keep:
-                    rows.update(zip(micro_batch, output.clone(), strict=True))
+                    rows.update(zip(micro_batch.sample_ids, output.clone(), strict=True))
             seconds += time.perf_counter() - begun
         return seconds / samples, rows
 

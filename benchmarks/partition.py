@@ -62,14 +62,14 @@ def measuring() -> dict[str, float]:
     group = make_group(HashStore(), "bench", 0, 1, transport)
     groups = GenerationGroups(group, group, group, group)
     units = list(job.build_units(range(job.num_layers + 2)).values())
-    stage = StageSpec(0, 1, range(len(units)), 0, job.schedule, group, transport.device, job.dtype)
+    stage = StageSpec(0, [range(len(units))], (0,), 0, job.schedule, group, transport.device, job.dtype)
     runner = StageRunner(stage, job.model, units)
     member = Member(name="w0", uid="w0", address="127.0.0.1:1")
     generation = Generation(
         job_uid="bench", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
-    layout = StageLayout(generation, 0, [(0, 0)], [range(len(units))], job.micro_batch_size)
+    layout = StageLayout(generation, 0, [(0, 0)], Cut([range(len(units))], job.micro_batch_size))
     micro_batches = job.training_micro_batches(0, 1, job.micro_batch_size)[0]
     steps, measurements, predicted, waits = [], [], [], []
     for turn in range(_TURNS + 1):
@@ -81,7 +81,7 @@ def measuring() -> dict[str, float]:
             steps.append(trained - started)
             measurements.append(time.perf_counter() - trained)
             waits.append(costs.not_before)
-            predicted.append(job.step_model(costs).step_seconds(0, Cut(layout.spans, layout.micro_batch_size), 1))
+            predicted.append(job.step_model(costs).step_seconds(0, layout.cut, 1))
     step, measurement = statistics.median(steps), statistics.median(measurements)
     return {
         "step_seconds": step,

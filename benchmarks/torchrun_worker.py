@@ -19,7 +19,8 @@ import torch.distributed as dist
 from pipetransformer.data import EpochOrder, deal, load_dataset
 from pipetransformer.models import build_model, build_units
 from pipetransformer.partition import spans
-from pipetransformer.pipeline import StageRunner, StageSpec, schedule_class
+from pipetransformer.pipeline import StageRunner, StageSpec
+from pipetransformer.schedules import make_schedule
 from pipetransformer.state.optimizer import make_optimizer
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.spec import TrainerSpec
@@ -49,7 +50,8 @@ def main() -> None:
 
     dtype = torch.float32
     dataset = load_dataset(spec.data, dtype=dtype)
-    span = spans(spec.model.num_layers, 0, stages)[stage]
+    cut = spans(spec.model.num_layers, 0, stages)
+    span = cut[stage]
     seed = spec.training.seed
     model = build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=[])
     state = WorkerState(spec.model.num_layers)
@@ -61,7 +63,8 @@ def main() -> None:
     group = pipeline_groups[pipeline]
     assert isinstance(group, dist.ProcessGroup)
     device = torch.device("cpu")
-    stage_spec = StageSpec(stage, stages, span, 0, schedule_class(spec.pipeline.schedule), group, device, dtype)
+    schedule = make_schedule(spec.pipeline.schedule)
+    stage_spec = StageSpec(stage, cut, tuple(range(stages)), 0, schedule, group, device, dtype)
     runner = StageRunner(stage_spec, model, [state.units[index] for index in span])
     batch_size = spec.training.global_batch_size
     order = EpochOrder(seed=seed, num_samples=len(dataset.train), global_batch=batch_size, num_shards=batch_size)

@@ -17,4 +17,4 @@ data = random_split(samples, [0.8, 0.2], Generator().manual_seed(0))
 training = Training(epochs=4, global_batch_size=100)
 freeze = Freeze(policy="PaperSchedule", alpha=0.5, start_after_epochs=1)  # random layers learn first
 result = train(model=model, data=data, training=training, freeze=freeze, pipeline=Pipeline(stages=2))
-print(f"{result.steps} steps, {result.frozen_layers} blocks frozen, accuracy {result.metrics['accuracy']}")
+print(f"{result.steps} steps, {result.frozen_layers} layers frozen, accuracy {result.metrics['accuracy']}")

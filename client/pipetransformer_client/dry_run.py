@@ -11,9 +11,11 @@ from pipetransformer_contract.api import JobSpec
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, ReleaseDownTo, change, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
+from pipetransformer_contract.spec import ScheduleName
 
 if TYPE_CHECKING:
     from pipetransformer.library.forecast import Forecast
+    from pipetransformer.partition import Candidate
 
 
 @dataclass(frozen=True)
@@ -25,18 +27,25 @@ class Phase:
         boundary: number of frozen layers.
         layout: the layout that the operator would choose.
         stage_layers: number of layers of each stage.
+        schedule: the schedule that the layout runs.
+        why_schedule: why it is not the schedule of the spec; empty if it is.
         step_seconds: time of a step. Without measured costs it is relative: compare it only with other phases.
         gpus: number of GPUs that the job holds.
         regroups: whether the workers regroup for the phase, into another layout or with other stages.
+        candidates: the ways to run the layout that measured costs choose from, the choice first. Without a regroup the
+            job keeps the way that it runs.
     """
 
     first_step: int | None
     boundary: int
     layout: Layout
     stage_layers: Sequence[int]
+    schedule: ScheduleName
+    why_schedule: str
     step_seconds: float
     gpus: int
     regroups: bool
+    candidates: Sequence["Candidate"] = ()
 
 
 @dataclass(frozen=True)
@@ -78,10 +87,21 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
         if to is not None:
             layout, cut = to, forecast.cut(boundary, to)
         seconds = forecast.step_seconds(boundary, cut, layout.pipelines)
-        num_layers = forecast.job.num_layers
-        layers = [len(range(max(span.start, 1), min(span.stop, num_layers + 1))) for span in cut.spans]
         gpus = min(elastic.workers, elastic.ceiling) if elastic.on_pack is OnPack.HOLD else layout.workers
-        found.append(Phase(step, boundary, layout, layers, seconds, gpus, regroups=to is not None))
+        found.append(
+            Phase(
+                first_step=step,
+                boundary=boundary,
+                layout=layout,
+                stage_layers=cut.stage_layers,
+                schedule=cut.schedule,
+                why_schedule=cut.why_schedule,
+                step_seconds=seconds,
+                gpus=gpus,
+                regroups=to is not None,
+                candidates=forecast.candidates(boundary, layout),
+            )
+        )
     return found
 
 

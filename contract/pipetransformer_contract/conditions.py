@@ -8,6 +8,7 @@ The API server evaluates the CEL, and Python checks a program's spec. For exampl
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -72,9 +73,14 @@ class Value:
         return Value(f"{self.cel} % {other.cel}", lambda spec: self.of(spec) % other.of(spec))
 
 
-def field(name: str) -> Value:
-    """The field with this Python name."""
-    return Value(f"self.{to_camel(name)}", lambda spec: getattr(spec, name))
+def field(path: str) -> Value:
+    """The field with this Python name, or path of names such as `pipeline.stages`."""
+    return Value(".".join(["self", *map(to_camel, path.split("."))]), attrgetter(path))
+
+
+def is_true(path: str) -> Condition:
+    """Whether a field of type boolean is true."""
+    return Condition(field(path).cel, field(path).of)
 
 
 def given(name: str) -> Condition:

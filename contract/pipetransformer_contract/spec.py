@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from .choose import Packing
-from .conditions import Condition, exactly_one, field, given, not_both, size
+from .conditions import Condition, exactly_one, field, given, is_true, not_both, size
 from .messages import Positive
 from .spec_model import Rule, SpecModel
 
@@ -318,7 +318,29 @@ class Freeze(SpecModel):
 class ScheduleName(StrEnum):
     GPIPE = "GPipe"
     ONE_FORWARD_ONE_BACKWARD = "OneForwardOneBackward"
+    INTERLEAVED = "Interleaved"
+    ZERO_BUBBLE = "ZeroBubble"
+    ZERO_BUBBLE_V = "ZeroBubbleV"
+    TERA_PIPE = "TeraPipe"
+    AUTO = "Auto"  #: the fastest of the first five by measured costs, for each layout
     SCRIPT = "Script"  #: the pod's own program passes the schedule
+
+
+#: Schedules that give each worker several spans.
+_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
+_DEFAULT_SPANS = 2
+
+#: Value of `tokenSlices` if the trainer chooses the slices.
+AUTO = "Auto"
+_MOST_SLICES = 65536
+_AUTO_OR_NUMBER = Condition(
+    f"!has(self.tokenSlices) || (type(self.tokenSlices) == int"
+    f" ? self.tokenSlices >= 1 && self.tokenSlices <= {_MOST_SLICES} : self.tokenSlices == '{AUTO}')",
+    lambda spec: (
+        spec.token_slices in (None, AUTO)
+        or (isinstance(spec.token_slices, int) and 1 <= spec.token_slices <= _MOST_SLICES)
+    ),
+)
 
 
 class Pipeline(SpecModel):
@@ -330,8 +352,28 @@ class Pipeline(SpecModel):
     )
     schedule: ScheduleName = Field(
         default=ScheduleName.ONE_FORWARD_ONE_BACKWARD,
-        description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations. Script: the pod's"
-        " own program passes the schedule.",
+        description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations than GPipe."
+        " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
+        " A layout that cannot run one of them runs OneForwardOneBackward. TeraPipe sends the samples of a causal model"
+        " through the pipeline in slices of their tokens. Auto: chooses the fastest of the first five for each"
+        " layout, together with spans and micro-batches, by simulating them with measured costs. It needs packing"
+        " Measured, and runs OneForwardOneBackward until costs are measured. Script: the pod's own program passes the"
+        " schedule.",
+    )
+    spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
+        default=None,
+        description="Interleaved and ZeroBubble: spans of layers on each worker, 2 by default. ZeroBubbleV always has"
+        " 2.",
+    )
+    token_slices: int | str | None = Field(
+        default=None,
+        description="TeraPipe: equal slices per sample, or Auto. Auto is the default: slices are equal at first, and"
+        " then planned by measured times.",
+    )
+    slice_multiple: Annotated[int, Field(ge=1, le=_MOST_SLICES)] | None = Field(
+        default=None,
+        description="TeraPipe: all slices but the last are multiples of this many tokens. By default 1/64 of a sample,"
+        " at least 8.",
     )
     micro_batch_size: Positive | None = Field(
         default=None,
@@ -344,6 +386,41 @@ class Pipeline(SpecModel):
         " steps gain more than the time of ten steps. Measured: cuts stages and changes layouts by measured times, if"
         " the remaining steps gain more than the change costs.",
     )
+    rules = (
+        Rule(
+            ~given("spans_per_worker") | field("schedule").is_among(_WITH_SPANS),
+            f"spansPerWorker is for the schedules {', '.join(_WITH_SPANS)}",
+            ".spansPerWorker",
+        ),
+        Rule(
+            ~given("spans_per_worker")
+            | field("schedule").is_not(ScheduleName.ZERO_BUBBLE_V.value)
+            | field("spans_per_worker").is_(_DEFAULT_SPANS),
+            "ZeroBubbleV has 2 spans a worker: leave spansPerWorker out",
+            ".spansPerWorker",
+        ),
+        Rule(
+            ~given("token_slices") | field("schedule").is_(ScheduleName.TERA_PIPE.value),
+            "tokenSlices is for the schedule TeraPipe",
+            ".tokenSlices",
+        ),
+        Rule(
+            ~given("slice_multiple") | field("schedule").is_(ScheduleName.TERA_PIPE.value),
+            "sliceMultiple is for the schedule TeraPipe",
+            ".sliceMultiple",
+        ),
+        Rule(_AUTO_OR_NUMBER, f"tokenSlices is {AUTO} or a number from 1 to {_MOST_SLICES}", ".tokenSlices"),
+        Rule(
+            field("schedule").is_not(ScheduleName.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "schedule Auto needs packing Measured: it chooses by measured costs",
+            ".schedule",
+        ),
+    )
+
+    @property
+    def num_spans(self) -> int:
+        """Spans of each worker (V) under this schedule."""
+        return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
 
 
 class CachePolicy(StrEnum):
@@ -481,6 +558,18 @@ class TrainingSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
+    rules = (
+        Rule(
+            field("pipeline.stages").at_most(field("model.num_layers")),
+            "a pipeline cannot have more stages than the model has layers (model.numLayers)",
+            ".pipeline.stages",
+        ),
+        Rule(
+            given("checkpoint") | ~is_true("evaluation.keep_best"),
+            "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
+            ".evaluation.keepBest",
+        ),
+    )
 
 
 class TrainerSpec(TrainingSpec):

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import ConfigDict
 from pydantic.alias_generators import to_camel
@@ -41,3 +42,16 @@ class SpecModel(Wire):
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     rules: ClassVar[tuple[Rule, ...]] = ()
+
+    if not TYPE_CHECKING:  # type checkers see the fields
+
+        def __init__(self, /, **fields: Any) -> None:
+            """Refuses unknown arguments of a program with a `TypeError` that names the nearest one."""
+            known = [name for own, info in type(self).model_fields.items() for name in {own, info.alias or own}]
+            for name in fields:
+                if name not in known:
+                    near = "".join(f' (did you mean "{one}"?)' for one in get_close_matches(name, known, n=1))
+                    raise TypeError(f'{type(self).__name__} has no argument "{name}"{near}')
+            super().__init__(**fields)
+
+        __init__.__pydantic_base_init__ = True  # not for validation, which has errors of its own

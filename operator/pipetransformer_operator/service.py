@@ -132,7 +132,7 @@ class Service:
             pool,
             metrics=metrics,
             quota=quota,
-            others=cluster.others if settings.yields else None,
+            others=cluster.others if settings.release_for_others else None,
             weigh_namespaces=settings.weigh_namespaces,
         )
         waker = _Waker(controller, cluster.jobs)

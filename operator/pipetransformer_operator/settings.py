@@ -33,7 +33,7 @@ class Settings:
     weigh_namespaces: bool = False
     scraper_namespace: str = ""
     kueue: bool = False
-    yields: bool = False
+    release_for_others: bool = False
     signals: Signals = field(default_factory=Signals)
     log_level: str = "INFO"
 
@@ -58,7 +58,8 @@ class Settings:
         `PIPETRANSFORMER_KUEUE`: `true` if jobs that name a queue request workers from Kueue.
         `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON: taints and conditions of nodes that are
         drained or unhealthy. `kube.watches.signals` has the defaults.
-        `PIPETRANSFORMER_YIELD`: `true` if jobs release claimed workers for pods of other owners with higher priority.
+        `PIPETRANSFORMER_RELEASE_FOR_OTHERS`: `true` if jobs release claimed workers for pods of other owners with
+        higher priority.
 
         Raises:
             ValueError: a variable is missing or invalid; the message names it.
@@ -68,9 +69,11 @@ class Settings:
             raise ValueError(f"PIPETRANSFORMER_CHANNEL_URL: expected an https URL, found {url!r}")
         if not environment.get("POD_NAMESPACE"):
             raise ValueError("POD_NAMESPACE is missing: set it to the operator's own namespace")
-        yields = environment.get("PIPETRANSFORMER_YIELD") == "true"
-        if yields and environment.get("PIPETRANSFORMER_NAMESPACES"):
-            raise ValueError("PIPETRANSFORMER_YIELD: only an operator of all namespaces sees pods of other owners")
+        release_for_others = environment.get("PIPETRANSFORMER_RELEASE_FOR_OTHERS") == "true"
+        if release_for_others and environment.get("PIPETRANSFORMER_NAMESPACES"):
+            raise ValueError(
+                "PIPETRANSFORMER_RELEASE_FOR_OTHERS: only an operator of all namespaces sees pods of other owners"
+            )
         return cls(
             namespace=environment["POD_NAMESPACE"],
             identity=environment.get("POD_ID") or f"{platform.node()}-{secrets.token_hex(4)}",
@@ -88,7 +91,7 @@ class Settings:
             weigh_namespaces=environment.get("PIPETRANSFORMER_WEIGHTS") == "Cluster",
             scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
             kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
-            yields=yields,
+            release_for_others=release_for_others,
             signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )

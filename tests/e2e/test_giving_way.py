@@ -58,11 +58,11 @@ def _trains_on(pipelines: int) -> Callable[[Object], bool]:
 @pytest.mark.parametrize(
     ("urgent", "values", "stages"),
     [
-        ("Never", ["yielding.enabled=true"], 1),
+        ("Never", ["releaseForOthers.enabled=true"], 1),
         ("PreemptLowerPriority", [], 1),
         ("PreemptLowerPriority", [], 2),
     ],
-    ids=["yielding", "preemption", "preemption-of-two-stages"],
+    ids=["release", "preemption", "preemption-of-two-stages"],
     indirect=["urgent"],
 )
 @pytest.mark.usefixtures("operator")

@@ -96,11 +96,13 @@ def test_a_namespaced_operator_has_no_right_over_the_cluster_but_to_check_tokens
     assert roles == ["team-a", "team-b", SYSTEM, SYSTEM]
 
 
-def test_a_namespaced_operator_yields_to_nobody_for_it_sees_no_pods_of_others() -> None:
-    done = template("x", namespaces='["team-a"]', **{"yielding.enabled": "true"})
-    assert "yielding.enabled: only an operator of all namespaces (namespaces: []) sees other pods" in done.stderr
-    assert "YIELD" not in yaml.safe_dump_all(render("x"))
-    rules = [[d.get("rules") for d in render("x", **{"yielding.enabled": on})] for on in ("false", "true")]
+def test_a_namespaced_operator_releases_nothing_for_pods_of_others_because_it_sees_none() -> None:
+    done = template("x", namespaces='["team-a"]', **{"releaseForOthers.enabled": "true"})
+    assert (
+        "releaseForOthers.enabled: only an operator of all namespaces (namespaces: []) sees other pods" in done.stderr
+    )
+    assert "RELEASE_FOR_OTHERS" not in yaml.safe_dump_all(render("x"))
+    rules = [[d.get("rules") for d in render("x", **{"releaseForOthers.enabled": on})] for on in ("false", "true")]
     assert rules[0] == rules[1], "it needs no right besides"
 
 

@@ -131,16 +131,16 @@ class _Chart:
         self._layouts(top - 9)
         for cuts, run in groupby(self._record.spans, key=lambda span: span.cuts):
             spans = list(run)
-            for stage, (first, last) in enumerate(cuts):
-                upper, lower = y.at(last + 1), y.at(first)
-                self._inside(spans[0].start, spans[-1].end, upper, lower, f"stage {stage}")
+            for held in cuts:
+                upper, lower = y.at(held.last + 1), y.at(held.first)
+                self._inside(spans[0].start, spans[-1].end, upper, lower, f"stage {held.stage}")
 
     def _span(self, span: Span, y: Scale) -> None:
         """Draws each stage, its frozen and its training layers apart, then the rules between layers and stages."""
         left, right = self._x.at(span.start), self._x.at(span.end)
-        for first, last in span.cuts:
-            frozen = min(max(span.frozen, first), last + 1)
-            for low, high, colour in ((first, frozen, FROZEN), (frozen, last + 1, ACTIVE)):
+        for held in span.cuts:
+            frozen = min(max(span.frozen, held.first), held.last + 1)
+            for low, high, colour in ((held.first, frozen, FROZEN), (frozen, held.last + 1, ACTIVE)):
                 if low < high:
                     tall = y.at(low) - y.at(high)
                     self.drawing.box(left, y.at(high), right - left, tall, fill=colour, line="none", radius=0)
@@ -148,8 +148,9 @@ class _Chart:
             for layer in range(1, self._record.num_layers):
                 rule = [(left, y.at(layer)), (right, y.at(layer))]
                 self.drawing.polyline(rule, colour="white", width=0.6, opacity=0.5)
-        for first, _ in span.cuts[1:]:
-            self.drawing.polyline([(left, y.at(first)), (right, y.at(first))], colour="white", width=2.5)
+        for held in span.cuts[1:]:
+            rule = [(left, y.at(held.first)), (right, y.at(held.first))]
+            self.drawing.polyline(rule, colour="white", width=2.5)
         self.drawing.polyline([(left, y.end), (left, y.start)], colour="white", width=1)
 
     def _layouts(self, bottom: float) -> None:

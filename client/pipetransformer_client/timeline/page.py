@@ -47,10 +47,13 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
     regroups = _table(
         "regroups",
         "Layouts",
-        ("reason", "generation", "at s", "stages", "pipelines", "frozen", "first step", "pause s", "bytes moved"),
         (
-            (one.reason, one.generation, f"{one.time:.1f}", one.stages, one.pipelines, one.frozen, one.first_step,
-             f"{one.pause_seconds:.3f}", f"{one.bytes_moved:,}")
+            "reason", "generation", "at s", "stages", "pipelines", "schedule", "frozen", "first step", "pause s",
+            "bytes moved",
+        ),
+        (
+            (one.reason, one.generation, f"{one.time:.1f}", one.stages, one.pipelines, one.schedule, one.frozen,
+             one.first_step, f"{one.pause_seconds:.3f}", f"{one.bytes_moved:,}")
             for one in record.regroups
         ),
     )  # fmt: skip

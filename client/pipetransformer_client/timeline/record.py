@@ -11,6 +11,15 @@ from typing import Any
 _FAILURES = frozenset({"Failure", "Drain", "Undo"})
 
 
+@dataclass(frozen=True, order=True)
+class Held:
+    """Layers `first` to `last`, both included, that the workers of a stage hold."""
+
+    first: int
+    last: int
+    stage: int
+
+
 @dataclass(frozen=True)
 class Span:
     """A period with one layout and one number of frozen layers.
@@ -19,13 +28,13 @@ class Span:
         start: in seconds.
         end: in seconds.
         frozen: number of frozen layers.
-        cuts: first and last layer of each stage, both included. Stages without layers are left out.
+        cuts: what each stage holds, in the order of the model. A stage may hold several spans of layers.
     """
 
     start: float
     end: float
     frozen: int
-    cuts: tuple[tuple[int, int], ...]
+    cuts: tuple[Held, ...]
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,7 @@ class Regroup:
     first_step: int
     pause_seconds: float
     bytes_moved: int
+    schedule: str
 
     @property
     def gpus(self) -> int:
@@ -116,7 +126,7 @@ def read(folder: Path) -> Record:
     spans = tuple(_spans(events, end))
     started = next((event for event in events if event["kind"] == "Started"), {})
     return Record(
-        num_layers=started.get("numLayers") or max(last for _, last in spans[0].cuts) + 1,
+        num_layers=started.get("numLayers") or spans[0].cuts[-1].last + 1,
         seconds=end,
         outcome=_outcome(events[-1]),
         spans=spans,
@@ -147,6 +157,7 @@ def _regroups(events: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
             first_step=event["firstStep"],
             pause_seconds=event["pauseSeconds"],
             bytes_moved=event["bytesMoved"],
+            schedule=event["schedule"],
         )
 
 
@@ -157,9 +168,9 @@ def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:
     for event, until in zip(changes, [*(later["time"] for later in changes[1:]), end], strict=True):
         roles = event.get("roles", roles)
         if roles:
-            cuts = sorted({(role["firstLayer"], role["lastLayer"]) for role in roles if role["pipeline"] == 0})
-            held = tuple((first, last) for first, last in cuts if first <= last)
-            yield Span(event["time"], until, event["frozenLayers"], held)
+            first = [role for role in roles if role["pipeline"] == 0]
+            cuts = sorted(Held(low, high, role["stage"]) for role in first for low, high in role["layers"])
+            yield Span(event["time"], until, event["frozenLayers"], tuple(cuts))
 
 
 def _finite(value: float | None) -> float | None:

@@ -41,11 +41,6 @@ CROSS_FIELD_RULES = (
         ".elasticPolicy.workers",
     ),
     Rule(
-        "self.pipeline.stages <= self.model.numLayers",
-        "a pipeline cannot have more stages than the model has layers (model.numLayers)",
-        ".pipeline.stages",
-    ),
-    Rule(
         "self.elasticPolicy.workers / self.pipeline.stages >= self.elasticPolicy.minPipelines",
         "workers must carry at least minPipelines pipelines of pipeline.stages",
         ".elasticPolicy.workers",
@@ -83,11 +78,6 @@ CROSS_FIELD_RULES = (
         "self.elasticPolicy.releaseDownTo != 'StartingStep' || self.pipeline.packing == 'Measured'",
         "releaseDownTo StartingStep needs pipeline.packing Measured: packing Paper chooses layouts by memory alone",
         ".elasticPolicy.releaseDownTo",
-    ),
-    Rule(
-        "has(self.checkpoint) || !self.evaluation.keepBest",
-        "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
-        ".evaluation.keepBest",
     ),
 )
 

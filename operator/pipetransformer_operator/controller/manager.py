@@ -11,12 +11,12 @@ from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.plan import allocate, claims_of, demand_of, gang_of, may_demand
 
+from .for_others import ReleaseForOthers, WaitingPods
 from .gangs import FREE, Gangs
 from .loop import JobLoop, Pace
 from .ports import JobKey, JobStore, LoopMetrics, Quota, WorkerPool
 from .releases import Releases
 from .slots import Slots
-from .yielding import WaitingPods, Yielding
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Controller:
         self._metrics = metrics or LoopMetrics()
         self._quota = quota
         self._weigh_namespaces = weigh_namespaces
-        self._yielding = Yielding(others) if others is not None else None
+        self._release_for_others = ReleaseForOthers(others) if others is not None else None
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
         self._pulse = Pulse()
@@ -131,13 +131,13 @@ class Controller:
         demands, claims, gangs = [], [], []
         for loop, job in looks.values():
             await asyncio.sleep(0)  # observing a thousand jobs takes a third of a second
-            if self._yielding is None and not may_demand(job):
+            if self._release_for_others is None and not may_demand(job):
                 continue
             look = (job.spec, loop.observe(job), now)
             demands.append(demand_of(*look))
             if job.status.generation is None:
                 gangs.append(gang_of(*look))
-            if self._yielding is not None:
+            if self._release_for_others is not None:
                 claims.append(claims_of(*look))
         allocated = allocate(
             [demand for demand in demands if demand is not None], weigh_namespaces=self._weigh_namespaces
@@ -147,8 +147,8 @@ class Controller:
             for name, workers in allocated.items()
             if workers is not None
         }
-        if self._yielding is not None:
-            shares |= self._yielding.look([claim for claim in claims if claim is not None])
+        if self._release_for_others is not None:
+            shares |= self._release_for_others.look([claim for claim in claims if claim is not None])
         places = self._gangs.look([gang for gang in gangs if gang is not None], now)
         for name, (loop, _) in looks.items():
             loop.grant(shares.get(name))

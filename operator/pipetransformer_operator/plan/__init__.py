@@ -2,8 +2,8 @@
 
 from .sharing.allocate import Demand, allocate
 from .sharing.demand import demand_of, may_demand
+from .sharing.for_others import Claims, Waiting, choose_claim, claims_of
 from .sharing.gangs import Gang, gang_of, prefer
-from .sharing.yielding import Claims, Waiting, choose_claim, claims_of
 from .turn import plan
 from .types import (
     AVOIDED,

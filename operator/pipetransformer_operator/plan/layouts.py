@@ -88,7 +88,7 @@ def limited(view: View, workers: int) -> int:
     share = view.status.share
     if share is None or share.layout_generation != view.status.layout_generation:
         return workers
-    if not (share.yields or view.on_pack is OnPack.AUTO):
+    if not (share.for_others or view.on_pack is OnPack.AUTO):
         return workers
     return min(workers, share.workers)
 

@@ -31,7 +31,7 @@ def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
         worker = view.worker(member)
         groups[worker.node if worker else ""].append(member)
     share = view.status.share
-    asked = share.node if share is not None and share.yields else ""
+    asked = share.node if share is not None and share.for_others else ""
     emptied = {node for node, group in groups.items() if node and len(group) >= there[node] and node not in shared}
     chosen: list[str] = [member.name for member in groups.pop(asked, ())][:number]
     for node in _smallest(groups, emptied):

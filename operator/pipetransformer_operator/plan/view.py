@@ -102,7 +102,7 @@ class View:
     def granted(self) -> int | None:
         """Workers that jobs share out to this one; None if they share nothing, or make room for pods of others."""
         share = self.status.share
-        return None if share is None or share.yields else share.workers
+        return None if share is None or share.for_others else share.workers
 
     @property
     def awaits_quota(self) -> bool:

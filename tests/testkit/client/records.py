@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,31 @@ LAYERS = 12
 
 
 def generation(
-    time: float, number: int, stages: int, pipelines: int, *, frozen: int = 0, step: int = 0, reason: str = "Release"
+    time: float,
+    number: int,
+    stages: int,
+    pipelines: int,
+    *,
+    frozen: int = 0,
+    step: int = 0,
+    reason: str = "Release",
+    spans: int = 1,
 ) -> dict[str, Any]:
-    """The event of a committed layout. Stages have equal numbers of layers, as far as possible."""
-    bounds = [LAYERS * stage // stages for stage in range(stages + 1)]
+    """The event of a committed layout. The `spans` of each stage have equal numbers of layers, as far as possible."""
+    count = stages * spans
+    bounds = [LAYERS * number // count for number in range(count + 1)]
+    held = [[low, high - 1] for low, high in pairwise(bounds)]
     roles = [
         {"worker": f"w{pipeline}{stage}", "pipeline": pipeline, "stage": stage,
-         "firstLayer": bounds[stage], "lastLayer": bounds[stage + 1] - 1}
+         "layers": [[low, high] for low, high in held[stage::stages] if low <= high]}
         for pipeline in range(pipelines)
         for stage in range(stages)
     ]  # fmt: skip
     return {
         "time": time, "kind": "GenerationCommitted", "generation": number, "stages": stages, "pipelines": pipelines,
         "frozenLayers": frozen, "firstStep": step, "pauseSeconds": 0.5, "bytesMoved": 1234567, "roles": roles,
-        "reason": "Start" if number == 1 else reason,
+        "reason": "Start" if number == 1 else reason, "whySchedule": "",
+        "schedule": "Interleaved" if spans > 1 else "OneForwardOneBackward",
     }  # fmt: skip
 
 

@@ -227,10 +227,12 @@ class World:
         starting_step_seconds: float | None = None,
         num_shards: int | None = None,
         steps: int = 10,
+        schedule: str = "",
+        why_schedule: str = "",
     ) -> None:
-        """The leader reports: it trains in the published generation, with so many blocks frozen and checkpointed.
+        """The leader reports: it trains in the published generation, with so many layers frozen and checkpointed.
 
-        A checkpoint with fewer blocks frozen than now is an older generation's. `num_shards` is that of its data.
+        A checkpoint with fewer layers frozen than now is an older generation's. `num_shards` is that of its data.
         """
         last = self.report
         boundary = boundary if boundary is not None else (last.boundary if last else 0)
@@ -259,6 +261,8 @@ class World:
             step_seconds=step_seconds,
             starting_step_seconds=starting_step_seconds,
             total_steps=TOTAL_STEPS,
+            schedule=schedule,
+            why_schedule=why_schedule,
         )
         for member in self.generation.members:
             self._committed[member.uid] = self.generation.layout_generation

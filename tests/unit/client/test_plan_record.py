@@ -95,7 +95,8 @@ def _spans(roles: list[dict[str, Any]]) -> Iterator[range]:
     """Units of each stage. The embedding is with the first layer, the head with the last."""
     first = sorted((role for role in roles if role["pipeline"] == 0), key=lambda role: int(role["stage"]))
     for role in first:
-        start, end = role["firstLayer"] + 1, role["lastLayer"] + 2
+        ((low, high),) = role["layers"]
+        start, end = low + 1, high + 2
         yield range(0 if role is first[0] else start, end + 1 if role is first[-1] else end)
 
 

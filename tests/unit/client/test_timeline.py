@@ -14,6 +14,7 @@ from rich.console import Console
 from pipetransformer_client.cli.run import _print_end
 from pipetransformer_client.run_folder import RunFolder
 from pipetransformer_client.timeline import WIDTHS, draw, read, write
+from pipetransformer_client.timeline.record import Held
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, JobStatus
 from tests.testkit.client.command_line import command
 from tests.testkit.client.records import crowded, generation, started, write_record
@@ -82,6 +83,15 @@ def test_a_record_tells_who_held_what_when(run_dir: Path) -> None:
         (90, {"loss": 0.25, "accuracy": 0.875}),
     ]
     assert record.outcome == "complete: loss 0.25, accuracy 0.875"
+
+
+def test_each_span_of_a_stage_is_drawn_where_its_layers_are(tmp_path: Path) -> None:
+    events = [started(0.0), generation(0.0, 1, 2, 2, spans=2)]
+    record = read(write_record(tmp_path, events, [{"time": 100.0, "loss": 1.0, "samplesPerSecond": 1.0}]))
+
+    assert record.spans[0].cuts == (Held(0, 2, 0), Held(3, 5, 1), Held(6, 8, 0), Held(9, 11, 1))
+    labels = [text for text, *_ in boxes(draw(record, "", 1100)) if text.startswith("stage")]
+    assert sorted(labels) == ["stage 0", "stage 0", "stage 1", "stage 1"]
 
 
 def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> None:

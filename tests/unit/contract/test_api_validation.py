@@ -18,6 +18,7 @@ from pipetransformer_contract.spec import (
     Freeze,
     Model,
     Output,
+    Pipeline,
     Training,
 )
 from pipetransformer_contract.spec_model import SpecModel
@@ -53,7 +54,7 @@ def test_a_job_that_is_nested_deeper_than_others_can_read_is_refused() -> None:
 
 def test_a_program_is_refused_what_a_manifest_is() -> None:
     """A rule says twice what holds, in CEL and of the types: both agree on all rows."""
-    parts: list[type[SpecModel]] = [Model, Data, Training, Freeze, Cache, Checkpoint, Output, Evaluation]
+    parts: list[type[SpecModel]] = [Model, Data, Training, Freeze, Pipeline, Cache, Checkpoint, Output, Evaluation]
     checked = {rule.message for part in parts for rule in part.rules if rule.holds is not None}
     seen = set()
     for job in [*VALID, *(job for job, _ in REFUSED)]:

@@ -1,4 +1,4 @@
-"""The outputs of a first stage's frozen units, computed or read from the cache.
+"""The outputs of a first span's frozen units, computed or read from the cache.
 
 Missing outputs are computed in batches of a micro-batch's size, in the order of need. So a cache with
 half of the samples saves half of the batches, and the first micro-batch waits for one batch only. Batches have the
@@ -6,66 +6,84 @@ same shape as without a cache, so the same kernels give the same numbers.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.data import MicroBatch
 from pipetransformer.device_copies import to_device
-from pipetransformer.models import run_unit
+from pipetransformer.models import MicroBatchContext, run_unit
 
 from .cache import ActivationCache
 from .choice import Stopwatch
 from .digest import Key
 
 
-@dataclass(frozen=True)
-class Source:
-    """The source of a round's samples.
+class Source(Protocol):
+    """Where a round's samples come from."""
 
-    Attributes:
-        split: `train` or `test`.
-        inputs: returns inputs (len(ids), *input shape) on the CPU.
-        augmentation: returns a sample's variant at this step; None if it does not come again and is not cached.
-        enter: called before the units compute a batch of samples.
-        upcoming: returns the next round's samples with their variants.
-        expect: called before `inputs` with the upcoming samples whose inputs will be needed.
-    """
+    @property
+    def name(self) -> str:
+        """The split, `train` or `test`."""
+        ...
 
-    split: str
-    inputs: Callable[[Sequence[int]], Tensor]
-    augmentation: Callable[[int], int | None]
-    enter: Callable[[Sequence[int]], None]
-    upcoming: Callable[[], Iterable[tuple[int, int | None]]] = lambda: ()
-    expect: Callable[[Collection[int]], None] = lambda samples: None
+    def inputs(self, sample_ids: Sequence[int]) -> Tensor:
+        """(len(sample_ids), *input shape) on the CPU."""
+        ...
+
+    def context(self, sample_ids: Sequence[int]) -> MicroBatchContext:
+        """What units may know of these samples."""
+        ...
+
+    def variant(self, sample_id: int) -> int | None:
+        """The sample's variant at this step; None if it does not come again and is not cached."""
+        ...
+
+    def upcoming(self) -> Iterable[tuple[int, int | None]]:
+        """The next round's samples with their variants."""
+        ...
+
+    def expect(self, sample_ids: Collection[int]) -> None:
+        """Called before `inputs`: of the upcoming samples, the inputs of these alone will be needed."""
+        ...
 
 
-@dataclass
-class _Round:
-    """The state of a round.
+class PrefixOutputs(Protocol):
+    """The activations at the frozen boundary for the micro-batches of one round."""
 
-    Attributes:
-        uses: number of micro-batches that still need a sample (padding repeats some).
-        found: entries by sample, with the number of units that computed each.
-        waiting: samples to compute, by that number, in the order of need.
-        inputs: inputs of samples without an entry.
-        computed: results by sample.
-        ahead: entries to read ahead, in the order of need, including the next round's.
-    """
+    def take(self, number: int) -> Tensor:
+        """(micro-batch, ...) activations of one micro-batch, on the device; once for each."""
+        ...
 
-    source: Source
-    micro_batches: deque[Sequence[int]]
-    uses: Counter[int]
-    found: dict[int, tuple[int, Key]] = field(default_factory=dict)
-    waiting: dict[int, deque[int]] = field(default_factory=lambda: defaultdict(deque))
-    inputs: dict[int, Tensor] = field(default_factory=dict)
-    computed: dict[int, Tensor] = field(default_factory=dict)
-    ahead: dict[Key, None] = field(default_factory=dict)
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """The frozen units, and where they run."""
+
+    units: Sequence[nn.Module]
+    device: torch.device
+    dtype: torch.dtype
+
+    def run(self, num_units: int, rows: Tensor, context: MicroBatchContext) -> Tensor:
+        """Run `rows`, the outputs of the first `num_units` units, through the other units."""
+        with torch.no_grad():
+            for unit in self.units[num_units:]:
+                rows = run_unit(unit, rows, context)
+        return rows
+
+    def gather(self, entries: Sequence[Tensor]) -> Tensor:
+        """(len(entries), ...) on the device."""
+        pinned = self.device.type == "cuda"
+        rows = torch.empty((len(entries), *entries[0].shape), dtype=entries[0].dtype, pin_memory=pinned)
+        torch.stack(list(entries), out=rows)
+        return rows.to(self.device, self.dtype, non_blocking=True)
 
 
 class FrozenPrefix:
-    """Returns the activations at a first stage's frozen boundary, one micro-batch after another."""
+    """The frozen units that a first span starts with."""
 
     def __init__(
         self,
@@ -77,149 +95,184 @@ class FrozenPrefix:
     ) -> None:
         """
         Args:
-            units: the frozen units of this stage, from the model's first on; may be empty.
+            units: the frozen units, from the model's first on; may be empty.
             device: the units' device.
             dtype: type of activations.
             cache: a cache for these units; None to compute everything.
         """
-        self._units = list(units)
-        self._device = device
-        self._dtype = dtype
+        self._prefix = _Prefix(list(units), device, dtype)
         self._cache = cache if units else None
         self._watch = Stopwatch(device)
-        self._round: _Round | None = None
-        self._plain: deque[tuple[Sequence[int], Tensor]] = deque()
 
-    def begin(self, source: Source, micro_batches: Sequence[Sequence[int]]) -> None:
-        """Start a round over these ids, including padding. `take` then returns them in this order."""
-        self._round = None
-        self._source = source
+    def begin(self, source: Source, micro_batches: Sequence[MicroBatch]) -> PrefixOutputs:
+        """Start a round over these micro-batches, including padding. They are taken in this order, or nearly."""
         if self._cache is not None and self._cache.ready():
-            self._round = self._plan(self._cache, source, micro_batches)
-            self._read_ahead(self._cache, self._round)
-        else:
-            rows = source.inputs([sample for ids in micro_batches for sample in ids])
-            parts = torch.split(rows, [len(ids) for ids in micro_batches])
-            self._plain = deque(zip(micro_batches, parts, strict=True))
+            return _Cached(self._prefix, self._cache, self._watch, source, micro_batches)
+        return _Computed(self._prefix, source, micro_batches)
 
-    def take(self) -> Tensor:
-        """(micro-batch, ...) output of the frozen units for the next micro-batch, on the device."""
-        if self._cache is None or self._round is None:
-            ids, rows = self._plain.popleft()
-            return self._run(0, to_device(rows, self._device), ids, self._source)
-        output = self._assemble(self._cache, self._round)
-        self._read_ahead(self._cache, self._round)
+
+class _Computed:
+    """A round without a cache."""
+
+    def __init__(self, prefix: _Prefix, source: Source, micro_batches: Sequence[MicroBatch]) -> None:
+        self._prefix, self._source, self._micro_batches = prefix, source, micro_batches
+        rows = source.inputs([sample for each in micro_batches for sample in each.sample_ids])
+        parts = torch.split(rows, [len(each.sample_ids) for each in micro_batches])
+        self._rows = {number: _cut(part, micro_batches[number].length) for number, part in enumerate(parts)}
+
+    def take(self, number: int) -> Tensor:
+        rows = to_device(self._rows.pop(number), self._prefix.device)
+        if not self._prefix.units:
+            return rows
+        return self._prefix.run(0, rows, self._source.context(self._micro_batches[number].sample_ids))
+
+
+class _Cached:
+    """A round with a cache. Samples of one length, whose entries end after the same number of units, are computed
+    together."""
+
+    def __init__(
+        self,
+        prefix: _Prefix,
+        cache: ActivationCache,
+        watch: Stopwatch,
+        source: Source,
+        micro_batches: Sequence[MicroBatch],
+    ) -> None:
+        """Find entries, list what is missing and what to read ahead."""
+        self._prefix, self._cache, self._watch = prefix, cache, watch
+        self._source, self._micro_batches = source, micro_batches
+        #: Length that each sample is cut to.
+        self._lengths = {sample: each.length for each in micro_batches for sample in each.sample_ids}
+        #: Number of micro-batches that still need a sample (padding repeats some).
+        self._uses = Counter(sample for each in micro_batches for sample in set(each.sample_ids))
+        #: Entries by sample, with the number of units that computed each.
+        self._found: dict[int, tuple[int, Key]] = {}
+        #: Samples to compute, by that number and their length, in the order of need.
+        self._waiting: dict[tuple[int, int | None], deque[int]] = defaultdict(deque)
+        #: Inputs of samples without an entry.
+        self._inputs: dict[int, Tensor] = {}
+        self._computed: dict[int, Tensor] = {}
+        #: Entries to read ahead, in the order of need, including the next round's.
+        self._ahead: dict[Key, None] = {}
+        missing = self._find()
+        self._expect()
+        if missing:
+            self._inputs = {
+                sample: _cut(row, self._lengths[sample], 0)
+                for sample, row in zip(missing, source.inputs(missing), strict=True)
+            }
+        self._read_ahead()
+
+    def take(self, number: int) -> Tensor:
+        output = self._assemble(self._micro_batches[number].sample_ids)
+        self._read_ahead()
         return output
 
-    def _plan(self, cache: ActivationCache, source: Source, micro_batches: Sequence[Sequence[int]]) -> _Round:
-        """Find entries, list what is missing and what to read ahead."""
-        now = _Round(source, deque(micro_batches), Counter(i for ids in micro_batches for i in set(ids)))
-        for sample in dict.fromkeys(i for ids in micro_batches for i in ids):
-            augmentation = source.augmentation(sample)
-            place = None if augmentation is None else cache.find(source.split, sample, augmentation)
+    def _find(self) -> list[int]:
+        """Find the samples' entries. Returns the samples without any."""
+        missing = []
+        for sample, length in self._lengths.items():
+            variant = self._source.variant(sample)
+            place = None if variant is None else self._cache.find(self._source.name, sample, variant)
             if place is not None:
-                now.found[sample] = place
-                now.ahead[place[1]] = None
+                self._found[sample] = place
+                self._ahead[place[1]] = None
+            else:
+                missing.append(sample)
             num_units = 0 if place is None else place[0]
-            if num_units < len(self._units):
-                now.waiting[num_units].append(sample)
+            if num_units < len(self._prefix.units):
+                self._waiting[num_units, length].append(sample)
+        return missing
+
+    def _expect(self) -> None:
+        """Plan to read the next round's entries ahead, and say which samples have none."""
         uncached = set()
-        for sample, augmentation in source.upcoming():
-            place = None if augmentation is None else cache.find(source.split, sample, augmentation)
+        for sample, variant in self._source.upcoming():
+            place = None if variant is None else self._cache.find(self._source.name, sample, variant)
             if place is None:
                 uncached.add(sample)
             else:
-                now.ahead[place[1]] = None
-        source.expect(uncached)
-        if now.waiting[0]:
-            now.inputs = dict(zip(now.waiting[0], source.inputs(now.waiting[0]), strict=True))
-        return now
+                self._ahead[place[1]] = None
+        self._source.expect(uncached)
 
-    def _read_ahead(self, cache: ActivationCache, now: _Round) -> None:
-        while now.ahead:
-            key = next(iter(now.ahead))
-            if not cache.store.stage(key):
+    def _read_ahead(self) -> None:
+        while self._ahead:
+            key = next(iter(self._ahead))
+            if not self._cache.store.stage(key):
                 return
-            del now.ahead[key]
+            del self._ahead[key]
 
-    def _assemble(self, cache: ActivationCache, now: _Round) -> Tensor:
-        """The rows of the next micro-batch, read or computed."""
-        ids = now.micro_batches.popleft()
+    def _num_units(self, sample: int) -> int:
+        """Units that computed the sample's entry; 0 without one."""
+        return self._found[sample][0] if sample in self._found else 0
+
+    def _assemble(self, ids: Sequence[int]) -> Tensor:
+        """The rows of a micro-batch, read or computed."""
         entries: dict[int, Tensor] = {}
         for sample in dict.fromkeys(ids):
-            if now.found.get(sample, (0, None))[0] == len(self._units):
-                entry = self._read(cache, now, sample)
+            if self._num_units(sample) == len(self._prefix.units):
+                entry = self._read(sample)
                 if entry is not None:
                     entries[sample] = entry
-        cache.count("hits", len(entries))
+        self._cache.count("hits", len(entries))
         for sample in ids:
-            while sample not in entries and sample not in now.computed:
-                self._compute(cache, now, now.found.get(sample, (0, None))[0], len(ids))
+            while sample not in entries and sample not in self._computed:
+                self._compute(self._num_units(sample), self._lengths[sample], len(ids))
         rows: dict[int, Tensor] = {}
         if entries:
             self._watch.start()
-            gathered = self._gather(list(entries.values()))
-            self._watch.stop(len(entries), cache.choice.gathering)
+            gathered = self._prefix.gather(list(entries.values()))
+            self._watch.stop(len(entries), self._cache.choice.gathering)
             rows = dict(zip(entries, gathered, strict=True))
-        rows |= {sample: now.computed[sample] for sample in ids if sample not in entries}
+        rows |= {sample: self._computed[sample] for sample in ids if sample not in entries}
         for sample in rows:
-            now.uses[sample] -= 1
-            if not now.uses[sample]:
-                now.computed.pop(sample, None)
+            self._uses[sample] -= 1
+            if not self._uses[sample]:
+                self._computed.pop(sample, None)
         return gathered if len(entries) == len(ids) else torch.stack([rows[sample] for sample in ids])
 
-    def _compute(self, cache: ActivationCache, now: _Round, num_units: int, size: int) -> None:
-        """Compute the next samples, at most `size`, whose entries end after `num_units` units."""
-        queue = now.waiting[num_units]
+    def _compute(self, num_units: int, length: int | None, size: int) -> None:
+        """Compute the next samples, at most `size`, of this length whose entries end after `num_units` units."""
+        queue, source = self._waiting[num_units, length], self._source
         samples = [queue.popleft() for _ in range(min(size, len(queue)))]
         if num_units == 0:
-            rows = to_device(torch.stack([now.inputs.pop(sample) for sample in samples]), self._device)
-            cache.count("computed", len(samples))
+            rows = to_device(torch.stack([self._inputs.pop(sample) for sample in samples]), self._prefix.device)
+            self._cache.count("computed", len(samples))
         else:
-            entries = {sample: self._read(cache, now, sample) for sample in samples}
+            entries = {sample: self._read(sample) for sample in samples}
             whole = {sample: entry for sample, entry in entries.items() if entry is not None}
             if not whole:
                 return
-            samples, rows = list(whole), self._gather(list(whole.values()))
-            cache.count("advanced", len(samples))
+            samples, rows = list(whole), self._prefix.gather(list(whole.values()))
+            self._cache.count("advanced", len(samples))
         padding = size - len(samples)
         batch = torch.cat([rows, rows[:1].expand(padding, *rows.shape[1:])]) if padding else rows
         self._watch.start()
-        output = self._run(num_units, batch, samples + samples[:1] * padding, now.source)
+        output = self._prefix.run(num_units, batch, source.context(samples + samples[:1] * padding))
         if num_units == 0:
-            self._watch.stop(size, cache.choice.computing)
+            self._watch.stop(size, self._cache.choice.computing)
         host = output[: len(samples)].to("cpu")
         for sample, row, entry in zip(samples, output, host, strict=False):
-            now.computed[sample] = row
-            augmentation = now.source.augmentation(sample)
-            if augmentation is not None:
-                replaced = now.found[sample][1] if sample in now.found else None
-                cache.keep(now.source.split, sample, augmentation, entry.clone(), replaced)
+            self._computed[sample] = row
+            variant = source.variant(sample)
+            if variant is not None:
+                replaced = self._found[sample][1] if sample in self._found else None
+                self._cache.keep(source.name, sample, variant, entry.clone(), replaced)
 
-    def _read(self, cache: ActivationCache, now: _Round, sample: int) -> Tensor | None:
+    def _read(self, sample: int) -> Tensor | None:
         """The entry that was found for a sample; None if it is damaged, and then it counts as not found."""
-        key = now.found[sample][1]
-        now.ahead.pop(key, None)
-        entry = cache.read(key)
+        key = self._found[sample][1]
+        self._ahead.pop(key, None)
+        entry = self._cache.read(key)
         if entry is None:
-            del now.found[sample]
-            now.inputs[sample] = now.source.inputs([sample])[0]
-            now.waiting[0].appendleft(sample)
+            del self._found[sample]
+            length = self._lengths[sample]
+            self._inputs[sample] = _cut(self._source.inputs([sample])[0], length, 0)
+            self._waiting[0, length].appendleft(sample)
         return entry
 
-    def _gather(self, entries: Sequence[Tensor]) -> Tensor:
-        """(len(entries), ...) on the device."""
-        pinned = self._device.type == "cuda"
-        rows = torch.empty((len(entries), *entries[0].shape), dtype=entries[0].dtype, pin_memory=pinned)
-        torch.stack(list(entries), out=rows)
-        return rows.to(self._device, self._dtype, non_blocking=True)
 
-    def _run(self, num_units: int, rows: Tensor, ids: Sequence[int], source: Source) -> Tensor:
-        """Run `rows`, the outputs of the first `num_units` units, through the other units."""
-        if not self._units:
-            return rows
-        source.enter(ids)
-        with torch.no_grad():
-            for unit in self._units[num_units:]:
-                rows = run_unit(unit, rows)
-        return rows
+def _cut(rows: Tensor, length: int | None, dim: int = 1) -> Tensor:
+    """The first `length` positions; all without one."""
+    return rows if length is None else rows.narrow(dim, 0, length)

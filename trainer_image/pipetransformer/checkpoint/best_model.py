@@ -30,7 +30,7 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: Generat
 
     def save() -> None:
         with storing(f"spec.checkpoint.location: {location}"):
-            for index in layout.span:
+            for index in layout.units:
                 tensors = state.unit_tensors(index, with_moments=False)
                 save_unit(location, info, unit_name(index, job.num_layers), tensors)
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -151,7 +151,7 @@ class Checkpointer:
             num_layers=self._job.num_layers,
             min_stages=self._job.min_stages(control.boundary),
             num_shards=self._job.order.num_shards,
-            state=control.to_dict(),
+            state=control.to_file(),
             run=self._job.identity,
         )
 
@@ -162,7 +162,7 @@ class Checkpointer:
                 unit_name(index, self._job.num_layers): {
                     name: host.copy(tensor) for name, tensor in state.unit_tensors(index, with_moments=True).items()
                 }
-                for index in layout.span
+                for index in layout.units
             }
 
         self._given_up = threading.Event()
@@ -271,7 +271,7 @@ class Checkpointer:
 
     def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
         self._known = info
-        return describe(info, info.state["earlier_generations"])
+        return describe(info, info.state["earlierGenerations"])
 
     def _finished(self, future: Future[Result]) -> Result:
         """Wait for a thread's work and return its result."""
@@ -336,7 +336,7 @@ class Checkpointer:
         if self._loading is None:
             raise LookupError(f"{self._spec.location} no longer holds {name}")
         self._known = self._loading
-        return replace(Control.from_dict(dict(self._loading.state)), costs=None)
+        return Control.from_file(self._loading.state)
 
     def load_unit(self, index: int) -> dict[str, Tensor]:
         """A unit's tensors, on the CPU, from the checkpoint of the last `load_control`.

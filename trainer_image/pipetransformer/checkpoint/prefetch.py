@@ -61,6 +61,6 @@ class Prefetcher:
         for index in range(first_trainable(info.boundary)):
             if self._stopped.is_set():
                 return
-            if index in self._skipped or (index in units and units[index].step >= info.state.get("fell_step", 0)):
+            if index in self._skipped or (index in units and units[index].step >= info.state.get("fellStep", 0)):
                 continue
             units[index] = ReadUnit(info.step, load_unit(location, info, unit_name(index, self._num_layers)))

@@ -67,6 +67,7 @@ def shards_of(pipeline: int, pipelines: int, num_shards: int) -> Sequence[int]:
     return _spread(num_shards)[pipeline * num_shards // pipelines : (pipeline + 1) * num_shards // pipelines]
 
 
+@lru_cache(maxsize=4)  # a hand-over of the cache asks for each entry
 def pipelines_of(pipelines: int, num_shards: int) -> Sequence[int]:
     """The pipeline that serves each shard."""
     serves = {shard: pipeline for pipeline in range(pipelines) for shard in shards_of(pipeline, pipelines, num_shards)}

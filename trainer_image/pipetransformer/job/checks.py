@@ -14,8 +14,8 @@ from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
 
-def check_rules(spec: TrainerSpec) -> None:
-    """Apply the CRD's own rules with their messages, because no API server has checked a program's spec.
+def check_parts(spec: TrainerSpec) -> None:
+    """Apply the CRD's own rules for each part of a spec, because no API server has checked a program's spec.
 
     Raises:
         SpecError: naming the first field that is wrong.
@@ -23,31 +23,28 @@ def check_rules(spec: TrainerSpec) -> None:
     for name in type(spec).model_fields:
         part = getattr(spec, name)
         if isinstance(part, SpecModel):
-            for rule in part.rules:
-                if rule.holds is not None and not rule.holds(part):
-                    raise SpecError(f"spec.{name}{rule.field}", rule.message)
+            _check_rules(part, f"spec.{name}")
+
+
+def _check_rules(part: SpecModel, path: str) -> None:
+    for rule in part.rules:
+        if rule.holds is not None and not rule.holds(part):
+            raise SpecError(f"{path}{rule.field}", rule.message)
 
 
 def check_spec(spec: TrainerSpec) -> None:
-    """Refuse a spec that can never train.
+    """Refuse a spec that can never train, by the rules of the CRD and those that it cannot have.
 
     Raises:
         SpecError: naming the first field that is wrong.
     """
-    if spec.pipeline.stages > spec.model.num_layers:
-        raise SpecError(
-            "spec.pipeline.stages",
-            f"{spec.pipeline.stages} stages need as many layers, but spec.model.numLayers is {spec.model.num_layers}",
-        )
+    check_parts(spec)
+    _check_rules(spec, "spec")
     if spec.training.global_batch_size < spec.num_shards:
         raise SpecError(
             "spec.training.globalBatchSize",
             f"{spec.training.global_batch_size} samples a step are too few for {spec.num_shards} pipelines",
         )
-    if (spec.training.epochs is None) == (spec.training.steps is None):
-        raise SpecError("spec.training", "exactly one of epochs and steps is needed")
-    if spec.evaluation.keep_best and spec.checkpoint is None:
-        raise SpecError("spec.evaluation.keepBest", "needs spec.checkpoint: the best model is kept beside it")
     for field, location in _locations(spec):
         check_location(field, location)
 

@@ -31,22 +31,24 @@ from pipetransformer.freeze import FreezePolicy
 from pipetransformer.models import PipelineModel
 from pipetransformer.models.metrics import Metric
 from pipetransformer.partition import (
+    AUTO,
+    Candidate,
     Cut,
     MemoryBoundError,
     ModelCosts,
+    Option,
     Prediction,
     StepModel,
     assumed_costs,
     make_offers,
     paper_bytes,
-    spans,
 )
-from pipetransformer.pipeline import ScheduleClass, one_forward_one_backward
+from pipetransformer.schedules import Schedule, make_schedule
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import CachePolicy, Precision, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
 
 from .script_parts import Overruled
 
@@ -79,7 +81,7 @@ class Job:
     dataset: Dataset
     order: EpochOrder
     policy: FreezePolicy
-    schedule: ScheduleClass
+    schedule: Schedule
     model: PipelineModel
     metrics: Mapping[str, Metric]
     build_units: Callable[[Collection[int]], dict[int, nn.Module]]
@@ -151,8 +153,8 @@ class Job:
     def stage_bytes(self) -> int:
         """Bytes of parameters, gradients and moments in the largest stage of the first layout, which later layouts do
         not exceed."""
-        spans = self.cut(0, self.spec.pipeline.stages, 1, None).spans
-        return max(sum(self._trained_bytes(self.model.units[index]) for index in span) for span in spans)
+        cut = self.cut(0, self.spec.pipeline.stages, 1, None)
+        return max(sum(self._trained_bytes(self.model.units[index]) for index in held) for held in cut.units_by_stage)
 
     def min_stages(self, boundary: int) -> int:
         """The fewest stages whose largest stage needs no more bytes than the first layout's; a restart begins there."""
@@ -161,8 +163,17 @@ class Job:
             (k for k in range(1, stages) if paper_bytes(self.unit_bytes, boundary, k) <= self.bytes_budget), stages
         )
 
+    def candidates(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> list[Candidate]:
+        """The ways to run a layout by these costs: the choice first, then the others with what speaks against them.
+
+        Raises:
+            MemoryBoundError: no candidate fits the memory.
+        """
+        return self.step_model(costs).candidates(boundary, stages, pipelines)
+
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
-        """Stages and micro-batches of a layout: by measured costs if there are any and the result fits the memory.
+        """Spans, schedule and micro-batches of a layout: by measured costs if there are any and the result fits the
+        memory.
 
         Raises:
             SpecError: there are more pipelines than shards, which only an older operator asks for.
@@ -178,7 +189,7 @@ class Job:
                 return self.step_model(costs).cut(boundary, stages, pipelines)
             except MemoryBoundError as error:
                 logger.warning("%d stages, %d pipelines: %s; cutting by assumed costs", stages, pipelines, error)
-        return Cut(spans(self.num_layers, boundary, stages), self.micro_batch_size)
+        return self.step_model(None).cut(boundary, stages, pipelines)
 
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative."""
@@ -190,13 +201,27 @@ class Job:
             global_batch=self.order.global_batch,
             num_shards=self.order.num_shards,
             micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
-            one_forward_one_backward=one_forward_one_backward(self.schedule),
             unit_bytes=self.unit_bytes,
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
             num_samples=len(self.dataset.train),
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
+            options=self._options(costs),
+            own=self.schedule,
         )
+
+    def _options(self, costs: ModelCosts | None) -> Sequence[Option]:
+        """The schedules that layouts may run, the simpler first. Before costs are measured `Auto` runs 1F1B."""
+        pipeline = self.spec.pipeline
+        if pipeline.schedule is not ScheduleName.AUTO:
+            return [Option(pipeline.schedule, pipeline.num_spans)]
+        return AUTO[:1] if costs is None else AUTO
+
+    def schedule_of(self, cut: Cut) -> Schedule:
+        """The schedule that a layout runs, which may be another than the spec's."""
+        if cut.schedule is ScheduleName.SCRIPT:
+            return self.schedule
+        return make_schedule(cut.schedule, spans_per_worker=len(cut.spans) // cut.stages)
 
     @property
     def cuts_by_paper(self) -> bool:
@@ -286,18 +311,14 @@ class Job:
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size, padded_lengths(self.dataset.test, self.dataset.info))
 
-    def users(self, pipelines: int) -> Callable[[str, int], int]:
-        """A function from a split (`train` or `test`) and a sample id to the pipeline that uses the sample."""
+    def user(self, split: str, sample_id: int, pipelines: int) -> int:
+        """The pipeline that uses a sample of a split (`train` or `test`)."""
+        if split == "train":
+            return pipelines_of(pipelines, self.order.num_shards)[self.order.shard(sample_id)]
         # Held-out samples are dealt as one shard for each pipeline.
-        by_shard, by_part = pipelines_of(pipelines, self.order.num_shards), pipelines_of(pipelines, pipelines)
-        ends = [(p + 1) * len(self.dataset.test) // pipelines for p in range(pipelines)]
-
-        def pipeline(split: str, sample_id: int) -> int:
-            if split == "train":
-                return by_shard[self.order.shard(sample_id)]
-            return by_part[bisect_right(ends, sample_id)]
-
-        return pipeline
+        ends = range(1, pipelines + 1)
+        part = bisect_right(ends, sample_id, key=lambda end: end * len(self.dataset.test) // pipelines)
+        return pipelines_of(pipelines, pipelines)[part]
 
     def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
         """A few fixed training samples, by which a freeze policy compares a layer with its earlier self."""

@@ -22,7 +22,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.freeze import make_policy
 from pipetransformer.models import OwnModel, PipelineModel, build_model, build_units, check_model_spec
 from pipetransformer.models.metrics import LOSS, make_metrics
-from pipetransformer.pipeline import schedule_class
+from pipetransformer.schedules import make_schedule
 from pipetransformer.state.optimizer import names_without_decay
 from pipetransformer_contract.spec import Goal, Precision, TrainerSpec
 
@@ -85,7 +85,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         dataset=dataset,
         order=order,
         policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, own=parts.freeze),
-        schedule=schedule_class(spec.pipeline.schedule, parts.schedule),
+        schedule=make_schedule(spec.pipeline.schedule, parts.schedule),
         model=model,
         callbacks=parts.callbacks,
         metrics=metrics,

@@ -19,7 +19,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.freeze import FreezePolicy
 from pipetransformer.models import ModelFunction, PipelineModel
 from pipetransformer.models.metrics import Metric
-from pipetransformer.pipeline import ScheduleClass
+from pipetransformer.schedules import Schedule
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 #: Characters of a value in a message.
@@ -50,7 +50,7 @@ class Parts:
     model: ModelFunction | None = None
     data: OwnData | None = None
     freeze: FreezePolicy | None = None
-    schedule: ScheduleClass | None = None
+    schedule: Schedule | type | None = None
     metrics: Sequence[Metric] = ()
     callbacks: Sequence[Callback] = ()
     processor: Processor | None = None
@@ -77,8 +77,8 @@ class Parts:
                 "a tokenizer or image processor of transformers",
             ),
             ("freeze", freeze, freeze is None or isinstance(freeze, FreezePolicy), "a Freeze, or a FreezePolicy"),
-            ("metrics", self.metrics, _is_list(self.metrics, callable), "a list of functions"),
-            ("callbacks", self.callbacks, _is_list(self.callbacks, _is_callback), "a list of Callback objects"),
+            ("metrics", self.metrics, _is_list(self.metrics, Callable), "a list of functions"),
+            ("callbacks", self.callbacks, _is_list(self.callbacks, Callback), "a list of Callback objects"),
         ):
             if not fits:
                 raise SpecError(name, f"must be {wanted}, not {shown(part)}")
@@ -151,12 +151,8 @@ def _check_model(model: object) -> None:
         raise SpecError("model", f"is {model!r}: pass Model(name={model!r}, ...), or a function that builds a model")
 
 
-def _is_list(part: object, fits: Callable[[object], bool]) -> bool:
-    return isinstance(part, Sequence) and all(map(fits, part))
-
-
-def _is_callback(part: object) -> bool:
-    return isinstance(part, Callback)
+def _is_list(part: object, kind: Any) -> bool:
+    return isinstance(part, Sequence) and all(isinstance(item, kind) for item in part)
 
 
 def _leaves(value: Mapping[str, Any], path: str = "spec") -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pipetransformer import storage
 from pipetransformer.data import Split, lengths_of, load_dataset
 from pipetransformer.errors import SpecError
-from pipetransformer.models import MicroBatchContext, ModelFunction, PipelineModel, import_huggingface, set_micro_batch
+from pipetransformer.models import MicroBatchContext, ModelFunction, PipelineModel, import_huggingface, run_unit
 from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.storage import Kind, ModelConfig, load_config
 from pipetransformer_contract.spec import SCRIPT
@@ -68,9 +68,9 @@ class TrainedModel(nn.Module):
             lengths: (samples,) number of leading positions that are not padding; None without padding.
         """
         x = inputs.to(next(self.parameters()).dtype) if inputs.is_floating_point() else inputs
-        set_micro_batch(MicroBatchContext(0, range(len(x)), lengths))
+        context = MicroBatchContext(0, range(len(x)), lengths)
         for unit in (self.embedding, *self.blocks, self.head):
-            x = unit(x)
+            x = run_unit(unit, x, context)
         return x
 
     def predict(self, inputs: Tensor, lengths: Tensor | None = None, *, batch_size: int = _BATCH) -> Prediction:
@@ -129,9 +129,9 @@ def accuracy(model: PipelineModel, split: Split) -> float:
         for start in range(0, len(split), _BATCH):
             ids = range(start, min(start + _BATCH, len(split)))
             inputs, targets = split.batch(ids)
-            set_micro_batch(MicroBatchContext(0, ids, lengths_of(split, ids, inputs.device)))
+            context = MicroBatchContext(0, ids, lengths_of(split, ids, inputs.device))
             for unit in model.units:
-                inputs = unit(inputs)
+                inputs = run_unit(unit, inputs, context)
             ones = torch.ones(len(targets))
             right, of = metric(inputs, targets, ones)
             correct += float(right)

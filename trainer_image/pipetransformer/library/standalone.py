@@ -135,7 +135,7 @@ def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Pa
     first = 1
     if resumed is not None:  # generations after it may have left no checkpoint
         first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
-    uid = run_uid("" if resumed is None else str(resumed.state.get("job_uid", "")))
+    uid = run_uid("" if resumed is None else str(resumed.state.get("jobUid", "")))
     return Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
 
 

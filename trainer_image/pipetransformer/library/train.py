@@ -28,11 +28,11 @@ from pipetransformer.callbacks.callback import Callback
 from pipetransformer.data import Processor, importing_main
 from pipetransformer.errors import SpecError, meant
 from pipetransformer.freeze import FreezePolicy
-from pipetransformer.job.checks import check_rules
+from pipetransformer.job.checks import check_parts
 from pipetransformer.job.script_parts import OwnData, Parts, shown
 from pipetransformer.models import ModelFunction
 from pipetransformer.models.metrics import Metric
-from pipetransformer.pipeline import ScheduleClass
+from pipetransformer.schedules import Schedule
 from pipetransformer.state.control import Control
 from pipetransformer.worker.process import EXIT_STOPPED, WorkerIdentity, refuse, run_worker
 from pipetransformer.worker.trainer import Ending
@@ -107,7 +107,7 @@ def train(
     training: Training,
     freeze: Freeze | FreezePolicy | None = None,
     pipeline: Pipeline | None = None,
-    schedule: ScheduleClass | None = None,
+    schedule: Schedule | type | None = None,
     cache: Cache | None = None,
     evaluation: Evaluation | None = None,
     metrics: Sequence[Metric] = (),
@@ -131,7 +131,7 @@ def train(
             `evaluation` and `checkpoint`.
         freeze: a `Freeze` or your own policy; by default nothing freezes.
         pipeline: stages and micro-batches. Fewer processes than stages make shorter pipelines.
-        schedule: a schedule class of torch, or your own, with one stage per worker.
+        schedule: your own `Schedule`, or a schedule class of torch that has a `pipeline_order`.
         cache: where to keep the outputs of frozen layers; by default in memory, if measurements show a gain.
         evaluation: when to evaluate the held-out samples, and whether to keep the best model or stop early.
         metrics: functions of (output, target, weight) that return numerator and denominator, summed over all samples.
@@ -178,7 +178,7 @@ def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) ->
     try:
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
-        check_rules(spec)
+        check_parts(spec)
         ending, control = run_fixed(spec, parts, run_dir)
     finally:
         line.close()

@@ -1,7 +1,8 @@
 """Metrics of a worker's current state, read from the trainer at each scrape, at no cost to the training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -30,45 +31,59 @@ class Position:
     idle_share: float | None
 
 
+class Positioned(Protocol):
+    """A worker that stands somewhere in the run."""
+
+    @property
+    def position(self) -> Position:
+        """Its current state. Other threads than the training's ask."""
+        ...
+
+
 class PositionCollector(Collector):
     """Collects the worker's role, its accelerator's memory and, on the leader, the metrics of the whole job.
 
     Args:
-        position: returns the worker's current state; called from another thread than the training's.
+        worker: what stands somewhere.
         device: the worker's device.
     """
 
-    def __init__(self, position: Callable[[], Position], device: torch.device) -> None:
-        self._position = position
+    def __init__(self, worker: Positioned, device: torch.device) -> None:
+        self._worker = worker
         self._device = device
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of this scrape."""
-        here = self._position()
+        here = self._worker.position
         if here.layout is not None:
-            yield from _role(here.layout, here.num_layers)
+            yield from _role(here.layout)
             if here.layout.is_leader:
                 yield from _job(here, here.layout)
         if self._device.type == "cuda":
             yield _accelerator_memory(self._device)
 
 
-def _role(layout: StageLayout, num_layers: int) -> Iterator[Metric]:
+def _role(layout: StageLayout) -> Iterator[Metric]:
     yield _gauge("stage", "Stage of this worker in its pipeline, from 0.", layout.stage)
     yield _gauge("pipeline", "Pipeline of this worker, from 0.", layout.pipeline)
-    held = range(max(layout.span.start, 1), min(layout.span.stop, num_layers + 1))
-    yield _gauge("held_layers", "Blocks that this worker holds.", len(held))
+    held = sum(map(len, layout.cut.layers_of(layout.stage)))
+    yield _gauge("held_layers", "Layers that this worker holds.", held)
 
 
 def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
     control, last = here.control, here.control.last_step
+    schedule = GaugeMetricFamily(
+        f"{PREFIX}_schedule_info", "1 for the schedule of the present layout; told by the leader.", labels=("schedule",)
+    )
+    schedule.add_metric((layout.schedule,), 1)
+    yield schedule
     for name, help_text, value in (
         ("step", "Committed steps of the job; told by the leader.", control.step),
         ("layout_generation", "Layout generation that trains; told by the leader.", layout.number),
         ("stages", "Stages a pipeline (K); told by the leader.", layout.stages),
         ("pipelines", "Pipelines, the data-parallel width (R); told by the leader.", layout.pipelines),
-        ("layers", "Blocks of the model; told by the leader.", here.num_layers),
-        ("frozen_layers", "Blocks that no longer train; told by the leader.", control.boundary),
+        ("layers", "Layers of the model; told by the leader.", here.num_layers),
+        ("frozen_layers", "Layers that no longer train; told by the leader.", control.boundary),
         ("loss", "Mean loss of the newest step, none if it was no number; told by the leader.", last.get("loss")),
         (
             "gradient_norm",
@@ -79,7 +94,7 @@ def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
         (
             "bubble_ratio",
             "Share of a step in which the pipeline leaves its stages idle, by the step model: from measured times with"
-            " packing Measured, else as if all blocks cost the same; told by the leader.",
+            " packing Measured, else as if all layers cost the same; told by the leader.",
             here.idle_share,
         ),
     ):

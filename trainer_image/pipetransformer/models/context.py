@@ -6,6 +6,7 @@ their ids (for keyed randomness) and their lengths (for attention masks).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class MicroBatchContext:
     autocast: torch.dtype | None = None
     recompute: bool = False
     tokens: TokenSlice | None = None
-    memory: dict[object, object] = field(default_factory=dict)
+    memory: dict[Any, Any] = field(default_factory=dict)
     draws: dict[int, int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .context import MicroBatchContext, current_micro_batch, set_micro_batch
+from .context import MicroBatchContext, set_micro_batch
 from .randomness.draws import drawing
 
 
@@ -21,8 +21,8 @@ class _NoLeaf(torch.autograd.Function):
         return gradient
 
 
-def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
-    """The unit's output for the current micro-batch.
+def run_unit(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
+    """The unit's output for the micro-batch of `context`.
 
     With an `autocast` type, products are computed in that type, weights keep theirs, and activations between units are
     float32. With `recompute`, a unit that trains keeps only its input and repeats its forward in its backward
@@ -33,7 +33,7 @@ def run_unit(unit: nn.Module, x: Tensor) -> Tensor:
     """
     if x.is_leaf and x.requires_grad:
         x = _NoLeaf.apply(x)  # type: ignore[no-untyped-call]
-    context = current_micro_batch()
+    set_micro_batch(context)
     if context.recompute and torch.is_grad_enabled():
         output: Tensor = checkpoint(_forward_again, unit, x, context, use_reentrant=False)
         return output

@@ -5,7 +5,7 @@ copies stay bit-identical, because in each step all get the same sum of their gr
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -26,9 +26,10 @@ class Tie:
         """The unit that decides whether the parameter trains, because a model freezes from its first unit on."""
         return self.places[-1][0]
 
-    def stages(self, spans: Iterable[range]) -> tuple[int, ...]:
+    def stages(self, units_by_stage: Iterable[Collection[int]]) -> tuple[int, ...]:
         """The stages that hold a copy."""
-        return tuple(stage for stage, span in enumerate(spans) if any(unit in span for unit, _ in self.places))
+        holders = {unit for unit, _ in self.places}
+        return tuple(stage for stage, units in enumerate(units_by_stage) if holders.intersection(units))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,29 +2,22 @@
 
 from pipetransformer.errors import ModelError
 
-from .actions import Action, ActionKind, AllForwardAllBackward, Chunk, InOrder, Schedule
-from .choice import ScheduleClass, one_forward_one_backward, schedule_class
-from .executor import ChunkIO, Executor, PlainHooks, RoundHooks, SpanModule
+from .chunk import Chunk
+from .executor import Executor
+from .hooks import RoundHooks
 from .runner import RoundSums, StageRunner
-from .stage import StageSpec
+from .stage import Span, StageSpec
+from .target import Loss, Target
 
 __all__ = [
-    "Action",
-    "ActionKind",
-    "AllForwardAllBackward",
     "Chunk",
-    "ChunkIO",
     "Executor",
-    "InOrder",
+    "Loss",
     "ModelError",
-    "PlainHooks",
     "RoundHooks",
     "RoundSums",
-    "Schedule",
-    "ScheduleClass",
-    "SpanModule",
+    "Span",
     "StageRunner",
     "StageSpec",
-    "one_forward_one_backward",
-    "schedule_class",
+    "Target",
 ]

@@ -1,110 +1,119 @@
-"""The micro-batches that run through a pipeline together."""
+"""The samples of micro-batches that run through a pipeline together."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from pipetransformer.cache import Source
-from pipetransformer.data import MicroBatch, Readers, Split, Wanted, augmentation_key, lengths_of, read_batch
-from pipetransformer.models import MicroBatchContext, set_micro_batch
+from pipetransformer.cache import FrozenPrefix
+from pipetransformer.data import (
+    MicroBatch,
+    Readers,
+    Split,
+    Wanted,
+    augmentation_key,
+    lengths_of,
+    read_batch,
+    weights_of,
+)
+from pipetransformer.device_copies import to_device
+from pipetransformer.models import MicroBatchContext, PipelineModel
 
+from .chunk import Chunk
 from .stage import StageSpec
 
 
+@dataclass(slots=True)
 class Batch:
-    """Micro-batches of one length and size, because stages are static.
+    """Reads the samples of some micro-batches, and makes chunks of them. It is the `Source` of their frozen prefix.
 
     Attributes:
+        spec: the stage of this worker.
+        split: the split of the samples.
+        name: the split's name, `train` or `test`, which is part of cache keys.
         step: the step that trains them; None for an evaluation.
         micro_batches: at least one micro-batch.
-        sample_ids: sample ids of all micro-batches, including padding.
-        length: length that all samples are cut to; None for the length of the input.
-        training: whether a backward follows.
+        following: returns the samples that come next, to read them ahead.
+        readers: readers of the split; None to read in this thread.
+        cached: whether the cache may be used.
     """
 
-    def __init__(
-        self,
-        split: Split,
-        name: str,
-        step: int | None,
-        micro_batches: Sequence[MicroBatch],
-        *,
-        following: Callable[[], Iterable[Wanted]] = lambda: (),
-        readers: Readers | None = None,
-        forward_only: bool = False,
-    ) -> None:
-        """
-        Args:
-            split: the split of the samples.
-            name: the split's name, `train` or `test`, which is part of cache keys.
-            step: see above.
-            micro_batches: see above.
-            following: returns the samples that come next, to read them ahead.
-            readers: readers of the split; None to read in this thread.
-            forward_only: run no backward, and do not use the cache.
-        """
-        self._split, self._name = split, name
-        self.step = step
-        self.training = step is not None and not forward_only
-        self._cached = not forward_only
-        self.micro_batches = micro_batches
-        self.sample_ids = sample_ids_of(micro_batches)
-        self.length = micro_batches[0].length
-        self._following, self._readers = following, readers
-        self._uncached: Collection[int] | None = None
-        self._inputs: Tensor | None = None
+    spec: StageSpec
+    split: Split
+    name: str
+    step: int | None
+    micro_batches: Sequence[MicroBatch]
+    following: Callable[[], Iterable[Wanted]] = lambda: ()
+    readers: Readers | None = None
+    cached: bool = True
+    _sample_ids: list[int] = field(init=False)
+    _uncached: Collection[int] | None = field(default=None, init=False)
+    _inputs: Tensor | None = field(default=None, init=False)
 
-    @property
-    def micro_batch_size(self) -> int:
-        return len(self.micro_batches[0].sample_ids)
+    def __post_init__(self) -> None:
+        self._sample_ids = sample_ids_of(self.micro_batches)
+
+    def chunks(self, model: PipelineModel, prefix: FrozenPrefix | None) -> list[Chunk]:
+        """The chunks of a round, with what this worker's spans need of each."""
+        chunks = [
+            Chunk(
+                number,
+                self.context(micro_batch.sample_ids),
+                model.activation_shape(len(micro_batch.sample_ids), micro_batch.length),
+            )
+            for number, micro_batch in enumerate(self.micro_batches)
+        ]
+        if self.spec.is_last:
+            sizes = [len(micro_batch.sample_ids) for micro_batch in self.micro_batches]
+            weights = weights_of(self.micro_batches, self.spec.dtype)
+            parts = (torch.split(to_device(each, self.spec.device), sizes) for each in (self.labels(), weights))
+            for chunk, labels, own in zip(chunks, *parts, strict=True):
+                chunk.labels, chunk.weights = labels, own
+        if prefix is not None:
+            outputs = prefix.begin(self, self.micro_batches)
+            for chunk in chunks:
+                chunk.prefix = outputs
+        return chunks
 
     def labels(self) -> Tensor:
         """Labels of all samples, on the CPU. Keeps their inputs, which are read at the same time."""
-        inputs, labels = self._read(self.sample_ids)
-        self._inputs = self._cut(inputs)
+        self._inputs, labels = self._read(self._sample_ids)
         return labels
 
-    def inputs(self, wanted: Sequence[int]) -> Tensor:
-        """(len(wanted), *input shape) of some of the samples, on the CPU."""
+    def inputs(self, sample_ids: Sequence[int]) -> Tensor:
+        """(len(sample_ids), *input shape) of some of the samples, on the CPU."""
         if self._inputs is None:
-            return self._cut(self._read(wanted)[0])
-        if wanted == self.sample_ids:
+            return self._read(sample_ids)[0]
+        if sample_ids == self._sample_ids:
             return self._inputs
-        row = {sample_id: number for number, sample_id in enumerate(self.sample_ids)}
-        return self._inputs[[row[sample_id] for sample_id in wanted]]
+        row = {sample_id: number for number, sample_id in enumerate(self._sample_ids)}
+        return self._inputs[[row[sample_id] for sample_id in sample_ids]]
 
-    def context(self, spec: StageSpec, sample_ids: Sequence[int]) -> MicroBatchContext:
+    def context(self, sample_ids: Sequence[int]) -> MicroBatchContext:
         """The context of some of the samples, for a stage's units."""
-        lengths = lengths_of(self._split, sample_ids, spec.device)
+        spec = self.spec
+        lengths = lengths_of(self.split, sample_ids, spec.device)
         return MicroBatchContext(self.step or 0, tuple(sample_ids), lengths, spec.autocast, spec.recompute)
 
-    def source(self, spec: StageSpec) -> Source:
-        """The source of samples for a first stage's frozen prefix."""
-        return Source(
-            split=self._name,
-            inputs=self.inputs,
-            augmentation=lambda sample_id: (
-                augmentation_key(self._split, sample_id, self.step) if self._cached else None
-            ),
-            enter=lambda sample_ids: set_micro_batch(self.context(spec, sample_ids)),
-            upcoming=lambda: [
-                (sample_id, augmentation_key(self._split, sample_id, step)) for step, sample_id in self._following()
-            ],
-            expect=self._expect,
-        )
+    def variant(self, sample_id: int) -> int | None:
+        """A sample's variant at this step; None if it is not cached."""
+        return augmentation_key(self.split, sample_id, self.step) if self.cached else None
 
-    def _expect(self, sample_ids: Collection[int]) -> None:
+    def upcoming(self) -> Iterable[tuple[int, int | None]]:
+        """Samples that come next, with their variants."""
+        return [(sample_id, augmentation_key(self.split, sample_id, step)) for step, sample_id in self.following()]
+
+    def expect(self, sample_ids: Collection[int]) -> None:
+        """Of the samples that come next, the inputs of these alone will be read."""
         self._uncached = sample_ids
 
     def _read(self, sample_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        if self._readers is None:
-            return read_batch(self._split, sample_ids, self.step)
+        if self.readers is None:
+            return read_batch(self.split, sample_ids, self.step)
         uncached = self._uncached
-        following = (wanted for wanted in self._following() if uncached is None or wanted[1] in uncached)
-        return self._readers.read(self._name, sample_ids, self.step, following)
-
-    def _cut(self, inputs: Tensor) -> Tensor:
-        return inputs if self.length is None else inputs[:, : self.length]
+        following = (wanted for wanted in self.following() if uncached is None or wanted[1] in uncached)
+        return self.readers.read(self.name, sample_ids, self.step, following)
 
 
 def sample_ids_of(micro_batches: Sequence[MicroBatch]) -> list[int]:

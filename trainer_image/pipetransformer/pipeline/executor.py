@@ -1,257 +1,219 @@
-"""Runs the actions of any schedule on the spans of one worker, peer to peer with the workers of the spans around them.
+"""Runs one worker's part of a round: its computations, sends and receives, in the order that the planner gave them.
 
-The stock runtime (`runner.py`) knows one span a worker, one shape for all chunks and one weight version a round. This
-one knows none of that: shapes come with the chunk, a span's neighbours are found by its owner, and what happens around
-a forward or at a step is the caller's.
+All messages of two workers are matched by their order alone, as NCCL does it: both ends issue the same sequence, so no
+message needs a tag. Receives are posted, and sends begun, where the order has them; neither waits. A computation waits
+for the value that it needs, and the round's end for the sends.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipetransformer.models import MicroBatchContext, set_micro_batch
+from pipetransformer.errors import RunningModel
+from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation, Receive, RoundShape, Send, Value
 
-from .actions import Action, ActionKind, Chunk
+from . import split
+from .chunk import Chunk
+from .hooks import RoundHooks
+from .stage import Passage, Span
+from .target import Target
 
-#: Receives that are posted before their turn comes, so that bytes travel while the worker computes.
-_POSTED_AHEAD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SpanModule:
-    """A span on the worker that owns it.
-
-    Attributes:
-        module: from a chunk's input to its output.
-        input_gradient: whether the span before it wants the gradient of this span's input.
-        trains: whether it has anything to compute a gradient for.
-    """
-
-    module: nn.Module
-    input_gradient: bool
-    trains: bool
-
-
-class RoundHooks(Protocol):
-    """What a system does around the actions of a round."""
-
-    def weights(self, span: int, chunk: int) -> AbstractContextManager[None]:
-        """Entered around a forward: the weights that it shall use."""
-        ...
-
-    def reduce(self, span: int) -> None:
-        """The span's gradients are complete."""
-        ...
-
-    def step(self, span: int) -> None:
-        """The span's weights change now."""
-        ...
-
-
-class PlainHooks:
-    """Nothing special: the weights as they are, and neither reduction nor step within the round."""
-
-    def weights(self, span: int, chunk: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def reduce(self, span: int) -> None:
-        pass
-
-    def step(self, span: int) -> None:
-        pass
+_BACKWARD = RunningModel("backward")
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkIO:
-    """What the ends of the pipeline, and every receiver, need to know of a chunk.
-
-    Attributes:
-        source: the chunk's input; asked by the owner of the first span only.
-        loss: from the last span's output to the summed loss; asked by the owner of the last span only.
-        activation: an empty tensor like what the chunk's activation is between spans.
-        context: of the chunk's forward; the executor asks once a chunk, so that all spans of a worker share it.
-    """
-
-    source: Callable[[int], Tensor]
-    loss: Callable[[int, Tensor], Tensor]
-    activation: Callable[[int], Tensor]
-    context: Callable[[int], MicroBatchContext]
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A chunk between its forward and its backward on one span."""
-
-    input: Tensor
-    output: Tensor
-    gradient: Tensor | None = None
-
-
-_Key = tuple[bool, int, int]  # forward or backward, receiving span, chunk
-
-
-@dataclass
 class Executor:
     """One worker of one pipeline.
 
     Attributes:
         spans: this worker's, by index.
-        owners: rank of each span's worker in `group`, spans in the order of the model.
-        group: the workers of the pipeline.
-        hooks: see there.
+        group: the workers of the pipeline in order.
+        device: where it computes.
+        dtype: type of activations.
     """
 
-    spans: Mapping[int, SpanModule]
-    owners: Sequence[int]
+    spans: Mapping[int, Span]
     group: dist.ProcessGroup
-    hooks: RoundHooks = field(default_factory=PlainHooks)
+    device: torch.device
+    dtype: torch.dtype
 
-    def run(self, actions: Sequence[Action], chunks: Sequence[Chunk], io: ChunkIO) -> list[Tensor]:
-        """One round: what `actions` say. Gradients accumulate in the parameters.
+    def run(
+        self,
+        operations: Sequence[Operation],
+        shape: RoundShape,
+        chunks: Sequence[Chunk],
+        target: Target,
+        hooks: RoundHooks | None = None,
+    ) -> None:
+        """Run a round. Gradients add up in the parameters.
 
-        Returns:
-            The losses of all chunks in the order in which they were computed, on the last span's worker; else nothing.
+        Args:
+            operations: of this worker, as `schedules.planned` returns them.
+            shape: the shape that they were planned for.
+            chunks: of the round, in order.
+            target: takes the outputs of the last span.
+            hooks: what a system does around computations; None if it does nothing.
 
         Raises:
-            RuntimeError: a connection broke, or an action came before what it needs.
+            RuntimeError: a connection broke.
+            ModelError: the model failed.
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         """
-        return _Round(self, actions, chunks, io).run()
+        _Round(self, shape, chunks, target, hooks).run(operations)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A chunk between its forward and the end of its backward on one span.
+
+    Attributes:
+        input: None on the first span.
+        output: where the backward starts.
+        passage: told of units that the backward passes.
+        gradient: of the output, between the two halves of a backward.
+        rest: what the first half of a backward left for the second.
+    """
+
+    input: Tensor | None
+    output: Tensor
+    passage: Passage | None
+    gradient: Tensor | None = None
+    rest: split.WeightGradients | None = None
 
 
 class _Round:
-    def __init__(self, executor: Executor, actions: Sequence[Action], chunks: Sequence[Chunk], io: ChunkIO) -> None:
-        self._spans = executor.spans
-        self._owners = executor.owners
-        self._group = executor.group
-        self._rank = executor.group.rank()
-        self._hooks = executor.hooks
-        self._actions = actions
-        self._io = io
-        self._contexts = [io.context(chunk) for chunk in range(len(chunks))]
-        self._num_chunks = len(chunks)
+    def __init__(
+        self, executor: Executor, shape: RoundShape, chunks: Sequence[Chunk], target: Target, hooks: RoundHooks | None
+    ) -> None:
+        self._executor, self._shape, self._chunks, self._target = executor, shape, chunks, target
+        self._hooks = hooks
+        self._last = len(shape.owners) - 1
         self._flights: dict[tuple[int, int], _Flight] = {}
-        self._handed: dict[_Key, Tensor] = {}  # between two spans of this worker
-        self._posted: dict[_Key, tuple[Tensor, dist.Work]] = {}
-        self._sent: list[tuple[Tensor, dist.Work]] = []
-        self._to_post = self._receives()
-        self._losses: list[Tensor] = []
+        #: What a computation of this worker gave, until it is sent or another span of this worker takes it.
+        self._given: dict[Value, Tensor] = {}
+        self._posted: dict[Value, tuple[Tensor, dist.Work]] = {}
+        #: Sent tensors have to stay until they have been read.
+        self._sent: deque[tuple[Tensor, dist.Work]] = deque()
 
-    def run(self) -> list[Tensor]:
-        for action in self._actions:
-            self._act(action)
+    def run(self, operations: Sequence[Operation]) -> None:
+        for operation in operations:
+            match operation:
+                case Action():
+                    self._compute(operation)
+                case Receive(value, peer):
+                    self._post(value, peer)
+                case Send(value, peer):
+                    self._send(value, peer)
         for _, work in self._sent:
             work.wait()
-        if self._flights:
-            unfinished = sorted(self._flights)
-            raise RuntimeError(f"the schedule ends with chunks in flight (span, chunk): {unfinished}")
-        return self._losses
 
-    def _act(self, action: Action) -> None:
+    def _compute(self, action: Action) -> None:
         match action.kind:
             case ActionKind.FORWARD:
                 self._forward(action.span, action.chunk)
             case ActionKind.BACKWARD:
-                self._input_gradient(action.span, action.chunk, weights_too=True)
-                del self._flights[action.span, action.chunk]
+                self._backward(action.span, action.chunk)
             case ActionKind.INPUT_GRADIENT:
-                self._input_gradient(action.span, action.chunk, weights_too=False)
+                self._input_half(action.span, action.chunk)
             case ActionKind.WEIGHT_GRADIENT:
-                self._weight_gradient(action.span, self._flights.pop((action.span, action.chunk)))
-            case ActionKind.REDUCE:
-                self._hooks.reduce(action.span)
+                self._weight_half(action.span, action.chunk)
             case ActionKind.STEP:
-                self._hooks.step(action.span)
+                if self._hooks is not None:
+                    self._hooks.step(action.span)
 
-    def _forward(self, span: int, chunk: int) -> None:
-        here = self._spans[span]
-        x = self._io.source(chunk) if span == 0 else self._take((True, span, chunk))
-        if here.input_gradient:
+    def _forward(self, index: int, number: int) -> None:
+        span, chunk, trains = self._executor.spans[index], self._chunks[number], self._shape.trains(index)
+        x = self._take(Value(MessageKind.ACTIVATION, index, number)) if index else None
+        if x is not None and self._shape.gives_gradient(index):
             x.requires_grad_()
-        with self._context(span, chunk):
-            output = here.module(x)
-            if span == len(self._owners) - 1:
-                output = self._io.loss(chunk, output)
-                self._losses.append(output.detach())
-        if span < len(self._owners) - 1:
-            self._give((True, span + 1, chunk), output.detach())
-        self._flights[span, chunk] = _Flight(x, output)
+        with torch.set_grad_enabled(trains):
+            if self._hooks is None:
+                passage, output = None, span.forward(x, chunk)
+            else:
+                passage = Passage(span.trained, self._hooks)
+                with self._hooks.weights(index, number):
+                    output = span.forward(x, chunk, passage)
+            if index == self._last:
+                output = self._target.reach(output, chunk)
+        if index < self._last:
+            self._given[Value(MessageKind.ACTIVATION, index + 1, number)] = output.detach()
+        if trains:
+            self._flights[index, number] = _Flight(x, output, passage)
 
-    def _input_gradient(self, span: int, chunk: int, *, weights_too: bool) -> None:
-        here, flight = self._spans[span], self._flights[span, chunk]
-        if not here.trains:
+    def _backward(self, index: int, number: int) -> None:
+        flight = self._flights.pop((index, number))
+        gradient = self._gradient_of_output(index, number)
+        if flight.passage is not None:
+            flight.passage.begun = True
+        if self._goes_back(index, flight):
+            with _BACKWARD:
+                torch.autograd.backward(flight.output, gradient)
+        if flight.passage is not None:
+            flight.passage.end()
+        if flight.input is not None:
+            self._give_gradient(index, number, flight.input, flight.input.grad)
+
+    def _input_half(self, index: int, number: int) -> None:
+        flight = self._flights[index, number]
+        flight.gradient = self._gradient_of_output(index, number)
+        if flight.input is None or not self._shape.gives_gradient(index):
+            return  # the other half does it all
+        if not self._goes_back(index, flight):
+            self._give_gradient(index, number, flight.input, None)
             return
-        if span < len(self._owners) - 1:
-            flight.gradient = self._take((False, span, chunk))
-        if weights_too:
-            torch.autograd.backward(flight.output, flight.gradient)
-            gradient = flight.input.grad
-        elif here.input_gradient:
-            (gradient,) = torch.autograd.grad(flight.output, flight.input, flight.gradient, retain_graph=True)
-        if here.input_gradient:
-            assert gradient is not None
-            self._give((False, span - 1, chunk), gradient)
+        with _BACKWARD:
+            at_once = self._chunks[number].context.recompute
+            gradient, flight.rest = split.begin(flight.output, flight.input, flight.gradient, at_once=at_once)
+        self._give_gradient(index, number, flight.input, gradient)
 
-    def _weight_gradient(self, span: int, flight: _Flight) -> None:
-        here = self._spans[span]
-        if here.trains:
-            trained = [parameter for parameter in here.module.parameters() if parameter.requires_grad]
-            torch.autograd.backward(flight.output, flight.gradient, inputs=trained)
+    def _weight_half(self, index: int, number: int) -> None:
+        flight = self._flights.pop((index, number))
+        with _BACKWARD:
+            if flight.rest is not None:
+                split.finish(flight.rest)
+            elif not self._shape.gives_gradient(index) and self._goes_back(index, flight):
+                torch.autograd.backward(flight.output, flight.gradient)
+        if flight.passage is not None:
+            flight.passage.end()
 
-    @contextmanager
-    def _context(self, span: int, chunk: int) -> Iterator[None]:
-        set_micro_batch(self._contexts[chunk])
-        with self._hooks.weights(span, chunk):
-            yield
+    def _goes_back(self, index: int, flight: _Flight) -> bool:
+        """Whether anything trains behind the output. A loss without a gradient is the model's error, and autograd says
+        so, unless nothing trains: all layers are frozen, and the head has no parameters."""
+        if flight.output.requires_grad:
+            return True
+        return index == self._last and bool(self._executor.spans[index].parameters())
 
-    # -- between spans
+    def _gradient_of_output(self, index: int, number: int) -> Tensor | None:
+        return self._take(Value(MessageKind.GRADIENT, index, number)) if index < self._last else None
 
-    def _peer(self, key: _Key) -> int:
-        """Rank of the worker that gives what `key` names."""
-        forward, span, _ = key
-        return self._owners[span - 1 if forward else span + 1]
+    def _give_gradient(self, index: int, number: int, x: Tensor, gradient: Tensor | None) -> None:
+        if self._shape.gives_gradient(index):
+            # Units that do not use their input leave no gradient.
+            given = torch.zeros_like(x) if gradient is None else gradient
+            self._given[Value(MessageKind.GRADIENT, index - 1, number)] = given
 
-    def _receives(self) -> list[_Key]:
-        """What other workers will send, in the order in which it is needed."""
-        keys: list[_Key] = []
-        for action in self._actions:
-            if action.kind is ActionKind.FORWARD and action.span > 0:
-                keys.append((True, action.span, action.chunk))
-            takes_gradient = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-            if takes_gradient and action.span < len(self._owners) - 1 and self._spans[action.span].trains:
-                keys.append((False, action.span, action.chunk))
-        return [key for key in keys if self._peer(key) != self._rank]
-
-    def _tag(self, key: _Key) -> int:
-        forward, span, chunk = key
-        return (2 * span + forward) * self._num_chunks + chunk
-
-    def _take(self, key: _Key) -> Tensor:
-        if self._peer(key) == self._rank:
-            if key not in self._handed:
-                raise RuntimeError(f"the schedule needs {key} before it was computed")
-            return self._handed.pop(key)
-        while self._to_post and len(self._posted) <= _POSTED_AHEAD:
-            posted = self._to_post.pop(0)
-            buffer = self._io.activation(posted[2])
-            work = dist.irecv(buffer, group=self._group, group_src=self._peer(posted), tag=self._tag(posted))
-            assert work is not None
-            self._posted[posted] = (buffer, work)
-        buffer, work = self._posted.pop(key)
+    def _take(self, value: Value) -> Tensor:
+        if value not in self._posted:
+            return self._given.pop(value)
+        buffer, work = self._posted.pop(value)
         work.wait()
         return buffer
 
-    def _give(self, key: _Key, tensor: Tensor) -> None:
-        owner = self._owners[key[1]]
-        if owner == self._rank:
-            self._handed[key] = tensor
-            return
-        tensor = tensor.contiguous()
-        work = dist.isend(tensor, group=self._group, group_dst=owner, tag=self._tag(key))
+    def _post(self, value: Value, peer: int) -> None:
+        executor = self._executor
+        buffer = torch.empty(self._chunks[value.chunk].shape, dtype=executor.dtype, device=executor.device)
+        work = dist.irecv(buffer, group=executor.group, group_src=peer)
         assert work is not None
-        self._sent = [sending for sending in self._sent if not sending[1].is_completed()]
+        self._posted[value] = buffer, work
+
+    def _send(self, value: Value, peer: int) -> None:
+        tensor = self._given.pop(value).contiguous()  # groups cannot send views
+        work = dist.isend(tensor, group=self._executor.group, group_dst=peer)
+        assert work is not None
+        while self._sent and self._sent[0][1].is_completed():
+            self._sent.popleft()
         self._sent.append((tensor, work))

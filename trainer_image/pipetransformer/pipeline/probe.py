@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import RunningModel
-from pipetransformer.models import MicroBatchContext, run_unit, set_micro_batch
+from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.partition import UnitCost
 
 _REPEATS = 3
@@ -80,12 +80,11 @@ class Probe:
             x = x.detach().requires_grad_(to_input and trains and x.is_floating_point())
             wanted = [tensor for tensor in (x, *unit.parameters()) if tensor.requires_grad] if trains else []
             watch = _Stopwatch(self.device)
-            set_micro_batch(self.context)
             with torch.set_grad_enabled(trains), saved[index] if saved else contextlib.nullcontext():
                 if saved and trains:
                     saved[index].keep(x)
                 watch.mark()
-                x = run_unit(unit, x)
+                x = run_unit(unit, x, self.context)
                 last = self.finish is not None and index == len(self.units) - 1
                 result = self.finish(x) if self.finish and last else x
                 watch.mark()

@@ -19,13 +19,12 @@ from .ledger import audit
 
 @dataclass(frozen=True)
 class Role:
-    """A worker's layers `first_layer`..`last_layer` (from 0, both included), as one stage of one pipeline."""
+    """A worker's layers, as one stage of one pipeline: a range for each of its spans, counted from 0."""
 
     worker: str
     pipeline: int
     stage: int
-    first_layer: int
-    last_layer: int
+    layers: Sequence[range]
 
 
 def set_aside(run_dir: Path) -> None:
@@ -153,6 +152,8 @@ class RunRecord:
         transfers: Sequence[tuple[int, int, int]],
         roles: Sequence[Role],
         reason: str = "",
+        schedule: str = "",
+        why_schedule: str = "",
     ) -> None:
         """Note a regroup, or the start.
 
@@ -168,6 +169,8 @@ class RunRecord:
             transfers: (source, target, bytes) of state between ranks; leavers have the ranks after the members.
             roles: the layers of each worker from now on.
             reason: the generation's `ResizeReason`.
+            schedule: the schedule that it runs.
+            why_schedule: why it is not the schedule of the spec; empty if it is.
         """
         self.event(
             "GenerationCommitted",
@@ -183,6 +186,8 @@ class RunRecord:
             transfers=list(transfers),
             roles=_in_camel_case(roles),
             reason=reason,
+            schedule=schedule,
+            whySchedule=why_schedule,
         )
 
     def frozen(self, *, step: int, frozen_layers: int, generation: int, roles: Sequence[Role] | None = None) -> None:
@@ -230,6 +235,8 @@ class RunRecord:
                     "bytes_moved": event["bytesMoved"],
                     "phases": event["phases"],
                     "transfers": event["transfers"],
+                    "schedule": event["schedule"],
+                    "why_schedule": event["whySchedule"],
                 }
                 for event in events
                 if event["kind"] == "GenerationCommitted"
@@ -248,8 +255,7 @@ def _in_camel_case(roles: Sequence[Role]) -> list[dict[str, Any]]:
             "worker": role.worker,
             "pipeline": role.pipeline,
             "stage": role.stage,
-            "firstLayer": role.first_layer,
-            "lastLayer": role.last_layer,
+            "layers": [[layers.start, layers.stop - 1] for layers in role.layers],
         }
         for role in roles
     ]

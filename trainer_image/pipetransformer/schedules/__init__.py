@@ -3,17 +3,22 @@
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
+from .make import make_schedule
 from .order import MessageKind, Operation, Receive, Send, Value, planned
-from .simulate import RoundCosts, Simulated, simulate
+from .owners import Fitted, fit, one_each
+from .simulate import Program, RoundCosts, Simulated, simulate
+from .tera import TeraPipe
 
 __all__ = [
     "Action",
     "ActionKind",
     "Ahead",
+    "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
     "Operation",
+    "Program",
     "Receive",
     "RoundCosts",
     "RoundSeconds",
@@ -22,7 +27,11 @@ __all__ = [
     "ScheduleError",
     "Send",
     "Simulated",
+    "TeraPipe",
     "Value",
+    "fit",
+    "make_schedule",
+    "one_each",
     "planned",
     "simulate",
 ]

@@ -8,6 +8,7 @@ predecessors are done.
 """
 
 import heapq
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +25,13 @@ _TURNS = {
     ActionKind.STEP: 0.0,
     ActionKind.PREFIX: 1.0,
 }
+
+#: What a span computes for a chunk, in order.
+_FROZEN = ((ActionKind.FORWARD,),)
+_TRAINED = (
+    (ActionKind.FORWARD, ActionKind.BACKWARD),
+    (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT),
+)
 
 
 class MessageKind(StrEnum):
@@ -91,9 +99,38 @@ def planned(schedule: Schedule, shape: RoundShape) -> tuple[tuple[Operation, ...
     """The operations of each worker: its computations in the schedule's order, and its messages.
 
     Raises:
-        ScheduleError: the schedule cannot run this shape, or a computation needs what never comes before it.
+        ScheduleError: the schedule cannot run this shape, leaves a computation out, or has one that needs what never
+            comes before it.
     """
-    return add_messages(schedule.actions(shape), shape)
+    lists = schedule.actions(shape)
+    _check(lists, shape)
+    return add_messages(lists, shape)
+
+
+def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
+    """Check that each chunk passes each span, forward and, where the span trains, backward.
+
+    Raises:
+        ScheduleError: it does not.
+    """
+    if len(lists) != shape.workers:
+        raise ScheduleError(f"there are {len(lists)} lists for {shape.workers} workers")
+    found: dict[tuple[int, int], list[ActionKind]] = defaultdict(list)
+    for worker, actions in enumerate(lists):
+        for action in actions:
+            if action.span not in shape.spans_of(worker):
+                raise ScheduleError(f"worker {worker} has no span {action.span}")
+            if action.kind is not ActionKind.STEP:
+                found[action.span, action.chunk].append(action.kind)
+    for span in range(len(shape.owners)):
+        for chunk in range(shape.chunks):
+            kinds = tuple(found.pop((span, chunk), ()))
+            if kinds not in (_TRAINED if shape.trains(span) else _FROZEN):
+                words = ", ".join(kinds) or "nothing"
+                raise ScheduleError(f"span {span} computes {words} for chunk {chunk} of {shape.chunks}")
+    if found:
+        span, chunk = min(found)
+        raise ScheduleError(f"span {span} computes chunk {chunk} of {shape.chunks}")
 
 
 def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[tuple[Operation, ...], ...]:

@@ -1,8 +1,11 @@
 """The control state: what every worker of a job knows alike between rounds."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from pydantic.alias_generators import to_camel, to_snake
 
 from pipetransformer_contract.spec import Evaluation, Goal
 
@@ -99,6 +102,19 @@ class Control:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form."""
         return asdict(self)
+
+    def to_file(self) -> dict[str, Any]:
+        """The form in a checkpoint's marker, in camelCase. Costs are of the workers that measured them, so they stay
+        out."""
+        content = self.to_dict() | {"last_step": {to_camel(name): value for name, value in self.last_step.items()}}
+        return {to_camel(name): value for name, value in content.items() if name != "costs"}
+
+    @classmethod
+    def from_file(cls, content: Mapping[str, Any]) -> "Control":
+        """From the result of `to_file`."""
+        control = cls.from_dict({to_snake(name): value for name, value in content.items()})
+        control.last_step = {to_snake(name): value for name, value in control.last_step.items()}
+        return control
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "Control":

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from pipetransformer.partition import Cut
 from pipetransformer_contract.messages import Generation
+from pipetransformer_contract.spec import ScheduleName
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,15 +15,13 @@ class StageLayout:
         generation: the generation as the operator published it.
         rank: this worker's rank among the members.
         roles: (pipeline, stage) by rank.
-        spans: the contiguous units of each stage.
-        micro_batch_size: samples in a micro-batch.
+        cut: the spans of the model, who owns them, and how they run.
     """
 
     generation: Generation
     rank: int
     roles: list[tuple[int, int]]
-    spans: list[range]
-    micro_batch_size: int
+    cut: Cut
 
     @property
     def number(self) -> int:
@@ -47,17 +47,39 @@ class StageLayout:
         return self.roles[self.rank][1]
 
     @property
-    def span(self) -> range:
-        """This worker's units."""
-        return self.spans[self.stage]
+    def spans(self) -> list[range]:
+        """All spans, in the order of the model."""
+        return self.cut.spans
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Stage of each span."""
+        return self.cut.owners
+
+    @property
+    def schedule(self) -> ScheduleName:
+        """The schedule that runs in this layout."""
+        return self.cut.schedule
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples in a micro-batch."""
+        return self.cut.micro_batch_size
+
+    @property
+    def units(self) -> list[int]:
+        """This worker's units, ascending."""
+        return self.cut.units_of(self.stage)
 
     @property
     def is_first(self) -> bool:
-        return self.stage == 0
+        """Whether this worker owns the first span, which reads the samples."""
+        return self.stage == self.owners[0]
 
     @property
     def is_last(self) -> bool:
-        return self.stage == self.stages - 1
+        """Whether this worker owns the last span, which computes the loss."""
+        return self.stage == self.owners[-1]
 
     @property
     def is_leader(self) -> bool:
@@ -67,6 +89,7 @@ class StageLayout:
     def leader_rank(self) -> int:
         return [member.name for member in self.generation.members].index(self.generation.leader)
 
-    def holder(self, pipeline: int, stage: int) -> int:
-        """The rank that has a role."""
-        return self.roles.index((pipeline, stage))
+    def holder(self, pipeline: int, unit: int) -> int:
+        """The rank in a pipeline that holds a unit."""
+        owner = next(owner for span, owner in zip(self.spans, self.owners, strict=True) if unit in span)
+        return self.roles.index((pipeline, owner))

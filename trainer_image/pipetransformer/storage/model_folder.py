@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from torch import Tensor
 
 from pipetransformer.data import DataInfo, Processor, Task
@@ -21,6 +21,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.models import ModelFunction, OwnModel, PipelineModel, build_model, import_huggingface
 from pipetransformer.user_code import import_function
 from pipetransformer_contract.spec import Data, Model, Precision
+from pipetransformer_contract.wire import Wire
 
 from .files import Folder
 from .store import from_bytes, to_bytes
@@ -38,8 +39,8 @@ class Kind(StrEnum):
     SCRIPT = "script"  #: a function that a program gave to `train`
 
 
-class ModelConfig(BaseModel):
-    """The contents of `pipetransformer.json`.
+class ModelConfig(Wire):
+    """The contents of `pipetransformer.json`, there in camelCase.
 
     Attributes:
         made_by: name and version of the package that wrote the folder.
@@ -128,7 +129,7 @@ def write_model(
 
 def _described(config: ModelConfig) -> dict[str, object]:
     """The description; sizes of the built-in `vit` are left out for other networks."""
-    said = config.model_dump(mode="json")
+    said = config.model_dump(mode="json", by_alias=True)
     only = None if config.kind is Kind.VIT else {"name", "path", "architecture", "num_layers", "options"}
     said["model"] = config.model.model_dump(mode="json", by_alias=True, include=only)
     said["data"] = config.data.to_wire()

@@ -53,7 +53,7 @@ class CheckpointInfo(Wire):
         num_layers: number of layers.
         min_stages: number of stages that a restart begins with.
         num_shards: shards (C) of the data's order.
-        state: the control state; JSON with NaN and infinity.
+        state: the control state in camelCase; JSON with NaN and infinity.
         run: `Job.identity`, which a run must share to resume this checkpoint.
     """
 

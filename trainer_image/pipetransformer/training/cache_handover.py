@@ -71,7 +71,8 @@ class WorkerCache:
     def _send(self, pipelines: int, own: int | None, store: Store) -> None:
         if self.activations is None:
             return
-        users = self._job.users(pipelines)
         self.activations.hand_over(
-            lambda key: users(key.split, key.sample), own, lambda pipeline: store.get(f"cache/{pipeline}").decode()
+            lambda key: self._job.user(key.split, key.sample, pipelines),
+            own,
+            lambda pipeline: store.get(f"cache/{pipeline}").decode(),
         )

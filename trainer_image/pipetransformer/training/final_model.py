@@ -38,11 +38,10 @@ def gather_model(
     layout = member.layout
     boundary, leader = state.control.boundary, layout.leader_rank
     codec = replace(codec, optimizer=None)
-    held = set(layout.spans[layout.roles[leader][1]])
+    held = layout.cut.units_of(layout.roles[leader][1])
     moves = [
-        Move(unit=unit, source=layout.holder(0, stage), target=leader)
-        for stage, span in enumerate(layout.spans)
-        for unit in span
+        Move(unit=unit, source=layout.holder(0, unit), target=leader)
+        for unit in range(layout.cut.num_units)
         if unit not in held
     ]
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipetransformer.elastic.transport.groups import GenerationGroups, wait_for
+from pipetransformer.pipeline import RoundHooks
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
@@ -20,7 +21,7 @@ from .gradients import Gradients
 _BUCKET_BYTES = 1 << 20
 
 
-class GradientReducer:
+class GradientReducer(RoundHooks):
     """Sums the gradients of a worker's stage, while its units and boundary stay.
 
     Args:
@@ -79,12 +80,12 @@ class GradientReducer:
         if counts:
             for index, square_norm in self._gradients.square_norms().items():
                 norms[index] = square_norm
-        span = self._layout.span
+        units, cut = self._layout.units, self._layout.cut
         for tie in self._state.ties.all:
-            copies = [self._state.units[unit].get_parameter(name) for unit, name in tie.places if unit in span]
+            copies = [self._state.units[unit].get_parameter(name) for unit, name in tie.places if unit in units]
             if copies:
-                square_norm = reduce_tied_gradients(copies, self._groups.tied[tie.stages(self._layout.spans)])
-                norms[tie.last_unit] += square_norm if counts and tie.last_unit in span else 0.0
+                square_norm = reduce_tied_gradients(copies, self._groups.tied[tie.stages(cut.units_by_stage)])
+                norms[tie.last_unit] += square_norm if counts and tie.last_unit in units else 0.0
         return norms
 
     def close(self) -> None:
@@ -92,8 +93,7 @@ class GradientReducer:
         self._missing, self._sums = [], []
 
     def passed(self, unit: int) -> None:
-        """Note that the backward of a micro-batch has passed this unit, so that its gradients are complete. Buckets of
-        units that are never noted start in `finish`."""
+        """Note that the backward of a micro-batch has passed this unit, so that its gradients are complete."""
         if not self._missing or unit not in self._bucket_of:
             return
         self._missing[self._bucket_of[unit]] -= 1

@@ -28,11 +28,11 @@ class Gradients:
 
     def __init__(self, state: WorkerState, layout: StageLayout, no_decay: Collection[str] = ()) -> None:
         self._no_decay = no_decay
-        groups = {index: _own_parameters(state, index, no_decay) for index in reversed(layout.span)}
+        groups = {index: _own_parameters(state, index, no_decay) for index in reversed(layout.units)}
         self.parameters = {
             index: [parameter for group in some for parameter in group.values()] for index, some in groups.items()
         }
-        self._shared = _shared_parameters(state, layout.span)
+        self._shared = _shared_parameters(state, layout.units)
         trained = [parameter for parameters in self.parameters.values() for parameter in parameters]
         sizes = [parameter.numel() for parameter in trained]
         for parameter in trained:
@@ -58,11 +58,11 @@ class Gradients:
         held = [*(parameter for some in self.parameters.values() for parameter in some), *self._shared]
         trained = [
             parameter
-            for index in reversed(layout.span)
+            for index in reversed(layout.units)
             for group in _own_parameters(state, index, self._no_decay)
             for parameter in group.values()
         ]
-        trained += _shared_parameters(state, layout.span)
+        trained += _shared_parameters(state, layout.units)
         return [id(parameter) for parameter in held] == [id(parameter) for parameter in trained]
 
     def clear(self) -> None:
@@ -105,10 +105,10 @@ def _own_parameters(state: WorkerState, index: int, no_decay: Collection[str]) -
     return [{name: own[name] for name in names} for names in packing_order(own, no_decay)]
 
 
-def _shared_parameters(state: WorkerState, span: range) -> list[nn.Parameter]:
+def _shared_parameters(state: WorkerState, units: Collection[int]) -> list[nn.Parameter]:
     return [
         parameter
         for tie in state.ties.all
         for unit, name in tie.places
-        if unit in span and (parameter := state.units[unit].get_parameter(name)).requires_grad
+        if unit in units and (parameter := state.units[unit].get_parameter(name)).requires_grad
     ]

@@ -197,8 +197,10 @@ class RecordWriter:
             pause_seconds=event.pause_seconds,
             phases=event.phases,
             transfers=event.transfers,
-            roles=roles_of(layout, self._job.num_layers),
+            roles=roles_of(layout),
             reason=layout.generation.reason.value,
+            schedule=layout.schedule,
+            why_schedule=layout.cut.why_schedule,
         )
 
 
@@ -242,13 +244,12 @@ class LeaderMetrics:
             self._meter.on_led(event.line["samples"], skipped=not event.finite)
 
 
-def roles_of(layout: StageLayout, num_layers: int) -> list[Role]:
+def roles_of(layout: StageLayout) -> list[Role]:
     """Return which worker holds which layers."""
-    roles = []
-    for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True):
-        span = layout.spans[stage]
-        roles.append(Role(member.name, pipeline, stage, max(span.start, 1) - 1, min(span.stop - 1, num_layers) - 1))
-    return roles
+    return [
+        Role(member.name, pipeline, stage, layout.cut.layers_of(stage))
+        for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True)
+    ]
 
 
 def wall_clock() -> float:

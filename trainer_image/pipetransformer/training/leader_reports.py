@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipetransformer.job.job import Job
-from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts, StepModel
+from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, ModelCosts, StepModel
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
@@ -118,7 +118,7 @@ class Forecast:
 
     def __init__(self, job: Job, layout: StageLayout, pace: Pace, offered: Offered) -> None:
         self._job, self._layout, self._pace, self._offered = job, layout, pace, offered
-        self._cut = Cut(layout.spans, layout.micro_batch_size)
+        self._cut = layout.cut
         self._costs: dict[str, Any] | None = None
         self.idle_share: float | None = None
         self.step_seconds: float | None = None
@@ -238,7 +238,10 @@ class OperatorReports:
             boundary=control.boundary,
             boundary_step=control.boundary_step,
             num_layers=job.num_layers,
-            stage_layers=[len(range(max(s.start, 1), min(s.stop, job.num_layers + 1))) for s in layout.spans],
+            stage_layers=layout.cut.stage_layers,
+            stage_frozen_layers=layout.cut.frozen_layers(control.boundary),
+            schedule=layout.schedule,
+            why_schedule=layout.cut.why_schedule,
             bytes_budget=job.bytes_budget,
             offers=self._forecast.offers,
             checkpoint=self._checkpoint,

@@ -59,7 +59,7 @@ class Membership:
     reducer: GradientReducer | None = None
 
     def __post_init__(self) -> None:
-        self.ballots = Exchange(self.world, Vote.length(self.layout.spans[-1].stop), BALLOTS)
+        self.ballots = Exchange(self.world, Vote.length(self.layout.cut.num_units), BALLOTS)
 
     @property
     def world(self) -> dist.ProcessGroup:
@@ -89,18 +89,18 @@ class Membership:
         layout = self.layout
         assert self.groups.pipeline is not None
         spec = StageSpec(
-            stage=layout.stage,
-            stages=layout.stages,
-            span=layout.span,
+            worker=layout.stage,
+            spans=layout.spans,
+            owners=layout.owners,
             boundary=state.control.boundary,
-            schedule=job.schedule,
+            schedule=job.schedule_of(layout.cut),
             group=self.groups.pipeline,
             device=device,
             dtype=job.dtype,
             autocast=job.autocast,
             recompute=job.spec.training.activation_checkpointing,
         )
-        units = [state.units[index] for index in layout.span]
+        units = [state.units[index] for index in layout.units]
         self.runner = StageRunner(
             spec, job.model, units, activations, lambda step: job.training_samples(step, layout), readers
         )
@@ -108,8 +108,6 @@ class Membership:
             self.reducer.close()
             self.reducer = None  # it refers to gradients that the committer may replace
         self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
-        if self.reducer.sums:
-            self.runner.tell(self.reducer.passed)
 
     def leave_out_of_pause(self, seconds: float) -> None:
         """Exclude `seconds` from the pause, for work that was needed without the regroup too."""

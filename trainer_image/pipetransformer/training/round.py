@@ -42,7 +42,7 @@ class Rounds:
         own = micro_batches[layout.pipeline]
         reducer.begin(len(own))
         member.ballots.expect()
-        sums = member.runner.train(step, own, kit.job.dataset.train)
+        sums = member.runner.train(step, own, kit.job.dataset.train, reducer if reducer.sums else None)
         kit.hooks.on_point(HookPoint.COMPUTED, step)
         norms = reducer.finish()
         kit.hooks.on_point(HookPoint.REDUCED, step)

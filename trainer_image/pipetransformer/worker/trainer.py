@@ -352,9 +352,10 @@ class Trainer:
         self._kit.equip(self._state, member)
         member.phases.lap("equip")
         logger.info(
-            "generation %d: pipeline %d of %d, stage %d of %d, units %d-%d, step %d, %d frozen",
+            "generation %d: pipeline %d of %d, stage %d of %d, units %s, %s, step %d, %d frozen",
             layout.number, layout.pipeline, layout.pipelines, layout.stage, layout.stages,
-            layout.span.start, layout.span.stop - 1, control.step, control.boundary,
+            " and ".join(f"{span.start}-{span.stop - 1}" for span in layout.cut.spans_of(layout.stage)),
+            layout.schedule, control.step, control.boundary,
         )  # fmt: skip
         if layout.is_first:
             self._kit.cache.listen(layout, result.store, self._kit.transport.address)

@@ -18,7 +18,7 @@ from pipetransformer.data import lengths_of, read_batch
 from pipetransformer.elastic.transport.groups import ensure_default_group
 from pipetransformer.errors import DeviceError, SpecError, fault_of
 from pipetransformer.job.job import Job
-from pipetransformer.models import MicroBatchContext, SamplesFirstError, run_unit, set_micro_batch
+from pipetransformer.models import MicroBatchContext, SamplesFirstError, run_unit
 from pipetransformer.pipeline import StageRunner, StageSpec
 from pipetransformer.state.optimizer import make_optimizer
 from pipetransformer.state.worker_state import WorkerState
@@ -60,9 +60,9 @@ def _train(job: Job, device: torch.device) -> None:
     ensure_default_group()
     assert dist.group.WORLD is not None
     spec = StageSpec(
-        stage=0,
-        stages=1,
-        span=range(len(state.units)),
+        worker=0,
+        spans=[range(len(state.units))],
+        owners=(0,),
         boundary=0,
         schedule=job.schedule,
         group=dist.group.WORLD,
@@ -123,10 +123,10 @@ def _on_meta(shell: nn.Module) -> nn.Module:
 
 def _failure(job: Job, make: Callable[[], nn.Module], x: Tensor) -> Exception | None:
     """Train a unit on a micro-batch of the first sample, and return what it raises. The meta device has no autocast."""
-    set_micro_batch(MicroBatchContext(0, range(len(x)), lengths_of(job.dataset.train, [0] * len(x), x.device)))
+    context = MicroBatchContext(0, range(len(x)), lengths_of(job.dataset.train, [0] * len(x), x.device))
     try:
         with torch.no_grad():
-            run_unit(make().train(), x)
+            run_unit(make().train(), x, context)
     except Exception as error:  # noqa: BLE001 - judged by the caller
         return error
     return None

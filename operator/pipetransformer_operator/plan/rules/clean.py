@@ -17,14 +17,14 @@ def under_way(draft: Draft) -> bool:
     """Gives back leavers that may go. Returns whether some still wait for a checkpoint."""
     status, generation = draft.status, draft.status.generation
     assert generation is not None
-    _let_go(draft, _draining(draft.view), "its node is emptied, and it has left")
+    _release(draft, _draining(draft.view), "its node is emptied, and it has left")
     if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
         if status.resize is not None:
             draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
     spares = _spares(draft)
     gone = [key for key in draft.status.leaving_ids if key not in spares]
-    _let_go(draft, gone, "it has left, and the present layout needs fewer workers")
+    _release(draft, gone, "it has left, and the present layout needs fewer workers")
     draft.update(leaving_ids=[])
     if gone and status.next_resize_time and generation.published_time:  # other jobs can only now have what it gave up
         draft.update(next_resize_time=status.next_resize_time + (draft.now - generation.published_time))
@@ -49,7 +49,7 @@ def _spares(draft: Draft) -> set[int]:
     return set(sorted(living, key=lambda key: (key in status.claimed_ids, key))[:needed])
 
 
-def _let_go(draft: Draft, ids: list[int], why: str) -> None:
+def _release(draft: Draft, ids: list[int], why: str) -> None:
     status, generation = draft.status, draft.status.generation
     assert generation is not None
     if not ids:

@@ -48,11 +48,11 @@ def publish(draft: Draft) -> bool:
     if layout is None or unchanged or snoozed(draft.view, layout):
         return False
     candidates = [*leavers.last(draft.view, staying, layout.workers), *joining]
-    yields = bool(going) or layouts.limited(draft.view, len(generation.members)) < len(generation.members)
+    releases = bool(going) or layouts.limited(draft.view, len(generation.members)) < len(generation.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft.view, generation.layout, layout)
     generations.publish(draft, layout, [*candidates, *going], reason)
     if layout.workers <= generation.layout.workers:
-        if yields:
+        if releases:
             back_off(draft)
             if not going:
                 share.rest(draft)

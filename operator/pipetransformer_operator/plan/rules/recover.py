@@ -160,7 +160,7 @@ def _note_too_short(draft: Draft, incident: Incident) -> None:
     one = incident.workers[min(incident.short)]
     draft.update(too_short=TooShort(stages=most, boundary=boundary))
     message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
-    until = f"longer ones follow until more than {boundary} blocks are frozen"
+    until = f"longer ones follow until more than {boundary} layers are frozen"
     draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
 
 

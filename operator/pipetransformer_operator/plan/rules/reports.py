@@ -43,24 +43,26 @@ def fold(draft: Draft) -> None:
     if report.boundary != before:
         draft.tell(
             Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
-            f"{report.boundary} of {report.num_layers} blocks are frozen at step {report.step}",
+            f"{report.boundary} of {report.num_layers} layers are frozen at step {report.step}",
         )
     if generation is not None and not generation.confirmed_generation:
         settle(draft, report.step)
-    _confirm(draft, report.layout_generation)
+    _confirm(draft, report)
 
 
-def _confirm(draft: Draft, number: int) -> None:
-    generation = draft.status.generation
+def _confirm(draft: Draft, report: Report) -> None:
+    generation, number = draft.status.generation, report.layout_generation
     if generation is None or number <= generation.confirmed_generation:
         return
     draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))
     if number == generation.layout_generation:
         if generation.reason is ResizeReason.CLAIM:  # not earlier: a published claim could still be undone
             forget_failures(draft)
+        schedule = f", {report.schedule}" if report.schedule else ""
+        why = f" ({report.why_schedule})" if report.why_schedule else ""
         draft.tell(
             Reason.GENERATION_CONFIRMED,
-            f"Generation {number} trains: {generation.layout.words}",
+            f"Generation {number} trains: {generation.layout.words}{schedule}{why}",
         )
 
 

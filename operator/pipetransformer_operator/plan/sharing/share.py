@@ -25,7 +25,7 @@ def take(draft: Draft) -> None:
     if share == before:
         return
     draft.update(share=share)
-    if share is not None and share.yields:
+    if share is not None and share.for_others:
         message = f"Releasing workers down to {share.workers} for pending higher-priority pods"
         draft.tell(Reason.SHARE_CHANGED, message)
     elif _workers(share) != _workers(before):
@@ -37,7 +37,7 @@ def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
     plan = draft.status.generation
     if share is not None and share.workers > (plan.layout.workers if plan else 0):
         draft.update(next_resize_time=None)
-    granted = before.workers if before and not before.yields else 0
+    granted = before.workers if before and not before.for_others else 0
     if share is not None and share.workers > granted and is_open(draft):
         draft.prepare_anew(draft.now)  # other jobs make room from now on
     if draft.view.on_pack is OnPack.AUTO:

@@ -23,7 +23,7 @@ def giving_way() -> World:
     while world.shape != (2, 4):
         world.warm_up()
         world.commit()
-    world.share = Share(workers=4, layout_generation=world.generation.layout_generation, yields=True)
+    world.share = Share(workers=4, layout_generation=world.generation.layout_generation, for_others=True)
     world.settle()
     world.part()
     world.commit()

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer_contract.api.labels import QUEUE_LABEL
-from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.api.status import ConditionType, Reason, State
 from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome, ResizeReason, StepTime
 from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.testkit.operator.builders import make_job
@@ -45,6 +45,17 @@ def test_a_freeze_packs_the_pipeline_and_the_same_pods_become_more_pipelines() -
     assert world.condition(ConditionType.RESIZING).reason == "Committing"
     world.commit()
     assert world.condition(ConditionType.RESIZING).reason == "Settled"
+
+
+def test_a_layout_that_trains_is_told_with_its_schedule_and_why_it_is_another() -> None:
+    world = widening()
+    world.start()
+    world.commit(boundary=8)
+    world.commit(schedule="OneForwardOneBackward", why_schedule="Interleaved needs at least 2 stages")
+    assert [event.message for event in world.told if event.reason is Reason.GENERATION_CONFIRMED][-1] == (
+        "Generation 2 trains: 2 pipelines of 2 stages, OneForwardOneBackward (Interleaved needs at least 2 stages)"
+    )
+    assert world.status.last_report is not None and world.status.last_report.schedule == "OneForwardOneBackward"
 
 
 def test_stages_are_cut_anew_in_the_same_layout_where_that_pays() -> None:

@@ -435,10 +435,10 @@ class Life(RuleBasedStateMachine):
         self.world.builder.suspended(suspended)
         self.world.settle()
 
-    @rule(workers=st.none() | st.integers(0, 8), stale=st.booleans(), yields=st.booleans())
-    def workers_are_shared_out(self, workers: int | None, stale: bool, yields: bool) -> None:
+    @rule(workers=st.none() | st.integers(0, 8), stale=st.booleans(), for_others=st.booleans())
+    def workers_are_shared_out(self, workers: int | None, stale: bool, for_others: bool) -> None:
         generation = max(0, self.world.status.layout_generation - stale)
-        share = None if workers is None else Share(workers=workers, layout_generation=generation, yields=yields)
+        share = None if workers is None else Share(workers=workers, layout_generation=generation, for_others=for_others)
         self.world.share = share
         self.world.settle()
 

@@ -1,14 +1,16 @@
 """What the frozen prefix gives a first stage is what its units compute, read or not."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.cache import ActivationCache, FrozenPrefix, Source
-from pipetransformer.models import MicroBatchContext, set_micro_batch
+from pipetransformer.cache import ActivationCache, FrozenPrefix
+from pipetransformer.data import MicroBatch
+from pipetransformer.models import MicroBatchContext
 from pipetransformer_contract.spec import Cache, CacheDtype
 
 SAMPLES = 24
@@ -29,6 +31,29 @@ class Unit(nn.Module):
         self.batches += 1
         assert x.shape == (SIZE, 3, 8)
         return torch.tanh(self.linear(x))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A round's source: all of one variant."""
+
+    augmentation: int | None
+    name: str = "train"
+
+    def inputs(self, sample_ids: Sequence[int]) -> Tensor:
+        return INPUTS[list(sample_ids)] + float(self.augmentation or 0)
+
+    def context(self, sample_ids: Sequence[int]) -> MicroBatchContext:
+        return MicroBatchContext(0, sample_ids)
+
+    def variant(self, sample_id: int) -> int | None:
+        return self.augmentation
+
+    def upcoming(self) -> list[tuple[int, int | None]]:
+        return []
+
+    def expect(self, sample_ids: Collection[int]) -> None:
+        pass
 
 
 class Bench:
@@ -62,21 +87,13 @@ class Bench:
 
     def round(self, micro_batches: Sequence[Sequence[int]], *, augmentation: int | None = 0) -> None:
         shift = float(augmentation or 0)
-        self.prefix.begin(
-            Source(
-                split="train",
-                inputs=lambda ids: INPUTS[list(ids)] + shift,
-                augmentation=lambda sample: augmentation,
-                enter=lambda ids: set_micro_batch(MicroBatchContext(0, ids)),
-            ),
-            micro_batches,
-        )
-        for ids in micro_batches:
+        outputs = self.prefix.begin(Samples(augmentation), [MicroBatch(tuple(ids), len(ids)) for ids in micro_batches])
+        for number, ids in enumerate(micro_batches):
             expected = INPUTS[list(ids)] + shift
             with torch.no_grad():
                 for unit in self.units[: self._num_units]:
                     expected = torch.tanh(unit.linear(expected))
-            self.check(self.prefix.take(), expected)
+            self.check(outputs.take(number), expected)
 
     def check(self, output: Tensor, expected: Tensor) -> None:
         assert torch.equal(output, expected)

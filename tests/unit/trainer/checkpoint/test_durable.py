@@ -28,6 +28,7 @@ from pipetransformer.errors import CallbackError, SpecError, StorageError
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
+from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -53,7 +54,7 @@ def lone_layout(job: Job) -> StageLayout:
         job_uid="job", layout_generation=3, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
-    return StageLayout(generation, 0, [(0, 0)], [range(job.num_layers + 2)], 16)
+    return StageLayout(generation, 0, [(0, 0)], Cut([range(job.num_layers + 2)], 16))
 
 
 @functools.cache
@@ -352,7 +353,7 @@ def test_those_who_copy_nothing_wait_for_those_who_do_however_long_that_takes(jo
     spans = [range(job.num_layers + 2)]
 
     def save(rank: int) -> None:
-        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], spans, 16)
+        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], Cut(spans, 16))
         state = SlowToCopy(job.num_layers, control=Control(step=5), units=job.build_units(spans[0]))
         Checkpointer(job).save_now(state, layout, groups[rank], Barrier(watchdog if rank else Watchdog()))
 
@@ -378,7 +379,7 @@ def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
         job_uid="job", layout_generation=1, stages=1, pipelines=2, members=members, leader="w0", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
-    layout = StageLayout(generation, group.rank(), [(0, 0), (1, 0)], [range(job.num_layers + 2)], 16)
+    layout = StageLayout(generation, group.rank(), [(0, 0), (1, 0)], Cut([range(job.num_layers + 2)], 16))
     early = []
 
     def commit_late(*arguments: Any, **named: Any) -> None:

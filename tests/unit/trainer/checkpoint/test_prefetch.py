@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(180)
 
 def write(location: Path, step: int, boundary: int, fell_step: int = 0) -> None:
     """A checkpoint of four units, each filled with its step."""
-    state = {"fell_step": fell_step}
+    state = {"fellStep": fell_step}
     info = CheckpointInfo(step=step, boundary=boundary, layout_generation=1, num_layers=2, state=state)
     for unit in range(4):
         tensors = {"w": torch.full((2,), float(step))}

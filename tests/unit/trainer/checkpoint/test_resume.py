@@ -37,7 +37,7 @@ def test_the_time_between_two_runs_is_no_pause(tmp_path: Path) -> None:
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=3, global_batch_size=16))
     marker = max((tmp_path / "checkpoint").glob("step-*/DONE.json"))
     info = json.loads(marker.read_text())
-    info["state"]["round_ended_at"] -= 3600
+    info["state"]["roundEndedAt"] -= 3600
     marker.write_text(json.dumps(info))
 
     run(tmp_path, checkpoint=checkpoint)

@@ -184,13 +184,14 @@ def test_dealing_gives_every_sample_once_whatever_the_width(
 @pytest.mark.parametrize("pipelines", [1, 3, 4])
 def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> None:
     job = load_job(make_spec(ADAMW))
-    users = job.users(pipelines)
     for split, dealt in (
         ("train", job.training_micro_batches(2, pipelines, 5)),
         ("test", job.test_micro_batches(pipelines, 5)),
     ):
         for pipeline, micro_batches in enumerate(dealt):
-            assert {users(split, i) for micro_batch in micro_batches for i in micro_batch.real_ids} == {pipeline}
+            assert {job.user(split, i, pipelines) for micro_batch in micro_batches for i in micro_batch.real_ids} == {
+                pipeline
+            }
 
 
 @pytest.mark.parametrize("pipelines", [1, 2, 3, 4, 7])

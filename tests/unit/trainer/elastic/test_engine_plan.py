@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipetransformer.elastic.regroup.assemble import units_of
 from pipetransformer.elastic.regroup.tools import catch_up
 from pipetransformer.elastic.regroup.transfer_plan import (
     DurablePoint,
@@ -46,9 +47,10 @@ class Sources:
 
     spans: list[range]
     checkpoint: DurablePoint | None = None
+    owners: tuple[int, ...] = ()
 
     def cut(self, boundary: int, costs: object) -> Cut:
-        return Cut(self.spans, micro_batch_size=1)
+        return Cut(self.spans, 1, self.owners)
 
     def unit_bytes(self, boundary: int) -> list[int]:
         return unit_bytes(boundary)
@@ -246,6 +248,31 @@ def test_a_checkpoint_that_is_newer_than_the_mirrors_counts() -> None:
     assert (plan.origin, plan.step) == (Origin.CHECKPOINT, 8)
 
 
+INTERLEAVED = Sources(cut(4), owners=(0, 1, 0, 1))
+
+
+def test_a_worker_gets_all_spans_of_its_stage_and_keeps_what_it_holds_of_them() -> None:
+    """One worker becomes two with two spans each: the second gets units 2, 3, 6 and 7."""
+    inventories = [bring(range(NUM_UNITS), 8), bring([], -1)]
+
+    plan = make_plan(inventories, INTERLEAVED, num_members=2, pipelines=1, num_units=NUM_UNITS)
+
+    assert plan.roles == [(0, 0), (0, 1)]
+    assert [(move.unit, move.source, move.target) for move in plan.moves] == [(unit, 0, 1) for unit in (2, 3, 6, 7)]
+    assert [units_of(plan, rank) for rank in range(3)] == [[0, 1, 4, 5], [2, 3, 6, 7], []]
+    assert TransferPlan.model_validate_json(plan.model_dump_json()) == plan
+
+
+def test_spans_of_several_workers_become_one_stage_again() -> None:
+    inventories = [bring([2, 3, 6, 7], 8), bring([0, 1, 4, 5], 8)]
+
+    plan = plan_for(inventories, 1, 1)
+    assert [(move.unit, move.source) for move in plan.moves] == [(unit, 1) for unit in (0, 1, 4, 5)]
+
+    plan = make_plan(inventories, INTERLEAVED, num_members=2, pipelines=1, num_units=NUM_UNITS)
+    assert plan.roles == [(0, 1), (0, 0)] and not plan.moves, "who holds the units of a stage takes its role"
+
+
 def test_a_leaver_gives_what_only_it_holds() -> None:
     plan = plan_for([bring(range(4, 8), 8), bring(range(4), 8)], 1, 1)
 
@@ -330,17 +357,20 @@ def test_frozen_units_weigh_what_is_left_of_them() -> None:
 @given(
     st.lists(st.sets(st.integers(0, NUM_UNITS - 1)), min_size=4, max_size=4),
     st.sampled_from([(4, 1), (2, 2), (1, 4)]),
+    st.integers(1, 2),
 )
-def test_no_other_roles_would_move_fewer_bytes(held: list[set[int]], layout: tuple[int, int]) -> None:
+def test_no_other_roles_would_move_fewer_bytes(
+    held: list[set[int]], layout: tuple[int, int], spans_per_worker: int
+) -> None:
     stages, pipelines = layout
-    spans = cut(stages)
+    needed = Cut(cut(stages * spans_per_worker), 1, (*range(stages),) * spans_per_worker).units_by_stage
 
     def missing(roles: list[tuple[int, int]]) -> int:
-        wanted = [set(spans[stage]) for _, stage in roles]
+        wanted = [set(needed[stage]) for _, stage in roles]
         lacked = [unit for units, needs in zip(held, wanted, strict=True) for unit in needs - units]
         return sum(UNIT_BYTES[unit] for unit in lacked)
 
-    roles = assign_roles(held, spans, pipelines, UNIT_BYTES)
+    roles = assign_roles(held, needed, pipelines, UNIT_BYTES)
 
     everything = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(stages)]
     assert sorted(roles) == everything

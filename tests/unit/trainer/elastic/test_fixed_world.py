@@ -291,21 +291,20 @@ def test_a_script_may_train_twice(tmp_path: Path) -> None:
 
 
 def train_by_own_schedule(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:
-    """Twice, by 1F1B and by a schedule of the script's own, whose steps and micro-batches are counted."""
-    from torch.distributed.pipelining import ScheduleGPipe
-
+    """Twice, by 1F1B and by a schedule of the script's own, which notes how many micro-batches it plans."""
     from pipetransformer import Pipeline, Training, train
+    from pipetransformer.schedules import Action, GPipe, RoundShape
     from tests.testkit.trainer.script import NO_FREEZE, model, samples
 
     counted: list[int] = []
 
-    class Counted(ScheduleGPipe):
-        def step(self, *args: Any, **kwargs: Any) -> Any:
-            counted.append(self._n_microbatches)
-            return super().step(*args, **kwargs)
+    class Own:
+        def actions(self, shape: RoundShape) -> list[list[Action]]:
+            counted.append(shape.chunks)
+            return GPipe().actions(shape)
 
     set_rank(group, port)
-    for schedule in (None, Counted):
+    for schedule in (None, Own()):
         train(
             model=model,
             data=(samples(64, 0), samples(20, 1)),
@@ -321,7 +320,7 @@ def train_by_own_schedule(group: dist.ProcessGroup, port: int, folder: str) -> l
 def test_a_script_may_bring_its_own_schedule(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
-    assert run_ranks(2, train_by_own_schedule, store.port, str(tmp_path)) == [[4, 4, 4]] * 2
+    assert run_ranks(2, train_by_own_schedule, store.port, str(tmp_path)) == [[4]] * 2
 
     stock, own = (
         [json.loads(line)["loss"] for line in (tmp_path / name / "steps.jsonl").read_text().splitlines()]

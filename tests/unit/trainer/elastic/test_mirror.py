@@ -10,6 +10,8 @@ import torch
 from pipetransformer.elastic.regroup import mirrors as mirror_module
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.transfer import Cargo, Parts
+from pipetransformer.elastic.regroup.transfer_plan import Move
+from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -25,7 +27,7 @@ def layout(stages: int = 2, pipelines: int = 1) -> StageLayout:
         nonce="n", reason=ResizeReason.START,
     )  # fmt: skip
     roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(stages)]
-    return StageLayout(generation, 0, roles, [range(2 * stage, 2 * stage + 2) for stage in range(stages)], 1)
+    return StageLayout(generation, 0, roles, Cut([range(2 * stage, 2 * stage + 2) for stage in range(stages)], 1))
 
 
 @pytest.fixture
@@ -43,6 +45,22 @@ def mirrors(monkeypatch: pytest.MonkeyPatch) -> Mirrors:
 def take(mirrors: Mirrors, *steps: int) -> None:
     for step in steps:
         mirrors.take(WorkerState(2, control=Control(step=step)), layout(), cast(Any, None))
+
+
+def test_a_mirror_holds_all_spans_of_the_worker_before(mirrors: Mirrors, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int, int]] = []
+
+    def send(moves: list[Move], *_: object) -> dict[int, Parts]:
+        sent.extend((move.unit, move.source, move.target) for move in moves)
+        return {move.unit: [torch.zeros(1)] for move in moves if move.target == 0}
+
+    monkeypatch.setattr(mirror_module, "move_units", send)
+    there_and_back = Cut([range(1), range(1, 2), range(2, 3), range(3, 4)], 1, owners=(0, 1, 1, 0))
+
+    mirrors.take(WorkerState(2, control=Control(step=5)), replace(layout(), cut=there_and_back), cast(Any, None))
+
+    assert sorted(sent) == [(0, 0, 1), (1, 1, 0), (2, 1, 0), (3, 0, 1)]
+    assert mirrors.describe()[0].units == [0, 1, 2, 3]
 
 
 def kept(mirrors: Mirrors) -> list[int]:

@@ -18,6 +18,7 @@ from pipetransformer.elastic.regroup.transaction import Regrouped
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
+from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -72,7 +73,7 @@ def layout_of(number: int, span: range, stages: int) -> StageLayout:
         nonce="n", reason=ResizeReason.PACK,
     )  # fmt: skip
     others = [range(span.start)] * (stages - 1)  # whatever they have
-    return StageLayout(generation, RANK, [(0, 0), (pipelines - 1, stages - 1)], [*others, span], 1)
+    return StageLayout(generation, RANK, [(0, 0), (pipelines - 1, stages - 1)], Cut([*others, span], 1))
 
 
 class Worker:

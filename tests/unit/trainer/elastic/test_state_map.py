@@ -75,7 +75,7 @@ class Halve:
 
 
 def whole_model() -> WorkerState:
-    """A model in the middle of its training, three blocks frozen."""
+    """A model in the middle of its training, three layers frozen."""
     torch.manual_seed(0)
     state = WorkerState(LAYERS, units={index: block() for index in range(LAYERS + 2)})
     state.control = Control(step=7, boundary=3, costs=None)
@@ -211,17 +211,17 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
     layouts = {rank: result.layout for rank, result in found.items() if result.layout is not None}
     assert len(layouts) == stages * pipelines, "a leaver has none"
     for pipeline in range(pipelines):
-        spans = {rank: layout.span for rank, layout in layouts.items() if layout.pipeline == pipeline}
-        assert all(sorted(found[rank].state.units) == list(span) for rank, span in spans.items())
-        made = {index: unit for rank in spans for index, unit in found[rank].state.units.items()}
+        units_of = {rank: layout.units for rank, layout in layouts.items() if layout.pipeline == pipeline}
+        assert all(sorted(found[rank].state.units) == units for rank, units in units_of.items())
+        made = {index: unit for rank in units_of for index, unit in found[rank].state.units.items()}
         torch.testing.assert_close(forward(made, x), forward(expected, x), rtol=1e-9, atol=0)
     for rank, layout in layouts.items():
         state, groups = found[rank].state, found[rank].groups
         assert (state.control.step, state.control.boundary, state.num_layers) == (7, 0, LAYERS // 2)
         assert not any(state.moments.values()), "the optimizer starts afresh"
         names = {name for name, _ in state.trained_parameters()}
-        assert len(names) == 2 * len(layout.span), "all train again"
-        assert state.ties.all == (TIE,) and groups.tied[TIE.stages(layout.spans)].size() == len(layouts), (
+        assert len(names) == 2 * len(layout.units), "all train again"
+        assert state.ties.all == (TIE,) and groups.tied[TIE.stages(layout.cut.units_by_stage)].size() == len(layouts), (
             "the new model's"
         )
     assert all(not found[rank].state.units for rank in found.keys() - layouts.keys()), "a leaver only gives"
@@ -241,6 +241,6 @@ def test_only_what_a_new_stage_is_made_of_moves() -> None:
     plan = halving_plan(held, 2, 1)
 
     # New units 0-2 are made of old 0-4, new units 3-5 of old 5-9: only old 4 is on the wrong side.
-    assert plan.spans == [(0, 3), (3, 6)]
+    assert plan.cut.spans == [range(3), range(3, 6)]
     assert [(move.unit, move.source, move.target) for move in plan.moves] == [(4, 1, 0)]
     assert plan.control["boundary"] == 3, "as it is before the map"

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import ScheduleGPipe
 
 from pipetransformer.data import TensorSplit, deal
 from pipetransformer.elastic.transport.groups import ensure_default_group
@@ -15,6 +14,7 @@ from pipetransformer.freeze.plasticity import distance
 from pipetransformer.job.load import load_job
 from pipetransformer.models import PipelineModel
 from pipetransformer.pipeline import StageRunner, StageSpec
+from pipetransformer.schedules import GPipe
 from pipetransformer.training.similarity import similarities
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.harness import Scripted, run_job
@@ -73,7 +73,7 @@ def test_the_front_block_is_looked_at_as_it_is_whatever_the_next_one_does_with_i
     model = PipelineModel(nn.Linear(8, 8), [nn.Linear(8, 8), Shifting(copies=copies)], head, (3, 8))
     ensure_default_group()
     assert dist.group.WORLD is not None
-    spec = StageSpec(0, 1, range(4), 0, ScheduleGPipe, dist.group.WORLD, torch.device("cpu"), torch.float32)
+    spec = StageSpec(0, [range(4)], (0,), 0, GPipe(), dist.group.WORLD, torch.device("cpu"), torch.float32)
     runner, front = StageRunner(spec, model, model.units), model.units[1]
 
     [micro_batches] = deal([[0, 1, 2, 3]], 1, 4)

@@ -138,6 +138,14 @@ def test_a_misspelt_argument_is_told_what_may_have_been_meant(
     assert words in refusal(tmp_path, **parts)
 
 
+def test_a_misspelt_field_of_a_type_of_the_spec_is_told_what_may_have_been_meant() -> None:
+    misspelt: dict[str, Any] = {"epoch": 3}
+    with pytest.raises(TypeError, match=re.escape('Training has no argument "epoch" (did you mean "epochs"?)')):
+        Training(**misspelt)
+    spelt_as_in_a_manifest: dict[str, Any] = {"globalBatchSize": 8}
+    assert Training(**spelt_as_in_a_manifest).global_batch_size == 8
+
+
 BERT = Model(name="huggingface", num_layers=1, options=small_options("bert"))
 
 

@@ -219,15 +219,15 @@ def test_the_description_says_what_is_true_of_the_model(tmp_path: Path) -> None:
     ours = described(finish(tmp_path / "own", model=build, data=(squares(), squares())))
     assert ours["kind"] == "script" and ours["function"] == f"{__name__}:build"
     assert ours["model"] == {"name": "script", "path": "", "architecture": "", "numLayers": 2, "options": {}}
-    assert (ours["dtype"], ours["input_dtype"], ours["input_shape"]) == ("float32", "float32", [4])
-    assert ours["steps"] == 2 and ours["made_by"].startswith("pipetransformer 0.")
+    assert (ours["dtype"], ours["inputDtype"], ours["inputShape"]) == ("float32", "float32", [4])
+    assert ours["steps"] == 2 and ours["madeBy"].startswith("pipetransformer 0.")
 
     text = Data(name="text", options={"length": 24, "packages": ["json", "dbm"], "task": "Class"})
     training = Training(steps=2, global_batch_size=8, precision="BFloat16")
     theirs = described(finish(tmp_path / "bert", model=transformer("bert"), data=text, training=training))
-    assert (theirs["kind"], theirs["model_class"]) == ("transformers", "BertForSequenceClassification")
-    assert (theirs["precision"], theirs["dtype"], theirs["input_dtype"]) == ("BFloat16", "float32", "int64")
-    assert (theirs["labels"], theirs["task"], theirs["num_classes"]) == (["dbm", "json"], "Class", 2)
+    assert (theirs["kind"], theirs["modelClass"]) == ("transformers", "BertForSequenceClassification")
+    assert (theirs["precision"], theirs["dtype"], theirs["inputDtype"]) == ("BFloat16", "float32", "int64")
+    assert (theirs["labels"], theirs["task"], theirs["numClasses"]) == (["dbm", "json"], "Class", 2)
     assert "hiddenSize" not in theirs["model"]
 
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from pipetransformer import (
 from pipetransformer.errors import CallbackError
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Overruled, Parts
+from pipetransformer.schedules import Action, GPipe, RoundShape
 from pipetransformer.worker.torchrun_agent import GENERATION
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.manifest import read_job
@@ -108,7 +110,7 @@ def test_the_script_runs_alone(tmp_path: Path) -> None:
 
     check_run(tmp_path / "run")
     assert layouts(tmp_path / "run") == [(1, 1)]
-    assert re.fullmatch(r"60 steps, 3 blocks frozen, accuracy 0\.\d+\n", printed)
+    assert re.fullmatch(r"60 steps, 3 layers frozen, accuracy 0\.\d+\n", printed)
 
 
 @pytest.mark.parametrize("pipelines", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -172,7 +174,7 @@ async def test_agents_and_their_processes_leave_when_the_job_has_failed(
     failed = status.condition(ConditionType.FAILED)
     assert failed is not None and failed.reason == "DeadlineExceeded", logs(tmp_path)
     assert status.checkpoint is not None and status.checkpoint.step > 0
-    ended = [": Closed" in log for log in logs(tmp_path)]
+    ended = [": Stopped" in log for log in logs(tmp_path)]
     assert ended and all(ended), logs(tmp_path)
 
 
@@ -185,8 +187,12 @@ def test_a_manifest_and_a_script_that_contradict_each_other_are_refused() -> Non
         load_job(spec.model_copy(update={"data": Data(name="script")}))
 
 
-class OwnSchedule(ScheduleGPipe):
+@dataclass(frozen=True)
+class OwnSchedule:
     """A script's."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return GPipe().actions(shape)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +202,11 @@ class OwnSchedule(ScheduleGPipe):
         ("OneForwardOneBackward", None, True),
         ("Script", Schedule1F1B, True),
         ("Script", ScheduleGPipe, False),
-        ("Script", OwnSchedule, False),
+        ("Script", OwnSchedule(), False),
     ],
 )
 def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
-    name: str, own: type[ScheduleGPipe | Schedule1F1B] | None, in_turns: bool
+    name: str, own: type[ScheduleGPipe | Schedule1F1B] | OwnSchedule | None, in_turns: bool
 ) -> None:
     spec = TrainerSpec(
         model=Model(name="vit", num_layers=4),
@@ -209,7 +215,11 @@ def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
         pipeline=Pipeline(stages=2, schedule=ScheduleName(name)),
     )
 
-    assert load_job(spec, Parts(schedule=own)).step_model(None).one_forward_one_backward is in_turns
+    job = load_job(spec, Parts(schedule=own))
+    model, cut = job.step_model(None), job.cut(0, 2, 1, None)
+    like = ScheduleName.ONE_FORWARD_ONE_BACKWARD if in_turns else ScheduleName.GPIPE
+    assert cut.schedule == name
+    assert model.predict(0, cut, 1) == model.predict(0, replace(cut, schedule=like), 1)
 
 
 def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_defaults_are_not() -> None:

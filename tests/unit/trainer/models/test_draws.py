@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pipetransformer.errors import SpecError
-from pipetransformer.models import MicroBatchContext, run_unit, set_micro_batch
+from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.models.randomness.draws import _Draws, drawing, key_draws
 from pipetransformer.models.randomness.keyed import key_unit
 from pipetransformer_contract.spec import TrainerSpec
@@ -37,8 +37,7 @@ class Drawing(nn.Module):
 
 
 def forward(unit: nn.Module, samples: list[int], *, recompute: bool = False) -> Tensor:
-    set_micro_batch(MicroBatchContext(5, samples, recompute=recompute))
-    return run_unit(unit, torch.ones(len(samples), 4, 8))
+    return run_unit(unit, torch.ones(len(samples), 4, 8), MicroBatchContext(5, samples, recompute=recompute))
 
 
 def make_spec(**training: Any) -> TrainerSpec:

@@ -166,12 +166,10 @@ def test_recomputing_a_forward_changes_no_gradient_and_keeps_only_the_input(step
     gradients, kept = [], []
     for recompute in (False, True):
         saved.clear()
-        set_micro_batch(MicroBatchContext(step, [5, 6, 7], recompute=recompute))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = run_unit(unit, x)
+            y = run_unit(unit, x, MicroBatchContext(step, [5, 6, 7], recompute=recompute))
         kept.append(sum(saved))
-        set_micro_batch(MicroBatchContext(step + 9, [1, 2, 3]))
-        run_unit(unit, x)
+        run_unit(unit, x, MicroBatchContext(step + 9, [1, 2, 3]))
         gradients.append(torch.autograd.grad(y.square().sum(), [x, *unit.parameters()]))
     for plain, again in zip(*gradients, strict=True):
         assert torch.equal(plain, again)
@@ -181,10 +179,8 @@ def test_recomputing_a_forward_changes_no_gradient_and_keeps_only_the_input(step
 def test_autocast_computes_products_in_bfloat16_and_passes_on_float32() -> None:
     unit = build_units(SPEC, INFO, [1], seed=0, dtype=torch.float32)[1]
     x = torch.randn(3, 16, 16)
-    set_micro_batch(MicroBatchContext(0, [5, 6, 7]))
-    exact = run_unit(unit, x)
-    set_micro_batch(MicroBatchContext(0, [5, 6, 7], autocast=torch.bfloat16))
-    rounded = run_unit(unit, x)
+    exact = run_unit(unit, x, MicroBatchContext(0, [5, 6, 7]))
+    rounded = run_unit(unit, x, MicroBatchContext(0, [5, 6, 7], autocast=torch.bfloat16))
     assert rounded.dtype == torch.float32
     assert 1e-5 < (rounded - exact).norm() / exact.norm() < 1e-2
     rounded.sum().backward()  # type: ignore[no-untyped-call]
@@ -358,8 +354,8 @@ def test_a_module_in_several_blocks_drops_other_elements_in_each() -> None:
     units, x = own.build_units(range(6)), torch.ones(2, 3, 8, dtype=torch.float64)
     for one, other in ((1, 2), (3, 4)):
         assert same(units[one], units[other])
-        set_micro_batch(MicroBatchContext(0, (0, 1)))
-        assert not torch.equal(run_unit(units[one].train(), x), run_unit(units[other].train(), x))
+        outputs = [run_unit(units[unit].train(), x, MicroBatchContext(0, (0, 1))) for unit in (one, other)]
+        assert not torch.equal(*outputs)
 
 
 def test_a_function_that_gives_the_same_modules_again_gets_the_same_places() -> None:
@@ -493,6 +489,8 @@ def test_a_model_that_cannot_be_built_names_the_field(spec: Model, field: str) -
     [
         ({"pipeline": {"stages": 13}}, "spec.pipeline.stages"),
         ({"numShards": 65}, "spec.training.globalBatchSize"),
+        ({"training": {"epochs": 1, "steps": 1}}, "spec.training"),
+        ({"evaluation": {"keepBest": True}}, "spec.evaluation.keepBest"),
     ],
 )
 def test_a_spec_that_could_never_train_names_the_field(changes: dict[str, object], field: str) -> None:

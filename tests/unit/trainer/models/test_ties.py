@@ -51,6 +51,7 @@ def test_a_tie_knows_its_stages() -> None:
     tie = Tie((EMBEDDING, OUTPUT))
     assert tie.stages([range(3), range(3, 5), range(5, 8)]) == (0, 2)
     assert tie.stages([range(8)]) == (0,)
+    assert tie.stages([[0, 1, 6, 7], [2, 3, 4, 5]]) == (0,), "both ends of a model may be on one worker"
 
 
 def test_a_tied_parameter_trains_as_long_as_one_of_its_units_does() -> None:

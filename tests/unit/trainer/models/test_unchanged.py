@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from pipetransformer import Freeze, Training
 from pipetransformer.errors import SpecError
-from pipetransformer.models import MicroBatchContext, run_unit, set_micro_batch
+from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.models.randomness.keyed import key_unit
 from pipetransformer_contract.spec import FreezePoint, FreezePolicyName
 from tests.testkit.trainer.script import NO_FREEZE, run, samples
@@ -69,8 +69,7 @@ def replace_table(unit: Changing) -> None:
 
 
 def forward(unit: nn.Module, *, step: int = 0) -> Tensor:
-    set_micro_batch(MicroBatchContext(step, [1, 2]))
-    return run_unit(unit, torch.randn(2, WIDTH))
+    return run_unit(unit, torch.randn(2, WIDTH), MicroBatchContext(step, [1, 2]))
 
 
 def keyed(unit: nn.Module) -> nn.Module:

@@ -3,30 +3,27 @@ context, a round of two steps, forwards with weights of their own, and a backwar
 computation in one place."""
 
 import copy
-import datetime
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.data import MicroBatch
-from pipetransformer.elastic.transport.groups import TCPStore, Transport, drop_group, make_group
-from pipetransformer.models import MicroBatchContext, set_micro_batch
+from pipetransformer.models import MicroBatchContext, run_unit, set_micro_batch
 from pipetransformer.models.context import current_micro_batch
-from pipetransformer.pipeline import (
+from pipetransformer.pipeline import Chunk, Executor, RoundHooks, Span
+from pipetransformer.schedules import (
     Action,
     ActionKind,
-    AllForwardAllBackward,
-    Chunk,
-    ChunkIO,
-    Executor,
-    InOrder,
-    PlainHooks,
+    GPipe,
+    OneForwardOneBackward,
+    RoundShape,
     Schedule,
-    SpanModule,
+    planned,
 )
 from tests.testkit.trainer.ranks import run_ranks
 
@@ -34,6 +31,8 @@ pytestmark = pytest.mark.timeout(120)
 
 HIDDEN, TOKENS, SAMPLES = 6, 7, 2
 NUM_CHUNKS = 4
+#: Slices of a micro-batch's tokens, by their number.
+SLICES = {1: [range(TOKENS)], 2: [range(4), range(4, TOKENS)]}
 
 
 class Mixer(nn.Module):
@@ -74,34 +73,26 @@ class _Return(torch.autograd.Function):
         return (gradient if late is None else gradient + late), None
 
 
-class Sliced(AllForwardAllBackward):
-    """Cuts every micro-batch into slices of 4 and 3 tokens."""
-
-    def chunks(self, micro_batches: Sequence[MicroBatch]) -> list[Chunk]:
-        slices = (range(4), range(4, TOKENS))
-        return [Chunk(micro_batch, tokens) for micro_batch in micro_batches for tokens in slices]
-
-
-class TwoSteps(InOrder):
+class TwoSteps:
     """Steps after each half of the chunks."""
 
-    def actions(self, owners: Sequence[int], num_chunks: int) -> list[list[Action]]:
-        half = AllForwardAllBackward().actions(owners, num_chunks // 2)
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        half = shape.chunks // 2
         return [
             [
                 *mine,
-                *(Action(ActionKind.STEP, span) for span, owner in enumerate(owners) if owner == worker),
-                *(Action(a.kind, a.span, a.chunk + num_chunks // 2) for a in mine if a.kind is not ActionKind.REDUCE),
+                *(Action(ActionKind.STEP, span) for span in shape.spans_of(worker)),
+                *(Action(action.kind, action.span, action.chunk + half) for action in mine),
             ]
-            for worker, mine in enumerate(half)
+            for worker, mine in enumerate(GPipe().actions(replace(shape, chunks=half)))
         ]
 
 
-class Split(AllForwardAllBackward):
+class Split:
     """Backward in two halves: the span before gets its gradient before the weights' turn comes."""
 
-    def actions(self, owners: Sequence[int], num_chunks: int) -> list[list[Action]]:
-        return [[half for action in mine for half in halves(action)] for mine in super().actions(owners, num_chunks)]
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return [[half for action in mine for half in halves(action)] for mine in GPipe().actions(shape)]
 
 
 def halves(action: Action) -> list[Action]:
@@ -112,15 +103,15 @@ def halves(action: Action) -> list[Action]:
     return [Action(kind, action.span, action.chunk) for kind in kinds]
 
 
-class Recorder(PlainHooks):
-    """Steps the spans it is told to, and remembers what was reduced."""
+class Recorder(RoundHooks):
+    """Steps the spans it is told to, and remembers which units backwards have passed."""
 
     def __init__(self, modules: dict[int, nn.Module]) -> None:
         self.modules = modules
-        self.reduced: list[int] = []
+        self.units: list[int] = []
 
-    def reduce(self, span: int) -> None:
-        self.reduced.append(span)
+    def passed(self, unit: int) -> None:
+        self.units.append(unit)
 
     def step(self, span: int) -> None:
         descend(self.modules[span])
@@ -171,38 +162,66 @@ def loss_of(output: Tensor) -> Tensor:
     return output.square().sum()
 
 
+class Inputs:
+    """What the first span starts from; runs it if it is frozen."""
+
+    def __init__(self, rows: Sequence[Tensor], contexts: Sequence[MicroBatchContext], frozen: Sequence[Mixer]) -> None:
+        self.rows, self.contexts, self.frozen = rows, contexts, frozen
+
+    def take(self, number: int) -> Tensor:
+        x = self.rows[number].clone()
+        with torch.no_grad():
+            for unit in self.frozen:
+                x = run_unit(unit, x, self.contexts[number])
+        return x
+
+
+class SquareLoss:
+    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+        loss = loss_of(output)
+        chunk.loss = loss.detach()
+        return loss
+
+
+def make_chunks(slices: Sequence[range], frozen: Sequence[Mixer]) -> list[Chunk]:
+    """Slices of every micro-batch, which share its memory."""
+    inputs = make_inputs()
+    rows = [samples[:, tokens.start : tokens.stop] for samples in inputs for tokens in slices]
+    contexts = [MicroBatchContext(0, (number,) * SAMPLES) for number in range(NUM_CHUNKS) for _ in slices]
+    for number, context in enumerate(contexts):
+        contexts[number] = replace(context, memory=contexts[number - number % len(slices)].memory)
+    prefix = Inputs(rows, contexts, frozen)
+    return [
+        Chunk(number, context, tuple(row.shape), prefix)
+        for number, (context, row) in enumerate(zip(contexts, rows, strict=True))
+    ]
+
+
 def run_spans(
-    group: dist.ProcessGroup, owners: Sequence[int], schedule: Schedule, frozen: int, ahead: bool = False
+    group: dist.ProcessGroup, owners: tuple[int, ...], schedule: Schedule, frozen: int, slices: int, ahead: bool = False
 ) -> tuple[list[float], dict[int, list[Tensor]], dict[int, list[Tensor]], list[int]]:
-    """One round on this rank's spans: losses, gradients and weights by span, and the spans reduced."""
-    layers, inputs = make_layers(len(owners)), make_inputs()
+    """One round on this rank's spans: losses, gradients and weights by span, and the units that backwards passed."""
+    layers = make_layers(len(owners))
     for layer in layers[:frozen]:
         layer.requires_grad_(False)
+    mine = [span for span, owner in enumerate(owners) if owner == group.rank()]
     spans = {
-        span: SpanModule(layers[span], input_gradient=span > frozen, trains=span >= frozen)
-        for span, owner in enumerate(owners)
-        if owner == group.rank()
-    }
-    recorder = (Ahead if ahead else Recorder)({span: here.module for span, here in spans.items()})
-    batches = [MicroBatch((number,) * SAMPLES, SAMPLES) for number in range(NUM_CHUNKS)]
-    chunks = schedule.chunks(batches)
-
-    def cut(chunk: Chunk) -> Tensor:
-        samples = inputs[chunk.micro_batch.sample_ids[0]]
-        return samples if chunk.tokens is None else samples[:, chunk.tokens.start : chunk.tokens.stop]
-
-    contexts = {number: MicroBatchContext(0, (number,) * SAMPLES) for number in range(NUM_CHUNKS)}
-    io = ChunkIO(
-        source=lambda chunk: cut(chunks[chunk]).clone(),
-        loss=lambda chunk, output: loss_of(output),
-        activation=lambda chunk: torch.empty_like(cut(chunks[chunk])),
-        context=lambda chunk: contexts[chunks[chunk].micro_batch.sample_ids[0]],
-    )
-    mine = schedule.actions(owners, len(chunks))[group.rank()]
-    losses = Executor(spans, owners, group, recorder).run(mine, chunks, io)
-    gradients = {span: [p.grad for p in layers[span].parameters() if p.grad is not None] for span in spans}
-    weights = {span: [p.detach() for p in layers[span].parameters()] for span in spans}
-    return [float(loss) for loss in losses], gradients, weights, recorder.reduced
+        span: Span(
+            range(span, span + 1), {f"mixer {span}": layers[span]}, int(span < frozen),
+            first=span == 0, last=span == len(owners) - 1, dtype=torch.float64,
+        )
+        for span in mine
+    }  # fmt: skip
+    recorder = (Ahead if ahead else Recorder)({span: layers[span] for span in mine})
+    chunks = make_chunks(SLICES[slices], layers[: min(frozen, 1)])
+    shape = RoundShape(owners, len(chunks), frozen, slices)
+    operations = planned(schedule, shape)[group.rank()]
+    executor = Executor(spans, group, torch.device("cpu"), torch.float64)
+    executor.run(operations, shape, chunks, SquareLoss(), recorder)
+    losses = [float(chunk.loss) for chunk in chunks if chunk.loss is not None]
+    gradients = {span: [p.grad for p in layers[span].parameters() if p.grad is not None] for span in mine}
+    weights = {span: [p.detach() for p in layers[span].parameters()] for span in mine}
+    return losses, gradients, weights, recorder.units
 
 
 def in_one_place(num_spans: int, frozen: int, steps: int = 1, ahead: bool = False) -> tuple[float, list[Mixer]]:
@@ -244,25 +263,28 @@ def with_context(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owners", "schedule", "frozen", "steps", "ahead"),
+    ("owners", "schedule", "frozen", "slices", "steps", "ahead"),
     [
-        pytest.param((0, 1, 0, 1), AllForwardAllBackward(), 0, 1, False, id="two spans a worker"),
-        pytest.param((0, 1, 0, 1), AllForwardAllBackward(), 2, 1, False, id="two spans a worker, two frozen"),
-        pytest.param((0, 1), Sliced(), 0, 1, False, id="two lengths of chunks"),
-        pytest.param((0, 1, 0, 1), Sliced(), 1, 1, False, id="two lengths, two spans a worker, one frozen"),
-        pytest.param((0, 1), TwoSteps(), 0, 2, False, id="two steps a round"),
-        pytest.param((0, 1), TwoSteps(), 0, 2, True, id="two steps a round, each forward with weights of its own"),
-        pytest.param((0, 1), Split(), 1, 1, False, id="backward in two halves, one frozen"),
+        pytest.param((0, 1), OneForwardOneBackward(), 0, 1, 1, False, id="1F1B"),
+        pytest.param((0, 1, 0, 1), GPipe(), 0, 1, 1, False, id="two spans a worker"),
+        pytest.param((0, 1, 0, 1), GPipe(), 2, 1, 1, False, id="two spans a worker, two frozen"),
+        pytest.param((0, 1, 1, 0), GPipe(), 1, 1, 1, False, id="a worker with neighbouring spans, one frozen"),
+        pytest.param((0, 1), GPipe(), 0, 2, 1, False, id="two lengths of chunks"),
+        pytest.param((0, 1, 0, 1), GPipe(), 1, 2, 1, False, id="two lengths, two spans a worker, one frozen"),
+        pytest.param((0, 1), TwoSteps(), 0, 1, 2, False, id="two steps a round"),
+        pytest.param((0, 1), TwoSteps(), 0, 1, 2, True, id="two steps a round, each forward with weights of its own"),
+        pytest.param((0, 1), Split(), 0, 1, 1, False, id="backward in two halves"),
+        pytest.param((0, 1, 0, 1), Split(), 1, 1, 1, False, id="backward in two halves, one frozen"),
     ],
 )
 def test_a_schedule_computes_what_one_place_does(
-    owners: tuple[int, ...], schedule: Schedule, frozen: int, steps: int, ahead: bool
+    owners: tuple[int, ...], schedule: Schedule, frozen: int, slices: int, steps: int, ahead: bool
 ) -> None:
-    by_rank = run_ranks(2, run_spans, owners, schedule, frozen, ahead)
+    by_rank = run_ranks(2, run_spans, owners, schedule, frozen, slices, ahead)
     loss, layers = in_one_place(len(owners), frozen, steps, ahead)
     assert sum(by_rank[owners[-1]][0]) == pytest.approx(loss, rel=1e-12)
     assert by_rank[1 - owners[-1]][0] == []
-    for _, gradients, weights, reduced in by_rank:
+    for _, gradients, weights, passed in by_rank:
         for span, layer in enumerate(layers):
             if span not in weights:
                 continue
@@ -272,32 +294,4 @@ def test_a_schedule_computes_what_one_place_does(
                 torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
             for got, wanted in zip(weights[span], layer.parameters(), strict=True):
                 torch.testing.assert_close(got, wanted.detach(), rtol=1e-9, atol=1e-12)
-        assert sorted(reduced) == sorted(weights)
-
-
-def test_a_schedule_in_an_impossible_order_is_refused() -> None:
-    class Backwards(InOrder):
-        def actions(self, owners: Sequence[int], num_chunks: int) -> list[list[Action]]:
-            return [[Action(ActionKind.FORWARD, 1, 0), Action(ActionKind.FORWARD, 0, 0)]]
-
-    with pytest.raises(RuntimeError, match="before it was computed"):
-        one_rank((0, 0), Backwards())
-
-
-def test_a_round_that_leaves_a_chunk_in_flight_is_refused() -> None:
-    class Forgetful(InOrder):
-        def actions(self, owners: Sequence[int], num_chunks: int) -> list[list[Action]]:
-            return [[Action(ActionKind.FORWARD, 0, 2)]]
-
-    with pytest.raises(RuntimeError, match=r"in flight \(span, chunk\): \[\(0, 2\)\]"):
-        one_rank((0,), Forgetful())
-
-
-def one_rank(owners: tuple[int, ...], schedule: Schedule) -> None:
-    """A round on a group of one, in this process."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    group = make_group(store, "one", 0, 1, Transport("127.0.0.1", datetime.timedelta(seconds=20)))
-    try:
-        run_spans(group, owners, schedule, 0)
-    finally:
-        drop_group(group)
+        assert Counter(passed) == {span: NUM_CHUNKS * slices for span in weights if span >= frozen}

@@ -4,14 +4,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from pipetransformer.data import TensorSplit, deal
 from pipetransformer.data.tokens import PaddedTokens
 from pipetransformer.models import PipelineModel, current_micro_batch
-from pipetransformer.pipeline import StageRunner, StageSpec
+from pipetransformer.schedules import GPipe, OneForwardOneBackward, Schedule
 from tests.testkit.trainer.ranks import run_ranks
+from tests.testkit.trainer.stages import make_runner
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,11 +34,7 @@ def loss(group: dist.ProcessGroup) -> float:
     split = PaddedTokens(torch.randint(9, (SAMPLES, POSITIONS)), torch.arange(SAMPLES) % CLASSES, lengths)
     blocks: list[nn.Module] = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(2)]
     model = PipelineModel(nn.Embedding(9, WIDTH), blocks, MeanOfReal(WIDTH, CLASSES), (POSITIONS, WIDTH))
-    stage, stages = group.rank(), group.size()
-    span = range(stage * 4 // stages, (stage + 1) * 4 // stages)
-    spec = StageSpec(stage, stages, span, 0, Schedule1F1B, group, torch.device("cpu"), torch.float32)
-    runner = StageRunner(spec, model, model.units[span.start : span.stop])
-    return runner.train(0, deal([list(range(SAMPLES))], 1, 2)[0], split).loss
+    return make_runner(group, model).train(0, deal([list(range(SAMPLES))], 1, 2)[0], split).loss
 
 
 class Turned(nn.Conv1d):
@@ -56,7 +51,7 @@ class InPlace(nn.Linear):
         return super().forward(x.add_(1.0).relu_())
 
 
-def gradients(group: dist.ProcessGroup, schedule: type[PipelineScheduleSingle]) -> dict[str, list[float]]:
+def gradients(group: dist.ProcessGroup, schedule: Schedule) -> dict[str, list[float]]:
     """Of the parameters that this worker holds, after a step through blocks of both kinds."""
     torch.manual_seed(0)
     inputs = torch.randn(SAMPLES, POSITIONS, WIDTH, dtype=torch.float64)
@@ -65,14 +60,11 @@ def gradients(group: dist.ProcessGroup, schedule: type[PipelineScheduleSingle]) 
     model = PipelineModel(nn.Linear(WIDTH, WIDTH), blocks, head, (POSITIONS, WIDTH))
     for unit in model.units:
         unit.double()
-    stage, stages = group.rank(), group.size()
-    span = range(stage * 2, 5 if stage == stages - 1 else stage * 2 + 2)
-    spec = StageSpec(stage, stages, span, 0, schedule, group, torch.device("cpu"), torch.float64)
-    runner = StageRunner(spec, model, model.units[span.start : span.stop])
+    runner = make_runner(group, model, schedule, dtype=torch.float64)
     runner.train(0, deal([list(range(SAMPLES))], 1, 2)[0], TensorSplit(inputs, torch.arange(SAMPLES) % CLASSES))
     return {
         f"{index}.{name}": parameter.grad.flatten().tolist()
-        for index in span
+        for index in runner.spec.units
         for name, parameter in model.units[index].named_parameters()
         if parameter.grad is not None
     }
@@ -133,7 +125,7 @@ BY_VALUES: list[type[nn.Linear]] = [Checked, Scaled, Selected, Repeated, Rows]
 
 def by_values(group: dist.ProcessGroup) -> list[tuple[dict[str, list[float]], float, float]]:
     """Of models whose head and last block compute by values: gradients, the loss, and that of an evaluation."""
-    stage, stages, results = group.rank(), group.size(), []
+    results = []
     for kind in BY_VALUES:
         torch.manual_seed(0)
         split = TensorSplit(torch.randn(SAMPLES, POSITIONS, WIDTH, dtype=torch.float64), torch.zeros(SAMPLES))
@@ -142,15 +134,14 @@ def by_values(group: dist.ProcessGroup) -> list[tuple[dict[str, list[float]], fl
         model = OfRows(units[0], units[1:3], units[3], (POSITIONS, WIDTH))
         for unit in units:
             unit.double()
-        span = range(stage * 4 // stages, (stage + 1) * 4 // stages)
-        spec = StageSpec(stage, stages, span, 0, Schedule1F1B, group, torch.device("cpu"), torch.float64)
-        runner, dealt = StageRunner(spec, model, units[span.start : span.stop]), deal([list(range(SAMPLES))], 1, 2)[0]
+        runner = make_runner(group, model, dtype=torch.float64)
+        dealt = deal([list(range(SAMPLES))], 1, 2)[0]
         before, drawn = runner.evaluate(dealt, split, [model.loss], name="test"), torch.get_rng_state()
         trained = runner.train(0, dealt, split).loss
         assert torch.equal(torch.get_rng_state(), drawn)
         gradients = {
             f"{index}.{name}": parameter.grad.flatten().tolist()
-            for index in span
+            for index in runner.spec.units
             for name, parameter in units[index].named_parameters()
             if parameter.grad is not None
         }
@@ -168,9 +159,9 @@ def test_units_may_compute_by_values_in_every_cut() -> None:
         assert parts[-1][1:] == pytest.approx((trained, evaluated), rel=1e-12), kind
 
 
-@pytest.mark.parametrize("schedule", [Schedule1F1B, ScheduleGPipe])
+@pytest.mark.parametrize("schedule", [OneForwardOneBackward(), GPipe()])
 def test_units_may_give_views_and_change_their_input_in_place_in_every_cut(
-    schedule: type[PipelineScheduleSingle],
+    schedule: Schedule,
 ) -> None:
     """The cut lies between one that does the one and one that does the other."""
     (alone,), cut = (run_ranks(stages, gradients, schedule) for stages in (1, 2))

@@ -239,9 +239,14 @@ def test_the_checker_refuses_a_run_without_a_ledger(tmp_path: Path) -> None:
 
 
 def roles(stages: int, pipelines: int) -> list[Role]:
-    span = 12 // stages
+    each = 12 // stages
     return [
-        Role(f"job-w{rank}", rank // stages, rank % stages, span * (rank % stages), span * (rank % stages + 1) - 1)
+        Role(
+            f"job-w{rank}",
+            rank // stages,
+            rank % stages,
+            [range(each * (rank % stages), each * (rank % stages + 1))],
+        )
         for rank in range(stages * pipelines)
     ]
 
@@ -262,6 +267,8 @@ def write_run(run_dir: Path) -> None:
             phases={"move": 1.0, "vote": 0.5, "first step": 0.2},
             transfers=[(0, 1, 600), (0, 2, 400)],
             roles=roles(stages, pipelines),
+            schedule="OneForwardOneBackward",
+            why_schedule="" if stages > 1 else "Interleaved needs at least 2 stages",
         )
         for step in first_steps[generation]:
             commit_step(run_dir, step, generation=generation, pipelines=pipelines)
@@ -297,6 +304,8 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
         "bytes_moved": 1000,
         "phases": {"move": 1.0, "vote": 0.5, "first step": 0.2},
         "transfers": [[0, 1, 600], [0, 2, 400]],
+        "schedule": "OneForwardOneBackward",
+        "why_schedule": "Interleaved needs at least 2 stages",
     }
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]

@@ -16,7 +16,7 @@ from tests.testkit.trainer.script import run
 
 #: Events of runs that fail, skip a step, or have a manifest beside the script.
 RARE = {"StepSkipped", "Overruled", "Failed"}
-ROLE = {"worker", "pipeline", "stage", "firstLayer", "lastLayer"}
+ROLE = {"worker", "pipeline", "stage", "layers"}
 
 
 def rows(heading: str) -> Iterator[list[str]]:

@@ -112,7 +112,7 @@ def test_the_first_worker_gets_the_output_of_each_prefix_once(case: tuple[Ahead,
 def test_messages_and_the_simulation_delay_no_round_without_link_time(case: tuple[Ahead, RoundShape]) -> None:
     ahead, shape = case
     costs = replace(
-        RoundCosts.by_span(ahead.seconds.forward, ahead.seconds.backward), prefix_seconds=ahead.seconds.prefix
+        RoundCosts.by_span(ahead.seconds.forward, ahead.seconds.backward), prefix=ahead.seconds.prefix
     )
     seconds = simulate(planned(ahead, shape), shape, costs).seconds
     assert seconds == pytest.approx(ahead.round_seconds(shape))
@@ -198,5 +198,5 @@ def messages(operations: tuple[Operation, ...], peer: int) -> list[Value]:
 def seconds_of(schedule: Ahead, shape: RoundShape) -> float:
     """Seconds of a round by the simulation, if each computation takes what is expected and messages take no time."""
     seconds = schedule.seconds
-    costs = replace(RoundCosts.by_span(seconds.forward, seconds.backward), prefix_seconds=seconds.prefix)
+    costs = replace(RoundCosts.by_span(seconds.forward, seconds.backward), prefix=seconds.prefix)
     return simulate(schedule.actions(shape), shape, costs).seconds

@@ -1,5 +1,7 @@
 """Both ends of each pair of workers issue the same sequence of messages, and every computation has what it needs."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,3 +75,35 @@ def test_lists_that_wait_for_each_other_are_refused_with_the_place() -> None:
 def messages(operations: tuple[Operation, ...], peer: int) -> list[Value]:
     """The values that a worker exchanges with `peer`, in order."""
     return [one.value for one in operations if isinstance(one, Send | Receive) and one.peer == peer]
+
+
+@dataclass(frozen=True)
+class Listed:
+    lists: tuple[tuple[Action, ...], ...]
+
+    def actions(self, shape: RoundShape) -> tuple[tuple[Action, ...], ...]:
+        return self.lists
+
+
+FORWARD, BACKWARD = Action(ActionKind.FORWARD, 0, 0), Action(ActionKind.BACKWARD, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("actions", "words"),
+    [
+        ([FORWARD], "span 0 computes Forward for chunk 0 of 1"),
+        ([BACKWARD, FORWARD], "span 0 computes Backward, Forward for chunk 0 of 1"),
+        ([FORWARD, FORWARD, BACKWARD], "span 0 computes Forward, Forward, Backward for chunk 0 of 1"),
+        ([], "span 0 computes nothing for chunk 0 of 1"),
+        ([FORWARD, BACKWARD, replace(FORWARD, chunk=1)], "span 0 computes chunk 1 of 1"),
+        ([FORWARD, BACKWARD, replace(FORWARD, span=1)], "worker 0 has no span 1"),
+    ],
+)
+def test_a_schedule_that_leaves_something_out_or_does_it_twice_is_refused(actions: list[Action], words: str) -> None:
+    with pytest.raises(ScheduleError, match=f"^{words}$"):
+        planned(Listed((tuple(actions),)), RoundShape((0,), 1))
+
+
+def test_a_schedule_with_too_few_lists_is_refused() -> None:
+    with pytest.raises(ScheduleError, match=r"^there are 1 lists for 2 workers$"):
+        planned(Listed(((FORWARD, BACKWARD),)), RoundShape((0, 1), 1))

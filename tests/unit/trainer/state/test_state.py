@@ -171,3 +171,12 @@ def test_evaluations_are_counted_since_the_best_one() -> None:
 
     assert counted == [(0, 1, 1), (1, 1, 2), (2, 1, 3), (0, 4, 4), (1, 4, 5)]
     assert (control.best, control.metrics) == ({"accuracy": 0.4}, {"accuracy": 0.5})
+
+
+def test_a_checkpoints_marker_has_camel_case_alone_and_gives_the_state_back() -> None:
+    last = {"step": 4, "gradient_norm": 0.5}
+    control = Control(step=5, fell_step=2, best={"f1_score": 0.9}, policy={"of_the_user": 1}, last_step=last)
+    kept = control.to_file()
+    assert (kept["fellStep"], kept["lastStep"]) == (2, {"step": 4, "gradientNorm": 0.5})
+    assert not [name for name in (*kept, *kept["lastStep"]) if "_" in name]
+    assert Control.from_file(kept) == control

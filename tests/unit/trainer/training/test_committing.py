@@ -9,6 +9,7 @@ import torch
 
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.load import load_job
+from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate
@@ -44,7 +45,7 @@ class Worker:
             nonce="n", reason=ResizeReason.START,
         )  # fmt: skip
         units = range(self.job.num_layers + 2)
-        layout = StageLayout(generation, 0, [(pipeline, 0) for pipeline in range(pipelines)], [units], 16)
+        layout = StageLayout(generation, 0, [(pipeline, 0) for pipeline in range(pipelines)], Cut([units], 16))
         self.committer.equip(self.state, layout)
         return layout
 

@@ -26,6 +26,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.job.load import load_job
+from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -56,7 +57,7 @@ def test_a_worker_told_to_stop_saves_first_and_the_resumed_run_evaluates(tmp_pat
     with pytest.raises(SystemExit):
         run(tmp_path, **spec)
     left = latest(str(tmp_path / "checkpoint"))
-    assert left is not None and (left.step, left.state["evaluated_step"]) == (3, 2)
+    assert left is not None and (left.step, left.state["evaluatedStep"]) == (3, 2)
 
     run(tmp_path, **spec)
 
@@ -84,7 +85,7 @@ def test_who_is_told_to_stop_in_an_evaluation_leaves_it_for_a_checkpoint(tmp_pat
         run(tmp_path, **spec)
     assert micro_batches == told_at + 1, "two go through the pipeline together"
     left = latest(str(tmp_path / "checkpoint"))
-    assert left is not None and (left.step, left.state["evaluated_step"]) == (3, 2)
+    assert left is not None and (left.step, left.state["evaluatedStep"]) == (3, 2)
 
     run(tmp_path, **spec)
 
@@ -167,7 +168,7 @@ def two_pipelines(
     )  # fmt: skip
 
     def evaluate_on(rank: int) -> tuple[bool, Control]:
-        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], [range(job.num_layers + 2)], 16)
+        layout = StageLayout(generation, rank, [(0, 0), (1, 0)], Cut([range(job.num_layers + 2)], 16))
         own = groups[rank]
         member = mock.Mock(layout=layout, groups=own, world=own.world, leader=None, runner=runners[rank])
         state, barrier = WorkerState(job.num_layers, control=Control(step=5)), Barrier(watchdogs[rank])

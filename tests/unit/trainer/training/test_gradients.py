@@ -3,6 +3,7 @@
 import datetime
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
+from pipetransformer.models import Tie, Ties
+from pipetransformer.partition import Cut
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.gradient_reduction import GradientReducer
@@ -31,7 +34,7 @@ class Replica:
 
     def __init__(self, rank: int, groups: GenerationGroups) -> None:
         torch.manual_seed(3)
-        self.rank = rank
+        self.rank, self.groups = rank, groups
         units = {index: nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for index in range(UNITS)}
         self.rare = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
         units[2].register_parameter("rare", self.rare)
@@ -41,7 +44,7 @@ class Replica:
             job_uid="job", layout_generation=1, stages=1, pipelines=2, members=members, leader="w0", nonce="n",
             reason=ResizeReason.START,
         )  # fmt: skip
-        self.layout = layout = StageLayout(generation, rank, [(0, 0), (1, 0)], [range(UNITS)], 1)
+        self.layout = layout = StageLayout(generation, rank, [(0, 0), (1, 0)], Cut([range(UNITS)], 1))
         self.gradients_of = Gradients(self.state, layout)
         self.reducer = GradientReducer(self.gradients_of, self.state, layout, groups)
 
@@ -149,6 +152,47 @@ def test_a_units_sum_starts_before_lower_units_have_gradients(replicas: list[Rep
     in_threads(round_of)
 
     assert [found[0][:2] for found in seen.values()] == [[3, 2], [3, 2]]
+
+
+def gradients_of(units: dict[int, nn.Linear]) -> dict[str, Tensor]:
+    return {
+        f"{index}.{name}": parameter.grad
+        for index, unit in units.items()
+        for name, parameter in unit.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def test_units_of_several_spans_are_summed_as_one_stage(replicas: list[Replica]) -> None:
+    """Units 0 and 3 are on this stage, and share their weights."""
+    tie = Tie(((0, "weight"), (3, "weight")))
+    there_and_back = Cut([range(unit, unit + 1) for unit in range(UNITS)], 1, owners=(0, 1, 1, 0))
+    norms: dict[int, list[float]] = {}
+    held: dict[int, dict[int, nn.Linear]] = {}
+
+    def round_of(rank: int) -> None:
+        torch.manual_seed(3)
+        held[rank] = {unit: nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for unit in (0, 3)}
+        state = WorkerState(UNITS - 2, Ties((tie,)), units=dict(held[rank]))
+        layout = replace(replicas[rank].layout, cut=there_and_back)
+        groups = replicas[rank].groups
+        assert groups.data_parallel is not None
+        groups.tied = {tie.stages(there_and_back.units_by_stage): groups.data_parallel}
+        reducer = GradientReducer(Gradients(state, layout), state, layout, groups)
+        reducer.begin(1)
+        x = replicas[rank].inputs()[0]
+        held[rank][3](torch.tanh(held[rank][0](x))).sum().backward()
+        for unit in (3, 0):
+            reducer.passed(unit)
+        norms[rank] = reducer.finish()
+
+    in_threads(round_of)
+
+    first, second = (gradients_of(held[rank]) for rank in (0, 1))
+    assert all(torch.equal(gradient, second[name]) for name, gradient in first.items())
+    assert torch.equal(first["0.weight"], first["3.weight"]), "one sum for all copies"
+    squares = {name: float(gradient.square().sum()) for name, gradient in first.items()}
+    assert norms[0] == pytest.approx([squares["0.bias"], 0.0, 0.0, squares["3.bias"] + squares["3.weight"]])
 
 
 def sums_at_the_end_of_a_backward(group: dist.ProcessGroup, port: int, folder: str) -> list[list[int]]:

@@ -28,7 +28,7 @@ def layout_of(job: Job, reason: ResizeReason) -> StageLayout:
         job_uid="job", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
         reason=reason,
     )  # fmt: skip
-    return StageLayout(generation, 0, [(0, 0)], [range(job.num_layers + 2)], job.micro_batch_size)
+    return StageLayout(generation, 0, [(0, 0)], Cut([range(job.num_layers + 2)], job.micro_batch_size))
 
 
 def take_steps(leader: Leader, control: Control, count: int) -> None:

@@ -18,7 +18,7 @@ SAMPLES_OF_STEP = 16
 
 
 def make_spec(length: object) -> TrainerSpec:
-    """A small BERT in float64, two of its three blocks frozen after a few steps and read from the cache."""
+    """A small BERT in float64, two of its three layers frozen after a few steps and read from the cache."""
     return TrainerSpec.model_validate(
         {
             "model": {

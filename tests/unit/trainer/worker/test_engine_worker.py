@@ -201,9 +201,7 @@ def test_a_worker_told_to_stop_saves_at_the_end_of_the_round(workers: Workers) -
     assert workers.wait_for(1) == 143
     assert channel.wait_for(lambda: any(report.checkpoint is not None for report in channel.reports), 30)
     left = latest(str(workers.folder / "checkpoint"))
-    assert left is not None and left.state["evaluated_step"] == left.step - 1, (
-        "it may be killed before it has evaluated"
-    )
+    assert left is not None and left.state["evaluatedStep"] == left.step - 1, "it may be killed before it has evaluated"
     assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
     assert (channel.beats[-1].step, channel.beats[-1].lost_peers) == (left.step, ["job-w1"])
     assert channel.beats[-1].because.startswith(f"generation 1 broke at step {left.step}: ")

@@ -73,9 +73,9 @@ class StateSources:
     read_ahead: ReadAhead
 
 
-def units_of(plan: TransferPlan, rank: int) -> range:
-    """The units of a transfer rank's new role; an empty range for a leaver."""
-    return range(*plan.spans[plan.roles[rank][1]]) if rank < len(plan.roles) else range(0)
+def units_of(plan: TransferPlan, rank: int) -> list[int]:
+    """The units of a transfer rank's new role; none for a leaver."""
+    return plan.cut.units_of(plan.roles[rank][1]) if rank < len(plan.roles) else []
 
 
 def put_unit(
@@ -134,7 +134,7 @@ class Assembly:
         new.apply_boundary()
         return new
 
-    def _from_mirrors(self, new: WorkerState, wanted: range) -> None:
+    def _from_mirrors(self, new: WorkerState, wanted: Sequence[int]) -> None:
         mirror = self.sources.mirrors.at(self._point)
         mirrored = {} if mirror is None else mirror.units
         sources = self.sources
@@ -143,7 +143,7 @@ class Assembly:
             parts = received.get(index) or mirrored[index]
             self._take(new, index, [part.to(self.device, copy=index not in received) for part in parts])
 
-    def _from_peers(self, new: WorkerState, wanted: range) -> None:
+    def _from_peers(self, new: WorkerState, wanted: Sequence[int]) -> None:
         received = self._move(self._held_cargo(new.control.boundary))
         for index in wanted:
             if index in received:
@@ -156,7 +156,7 @@ class Assembly:
             for name, _ in new.named_parameters(index):
                 new.moments[name] = self.state.moments.get(name, {})
 
-    def _mapped(self, new: WorkerState, wanted: range, state_map: StateMap) -> None:
+    def _mapped(self, new: WorkerState, wanted: Sequence[int], state_map: StateMap) -> None:
         """Make each new unit of old ones that this worker holds or receives."""
         boundary = int(self.plan.control["boundary"])
         received = self._move(self._held_cargo(boundary))

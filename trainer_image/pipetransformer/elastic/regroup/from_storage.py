@@ -5,6 +5,7 @@ it may still read when the connections break.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ class Alone:
     sources: StateSources
     new: WorkerState
     plan: TransferPlan
-    wanted: range
+    wanted: Sequence[int]
     device: torch.device
     given_up: threading.Event
 

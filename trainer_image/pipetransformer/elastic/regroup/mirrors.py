@@ -72,12 +72,12 @@ class Mirrors:
         control = state.control.to_dict()
         host = HostCopies()
         held = StateCargo(self.codec, self.shells, state, state.control.boundary, self.device)
-        own = {index: [host.copy(part) for part in held.give(index)] for index in layout.span}
+        own = {index: [host.copy(part) for part in held.give(index)] for index in layout.units}
         host.wait()
         moves = []
         for rank in range(layout.stages):
-            span = layout.spans[layout.roles[rank][1]]
-            moves += [Move(unit=unit, source=rank, target=(rank + 1) % layout.stages) for unit in span]
+            units = layout.cut.units_of(layout.roles[rank][1])
+            moves += [Move(unit=unit, source=rank, target=(rank + 1) % layout.stages) for unit in units]
         cargo = CopiesCargo(own, self.codec, self.shells, state.control.boundary)
         received = move_units(moves, layout.rank, world, cargo)
         self.kept.append(Mirror(state.control.step, control, own | received))

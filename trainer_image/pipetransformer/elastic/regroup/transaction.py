@@ -127,8 +127,7 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
     tools.hooks.on_point(HookPoint.AGREED, generation.layout_generation)
     layout = None
     if attempt.is_member:
-        spans = [range(start, stop) for start, stop in plan.spans]
-        layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], spans, plan.micro_batch_size)
+        layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], plan.cut)
     return Regrouped(generation, layout, new_state, attempt.groups, store, attempt.transfers, phases)
 
 
@@ -220,9 +219,8 @@ class _Attempt(Progress):
             catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
         state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
         if self.is_member:
-            spans = [range(start, stop) for start, stop in plan.spans]
             ties = self.state.ties if state_map is None else state_map.ties
-            tied_stages = [tie.stages(spans) for tie in ties.all]
+            tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
             self.phases.lap("groups")
         self.assembled = new_state = self._assemble(plan, state_map)

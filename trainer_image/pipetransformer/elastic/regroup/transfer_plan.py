@@ -83,8 +83,7 @@ class TransferPlan(_Message):
         step: committed steps of that state.
         control: the control state to resume from, before any map; empty for `Fresh` and `Checkpoint`.
         roles: (pipeline, stage) of each member.
-        spans: first unit of each stage, and the one after its last.
-        micro_batch_size: samples.
+        cut: the spans of the model, who owns them, and how they run.
         moves: units that move.
         checkpoint: name of the checkpoint to load for `Checkpoint`. All load the same one, even if a newer one becomes
             durable meanwhile.
@@ -97,8 +96,7 @@ class TransferPlan(_Message):
     step: int
     control: dict[str, Any]
     roles: list[tuple[int, int]]
-    spans: list[tuple[int, int]]
-    micro_batch_size: int
+    cut: Cut
     moves: list[Move]
     checkpoint: str = ""
     kept_step: int = 0
@@ -243,9 +241,8 @@ def make_plan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
         step=0 if checkpoint is None else checkpoint.step,
         control={},
-        roles=assign_roles([set()] * num_members, cut.spans, pipelines, sources.unit_bytes(boundary)),
-        spans=[(span.start, span.stop) for span in cut.spans],
-        micro_batch_size=cut.micro_batch_size,
+        roles=assign_roles([set()] * num_members, cut.units_by_stage, pipelines, sources.unit_bytes(boundary)),
+        cut=cut,
         moves=[],
         checkpoint="" if checkpoint is None else checkpoint.name,
     )
@@ -316,7 +313,7 @@ def _from_memory(
     after = before if state_map is None else state_map.control(before)
     costs = ModelCosts.model_validate(after.costs) if after.costs else None
     cut = sources.cut(after.boundary, costs)
-    needed = [set(span) if state_map is None else sources_of(span, state_map) for span in cut.spans]
+    needed = [set(units) if state_map is None else sources_of(units, state_map) for units in cut.units_by_stage]
     there = [units | more for units, more in zip(held, read, strict=True)]
     sizes = sources.unit_bytes(before.boundary)
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)
@@ -326,7 +323,6 @@ def _from_memory(
         step=found.step,
         control=control,
         roles=roles,
-        spans=[(span.start, span.stop) for span in cut.spans],
-        micro_batch_size=cut.micro_batch_size,
+        cut=cut,
         moves=plan_moves(held, wanted, sizes),
     )

@@ -165,7 +165,7 @@ def _dropout(
 ) -> Tensor | None:
     if not training or not 0 < p <= 1:
         return None
-    dropped = keyed_dropout(input, p, **randomness)
+    dropped = keyed_dropout(input, p, seed=randomness["seed"], place=randomness["place"])
     return input.copy_(dropped) if inplace else dropped
 
 
@@ -196,7 +196,9 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    return keyed_dropout(scores.softmax(dim=-1), dropout_p, **randomness, attention=scores.dim() == 4) @ value
+    weights, by_head = scores.softmax(dim=-1), scores.dim() == 4
+    seed, place = randomness["seed"], randomness["place"]
+    return keyed_dropout(weights, dropout_p, seed=seed, place=place, attention=by_head) @ value
 
 
 def _rand(randomness: dict[str, int], *size: Any, **how: Any) -> Tensor:

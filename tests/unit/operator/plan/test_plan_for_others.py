@@ -7,7 +7,7 @@ import pytest
 
 from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.controller.yielding import Yielding
+from pipetransformer_operator.controller.for_others import ReleaseForOthers
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
 from pipetransformer_operator.kube.watches.other_pods import PATIENCE_SECONDS, OtherPods, waiting_of
 from pipetransformer_operator.plan import Claims, Waiting, choose_claim, claims_of
@@ -49,7 +49,7 @@ def claims(world: World) -> Claims | None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "claim", "given", "yields"),
+    ("waiting", "claim", "given", "releases"),
     [
         (POD, CLAIMS, 0, True),
         (POD, CLAIMS, 1, True),
@@ -62,9 +62,9 @@ def claims(world: World) -> Claims | None:
     ids=["nothing given", "half given", "all given", "no higher priority", "other devices", "no claim", "under way"],
 )
 def test_a_claim_is_for_pods_of_higher_priority_that_lack_what_it_frees(
-    waiting: Waiting, claim: Claims, given: int, yields: bool
+    waiting: Waiting, claim: Claims, given: int, releases: bool
 ) -> None:
-    assert (choose_claim([waiting], [claim], {"pod": given}) is not None) == yields
+    assert (choose_claim([waiting], [claim], {"pod": given}) is not None) == releases
 
 
 def test_the_pod_of_the_highest_priority_is_served_by_the_largest_of_the_least_important_claims() -> None:
@@ -105,21 +105,21 @@ def test_those_leave_whose_node_the_pod_waits_for() -> None:
     for number, node in enumerate("xxabab"):
         world.change(f"digits-w{number}", node=node)
     generation = world.status.layout_generation
-    world.share = Share(workers=4, layout_generation=generation, yields=True, node="a")
+    world.share = Share(workers=4, layout_generation=generation, for_others=True, node="a")
     world.settle()
     assert {member.name for member in world.generation.leavers} == {"digits-w2", "digits-w4"}
 
 
 @pytest.mark.parametrize("on_pack", ["Widen", "Auto"])
-def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_starting_size(on_pack: str) -> None:
+def test_a_job_releases_what_it_claimed_pipeline_by_pipeline_and_keeps_its_starting_size(on_pack: str) -> None:
     world = grown(on_pack)
     pods = [Waiting("pod", 100, {GPU: 8})]
-    yielding = Yielding(Others(pods))
+    asking = ReleaseForOthers(Others(pods))
     sizes = [len(world.generation.members)]
     for _ in range(8):
         present = claims(world)
         assert present is not None
-        world.share = yielding.look([present]).get("default/digits")
+        world.share = asking.look([present]).get("default/digits")
         world.settle()
         world.commit(checkpoint=0)
         world.leave()
@@ -129,7 +129,7 @@ def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_startin
     assert set(world.workers) == {"digits-w0", "digits-w1"}, "it sleeps over its next claim"
     assert world.status.failures == 0
     pods.clear()
-    world.share = yielding.look([]).get("default/digits")
+    world.share = asking.look([]).get("default/digits")
     world.wait(3601)
     world.settle()
     assert len(world.workers) > 2, "it claims again"
@@ -137,40 +137,40 @@ def test_a_job_yields_what_it_claimed_pipeline_by_pipeline_and_keeps_its_startin
 
 def test_a_job_is_asked_for_no_more_than_the_pod_wants_and_one_job_at_a_time() -> None:
     other = replace(CLAIMS, key="default/b")
-    yielding = Yielding(Others([POD]))
-    asked = {"default/a": Share(workers=3, layout_generation=3, yields=True)}
-    assert yielding.look([CLAIMS, other]) == asked
+    asking = ReleaseForOthers(Others([POD]))
+    asked = {"default/a": Share(workers=3, layout_generation=3, for_others=True)}
+    assert asking.look([CLAIMS, other]) == asked
     published = replace(CLAIMS, layout_generation=4, workers=3, fewer=2, settled=False)
-    assert yielding.look([published, other]) == asked, "its leavers are not gone"
-    second = {"default/b": Share(workers=3, layout_generation=3, yields=True)}
-    assert yielding.look([replace(published, settled=True), other]) == second
-    assert yielding.look([CLAIMS]) == {}, "the second job is gone, and the pod has what it wants"
+    assert asking.look([published, other]) == asked, "its leavers are not gone"
+    second = {"default/b": Share(workers=3, layout_generation=3, for_others=True)}
+    assert asking.look([replace(published, settled=True), other]) == second
+    assert asking.look([CLAIMS]) == {}, "the second job is gone, and the pod has what it wants"
 
 
 def test_a_job_that_cannot_give_what_it_was_asked_for_holds_up_nobody() -> None:
-    yielding = Yielding(Others([POD]))
-    assert set(yielding.look([CLAIMS])) == {"default/a"}
+    asking = ReleaseForOthers(Others([POD]))
+    assert set(asking.look([CLAIMS])) == {"default/a"}
     other = replace(CLAIMS, key="default/b")
-    assert set(yielding.look([replace(CLAIMS, fewer=None), other])) == {"default/b"}
+    assert set(asking.look([replace(CLAIMS, fewer=None), other])) == {"default/b"}
 
 
 def test_a_job_that_went_back_to_its_layout_has_given_nothing_and_holds_up_nobody() -> None:
-    yielding = Yielding(Others([POD]))
-    assert set(yielding.look([CLAIMS])) == {"default/a"}
+    asking = ReleaseForOthers(Others([POD]))
+    assert set(asking.look([CLAIMS])) == {"default/a"}
     other = replace(CLAIMS, key="default/b")
     undone = replace(CLAIMS, layout_generation=5, fewer=None)
-    asked = {"default/b": Share(workers=3, layout_generation=3, yields=True)}
-    assert yielding.look([undone, other]) == asked
+    asked = {"default/b": Share(workers=3, layout_generation=3, for_others=True)}
+    assert asking.look([undone, other]) == asked
     gave = replace(other, layout_generation=4, workers=3, fewer=2)
-    assert yielding.look([undone, gave]) == {"default/b": Share(workers=2, layout_generation=4, yields=True)}
-    assert yielding.look([undone, replace(gave, layout_generation=5, workers=2, fewer=None)]) == {}
+    assert asking.look([undone, gave]) == {"default/b": Share(workers=2, layout_generation=4, for_others=True)}
+    assert asking.look([undone, replace(gave, layout_generation=5, workers=2, fewer=None)]) == {}
 
 
 def test_a_job_sleeps_over_a_release_that_it_could_not_commit_and_may_be_asked_again_then() -> None:
     world = grown()
     present = claims(world)
     assert present is not None and present.fewer == 3
-    world.share = Share(workers=3, layout_generation=present.layout_generation, yields=True)
+    world.share = Share(workers=3, layout_generation=present.layout_generation, for_others=True)
     world.settle()
     assert len(world.generation.members) == 3
     world.break_group(list(world.workers))
@@ -196,7 +196,7 @@ def test_workers_on_a_lost_node_free_nothing_and_are_not_waited_for() -> None:
     assert lost is not None and lost.settled
 
 
-def test_a_job_that_starts_ended_or_runs_on_no_accelerator_has_nothing_to_yield() -> None:
+def test_a_job_that_starts_ended_or_runs_on_no_accelerator_has_nothing_to_release() -> None:
     world = grown()
     assert claims(world) is not None
     world.builder.suspended()

@@ -19,7 +19,7 @@ class WaitingPods(Protocol):
         ...
 
 
-class Yielding:
+class ReleaseForOthers:
     """See the module.
 
     Args:
@@ -42,7 +42,9 @@ class Yielding:
         if self._asked is None and (found := choose_claim(waiting, claims, self._given)):
             claim, uid = found.claim, found.pod.uid
             assert claim.fewer is not None
-            share = Share(workers=claim.fewer, layout_generation=claim.layout_generation, yields=True, node=found.node)
+            share = Share(
+                workers=claim.fewer, layout_generation=claim.layout_generation, for_others=True, node=found.node
+            )
             self._asked = _Asked(uid, claim.key, claim.workers - claim.fewer, share)
             self._given[uid] = self._given.get(uid, 0) + self._asked.workers
         return {self._asked.key: self._asked.share} if self._asked else {}

@@ -19,17 +19,19 @@ GPU = "nvidia.com/gpu"
 
 
 @pytest.fixture
-async def yielding(api: Api, kubeconfig: Path, namespace: Namespace, tmp_path: Path) -> AsyncIterator[Operator]:
-    """An operator that the chart told to yield, with the rights that the chart gives it."""
+async def releasing(api: Api, kubeconfig: Path, namespace: Namespace, tmp_path: Path) -> AsyncIterator[Operator]:
+    """An operator that the chart told to release workers for others, with the rights that the chart gives it."""
     release = f"y{namespace.name.removeprefix('test-')}"
-    documents = render(release, **{"yielding.enabled": "true"})
+    documents = render(release, **{"releaseForOthers.enabled": "true"})
     await install(api, documents)
     (deployment,) = (document for document in documents if document["kind"] == "Deployment")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     rights = await as_service_account(api, kubeconfig, f"{release}-pipetransformer", tmp_path)
     operator = Operator(rights, tmp_path / "operator.log")
-    operator.environment |= {name: given[name] for name in given if "PRIORITY_CLASS" in name or "YIELD" in name}
+    operator.environment |= {
+        name: given[name] for name in given if "PRIORITY_CLASS" in name or "RELEASE_FOR_OTHERS" in name
+    }
     await operator.start()
     yield operator
     await operator.kill()
@@ -53,7 +55,7 @@ async def waiting_pod(namespace: Namespace) -> None:
 
 @pytest.mark.slow  # the pod has to wait for a while, and jobs are looked at every ten seconds
 async def test_a_claimed_worker_goes_when_a_pod_of_higher_priority_wants_its_accelerator(
-    api: Api, namespace: Namespace, yielding: Operator, kubelet: FakeKubelet, tmp_path: Path
+    api: Api, namespace: Namespace, releasing: Operator, kubelet: FakeKubelet, tmp_path: Path
 ) -> None:
     container = {"name": "trainer", "image": "trainer", "resources": {"limits": {GPU: "1"}}}
     job = packing_job().stages(1).workers(1, most=2).set("elasticPolicy.maxPipelines", 2)

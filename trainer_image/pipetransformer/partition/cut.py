@@ -1,0 +1,78 @@
+"""A cut: what the trainer decides about a layout of the operator's. The leader makes it and sends it to all workers."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import PlainSerializer, PlainValidator
+
+from pipetransformer_contract.spec import ScheduleName
+
+
+def _read(given: range | list[int]) -> range:
+    return given if isinstance(given, range) else range(*given)
+
+
+#: Contiguous units. In JSON it is [start, stop].
+_Units = Annotated[range, PlainValidator(_read), PlainSerializer(lambda units: [units.start, units.stop])]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The spans of a layout, who owns them, and the order in which they compute.
+
+    Attributes:
+        spans: contiguous units of each span, in the order of the model.
+        micro_batch_size: samples in a micro-batch.
+        owners: stage of each span; by default each stage owns one, in order.
+        schedule: the schedule that runs.
+        why_schedule: why it is not the schedule of the spec; empty if it is.
+    """
+
+    spans: list[_Units]
+    micro_batch_size: int
+    owners: tuple[int, ...] = ()
+    schedule: ScheduleName = ScheduleName.ONE_FORWARD_ONE_BACKWARD
+    why_schedule: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.owners:
+            object.__setattr__(self, "owners", tuple(range(len(self.spans))))
+
+    @property
+    def stages(self) -> int:
+        """Pipeline length (K)."""
+        return max(self.owners) + 1
+
+    @property
+    def num_units(self) -> int:
+        """Units of the model."""
+        return self.spans[-1].stop
+
+    def spans_of(self, stage: int) -> list[range]:
+        """The spans that a stage owns, in the order of the model."""
+        return [span for span, owner in zip(self.spans, self.owners, strict=True) if owner == stage]
+
+    def units_of(self, stage: int) -> list[int]:
+        """The units that a stage owns, ascending."""
+        return [unit for span in self.spans_of(stage) for unit in span]
+
+    @property
+    def units_by_stage(self) -> list[list[int]]:
+        """The units of each stage."""
+        return [self.units_of(stage) for stage in range(self.stages)]
+
+    def layers_of(self, stage: int) -> list[range]:
+        """The layers that a stage owns, by span, counted from 0 without embedding and head. No range is empty."""
+        last = self.num_units - 1
+        held = [range(max(span.start, 1) - 1, min(span.stop, last) - 1) for span in self.spans_of(stage)]
+        return [layers for layers in held if layers]
+
+    def frozen_layers(self, boundary: int) -> list[int]:
+        """Number of frozen layers of each stage, where the first `boundary` layers of the model are frozen."""
+        held = [self.layers_of(stage) for stage in range(self.stages)]
+        return [sum(len(range(layers.start, min(layers.stop, boundary))) for layers in some) for some in held]
+
+    @property
+    def stage_layers(self) -> list[int]:
+        """Number of layers of each stage."""
+        return [sum(map(len, self.layers_of(stage))) for stage in range(self.stages)]

@@ -1,0 +1,237 @@
+"""Schedules of torch as lists, made with stand-ins for its stages: without a process group and without a model.
+
+torch's classes are good generators, and its runtime is not used: with a frozen prefix it loses gradients of a backward
+in halves (2.13). This module is the only one that imports `torch.distributed.pipelining`. What it reads of it that is
+not public is in `_made` and `_translated`; `test_from_torch.py` fails if that goes.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+
+from .actions import Action, ActionKind, RoundShape, ScheduleError
+from .complete import check_complete
+from .flushed import OneForwardOneBackward
+
+_KINDS = {
+    "F": ActionKind.FORWARD,
+    "B": ActionKind.BACKWARD,
+    "I": ActionKind.INPUT_GRADIENT,
+    "W": ActionKind.WEIGHT_GRADIENT,
+}
+_OF_ITS_RUNTIME = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+_OVERLAPPED = "OVERLAP_F_B"  # a forward and a backward that its runtime may mix
+_TWO_SPANS = (ScheduleZBVZeroBubble, ScheduleDualPipeV)
+_IN_ROUNDS = (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble)
+
+_Lists = tuple[tuple[Action, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FromTorch:
+    """The order of a class of `torch.distributed.pipelining`, or of one derived from it.
+
+    Attributes:
+        schedule: a class whose objects have a `pipeline_order`.
+        spans: spans of each worker (V).
+
+    Raises:
+        ScheduleError: the class has no order that could be read, or never gives a worker this number of spans.
+    """
+
+    schedule: type
+    spans: int = 1
+
+    def __post_init__(self) -> None:
+        known = (PipelineScheduleSingle, PipelineScheduleMulti)
+        if not isinstance(self.schedule, type) or not issubclass(self.schedule, known):
+            raise ScheduleError(f"{self.schedule!r} is not a schedule class of torch.distributed.pipelining")
+        needed = 2 if issubclass(self.schedule, _TWO_SPANS) else None
+        if issubclass(self.schedule, PipelineScheduleSingle):
+            needed = 1
+            if _depth(self.schedule, "_step_microbatches") < _depth(self.schedule, "_get_pipeline_order"):
+                raise ScheduleError(_no_order(self.schedule))
+        if self.spans < 1 or needed not in (None, self.spans):
+            raise ScheduleError(f"{self.name} needs {needed or 'at least 1'} span(s) a worker, not {self.spans}")
+
+    @property
+    def name(self) -> str:
+        """The class's name, without torch's prefix."""
+        return self.schedule.__name__.removeprefix("Schedule")
+
+    def owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each span, spans in the order of the model.
+
+        Raises:
+            ScheduleError: the class cannot have this number of workers.
+        """
+        lists = _lists(self.schedule, self.spans, workers, 2 * workers * self.spans)  # chunks that suit every class
+        owner = {action.span: worker for worker, actions in enumerate(lists) for action in actions}
+        return tuple(owner.get(span, -1) for span in range(workers * self.spans))
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        """See `Schedule.actions`."""
+        if shape.slices > 1:
+            raise ScheduleError(f"{self.name} has no order for slices of tokens")
+        self._check_chunks(shape.workers, shape.chunks)
+        owners = self.owners(shape.workers)
+        if shape.owners != owners:
+            raise ScheduleError(f"{self.name} needs the spans on the workers {owners}, not {shape.owners}")
+        made = _lists(self.schedule, self.spans, shape.workers, shape.chunks)
+        lists = [[kept for action in mine for kept in _without_frozen(action, shape)] for mine in made]
+        check_complete(lists, shape)
+        return lists
+
+    def _check_chunks(self, workers: int, chunks: int) -> None:
+        rounds = max(1, chunks // workers)
+        if issubclass(self.schedule, _IN_ROUNDS) and chunks % rounds:
+            raise ScheduleError(
+                f"{self.name} cannot run {chunks} chunks on {workers} workers: they make {rounds} rounds (chunks // "
+                "workers), which must be equally long"
+            )
+        fewest = workers * self.spans
+        if issubclass(self.schedule, ScheduleDualPipeV) and chunks < fewest:
+            raise ScheduleError(f"{self.name} needs at least {fewest} chunks on {workers} workers, not {chunks}")
+
+
+@lru_cache(maxsize=64)
+def _lists(schedule: type, spans: int, workers: int, chunks: int) -> _Lists:
+    """The order of a class for a round in which all spans train.
+
+    Raises:
+        ScheduleError: the class cannot run this round.
+    """
+    if getattr(schedule, "_get_pipeline_order", None) is Schedule1F1B._get_pipeline_order:
+        # In torch 2.13 its last worker begins with the second chunk, unlike what it runs.
+        return tuple(map(tuple, OneForwardOneBackward().actions(RoundShape(tuple(range(workers)), chunks))))
+    order = _made(schedule, spans, workers, chunks).pipeline_order
+    if not order:
+        raise ScheduleError(_no_order(schedule))
+    return tuple(tuple(_translated(order.get(worker, ()))) for worker in range(workers))
+
+
+def _made(schedule: Any, spans: int, workers: int, chunks: int) -> Any:
+    """An object of the class, as the first worker would make it, but without messages, which take seconds to add."""
+    stages = [_StandIn(number * workers, workers * spans, workers) for number in range(spans)]
+    no_messages = type(schedule.__name__, (schedule,), {"_prepare_schedule_with_comms": lambda *_: None})
+    try:
+        return no_messages(stages[0] if issubclass(schedule, PipelineScheduleSingle) else stages, chunks)
+    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise ScheduleError(f"{schedule.__name__} cannot run {chunks} chunks on {workers} workers: {error}") from error
+
+
+def _depth(schedule: type, method: str) -> int:
+    """How far above `schedule` the class is that defines a method."""
+    return next(depth for depth, cls in enumerate(schedule.__mro__) if method in vars(cls) or cls is object)
+
+
+def _no_order(schedule: type) -> str:
+    return (
+        f"{schedule.__name__} has no pipeline_order of its own. What only overrides _step_microbatches cannot be "
+        "checked before it runs: override _get_pipeline_order, or pass an object with actions(shape)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """Interleaved 1F1B (Narayanan et al., 2021, section 2.2): several spans a worker, so a smaller bubble and more
+    messages. Worker k owns the spans k, k + K and so on.
+
+    Attributes:
+        spans: spans of each worker (V).
+    """
+
+    spans: int = 2
+
+    def owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each span, spans in the order of the model."""
+        return tuple(range(workers)) * self.spans
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        """See `Schedule.actions`."""
+        return FromTorch(ScheduleInterleaved1F1B, self.spans).actions(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubble:
+    """Interleaved 1F1B with backwards in halves (ZB-H1; Qi et al., 2024, section 3): weights get their gradients while
+    a worker would wait.
+
+    Attributes:
+        spans: spans of each worker (V).
+    """
+
+    spans: int = 2
+
+    def owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each span, spans in the order of the model."""
+        return tuple(range(workers)) * self.spans
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        """See `Schedule.actions`."""
+        return FromTorch(ScheduleInterleavedZeroBubble, self.spans).actions(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroBubbleV:
+    """Backwards in halves over two spans a worker that lie as a V (ZB-V; Qi et al., 2024, section 6): the first worker
+    owns the first and the last span. It keeps as many chunks in flight as 1F1B, in halves of a span."""
+
+    def owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each span, spans in the order of the model."""
+        return (*range(workers), *reversed(range(workers)))
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        """See `Schedule.actions`."""
+        return FromTorch(ScheduleZBVZeroBubble, 2).actions(shape)
+
+
+@dataclass(slots=True)
+class _StandIn:
+    """What torch's classes ask of a stage when they make their order."""
+
+    stage_index: int
+    num_stages: int
+    group_size: int
+    group_rank: int = 0
+    submod: None = None
+    stage_index_to_group_rank: dict[int, int] | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.stage_index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stage_index == self.num_stages - 1
+
+
+def _translated(actions: Iterable[Any]) -> Iterator[Action]:
+    """torch's actions as ours. None is a turn without work."""
+    for action in actions:
+        name = None if action is None else action.computation_type.value
+        if name == _OVERLAPPED:
+            yield from _translated(action.sub_actions)
+        elif name in _KINDS:
+            yield Action(_KINDS[name], action.stage_index, action.microbatch_index)
+        elif name is not None and name not in _OF_ITS_RUNTIME:
+            raise ScheduleError(f"unknown action {action} in a schedule of torch")
+
+
+def _without_frozen(action: Action, shape: RoundShape) -> Iterator[Action]:
+    """The action as a round with a frozen prefix has it. The first span that trains has one backward, where its weights
+    had their half, because no span waits for its input's gradient."""
+    if action.kind is ActionKind.FORWARD or shape.gives_gradient(action.span):
+        yield action
+    elif shape.trains(action.span) and action.kind is not ActionKind.INPUT_GRADIENT:
+        yield Action(ActionKind.BACKWARD, action.span, action.chunk)

@@ -1,0 +1,53 @@
+"""The schedule that a spec names."""
+
+from collections.abc import Hashable
+
+from pipetransformer.errors import SpecError
+from pipetransformer_contract.spec import ScheduleName
+
+from .actions import Schedule, ScheduleError
+from .flushed import GPipe, OneForwardOneBackward
+
+
+def make_schedule(name: ScheduleName, own: Schedule | type | None = None, *, spans_per_worker: int = 2) -> Schedule:
+    """The schedule of this name; for `Script` the program's own.
+
+    Args:
+        name: as the spec has it.
+        own: a `Schedule`, or a schedule class of torch that has a `pipeline_order`.
+        spans_per_worker: for the schedules that have several.
+
+    Raises:
+        SpecError: `own` is neither.
+    """
+    match name:
+        case ScheduleName.GPIPE:
+            return GPipe()
+        case ScheduleName.ONE_FORWARD_ONE_BACKWARD | ScheduleName.AUTO:  # a layout's cut names what `Auto` chose
+            return OneForwardOneBackward()
+        case ScheduleName.SCRIPT:
+            return _own(own)
+        case ScheduleName.INTERLEAVED | ScheduleName.ZERO_BUBBLE | ScheduleName.ZERO_BUBBLE_V:
+            from . import from_torch  # torch's schedules take long to import
+
+            if name is ScheduleName.ZERO_BUBBLE_V:
+                return from_torch.ZeroBubbleV()
+            kind = from_torch.Interleaved if name is ScheduleName.INTERLEAVED else from_torch.ZeroBubble
+            return kind(spans_per_worker)
+
+
+def _own(own: Schedule | type | None) -> Schedule:
+    if isinstance(own, type):
+        from .from_torch import FromTorch  # torch's schedules take long to import
+
+        try:
+            return FromTorch(own)
+        except ScheduleError as error:
+            raise SpecError("schedule", str(error)) from error
+    if own is None or not callable(getattr(own, "actions", None)):
+        raise SpecError(
+            "schedule", f"{own!r} is neither a Schedule, with a method actions, nor a schedule class of torch"
+        )
+    if not isinstance(own, Hashable):
+        raise SpecError("schedule", f"{type(own).__name__} must be hashable, as a frozen dataclass is")
+    return own
