@@ -59,6 +59,7 @@ FIGURES = {
     ),
     "equality": (
         Figure("worst_relative_difference", "float64: losses and gradient norms of all steps", at_most=1e-9),
+        Figure("worst_relative_difference_by_schedule.*", "the same, by schedule", at_most=1e-9),
         Figure("worst_float32_gradient_difference", "float32: each layer's gradient from one state", at_most=1e-5),
         Figure("deaths", "workers killed during the runs"),
     ),
@@ -103,6 +104,34 @@ FIGURES = {
         Figure("plan_p99_seconds_1000", "1,000 jobs: the same", at_most=1.0),
         Figure("rss_mb_100", "100 jobs: operator's largest resident size in MB", at_most=400),
         Figure("rss_mb_1000", "1,000 jobs: the same", at_most=400),
+    ),
+    "schedules": (
+        Figure("executor_over_stock_k2", "2 stages: our executor over torch's runtime, real compute", at_least=1.0),
+        Figure("executor_over_stock_k4", "4 stages: the same", at_least=1.0),
+        Figure("zero_bubble_over_1f1b", "the better zero-bubble schedule over 1F1B, K=4, M=8", at_least=1.12),
+        Figure(
+            "ahead_over_today_m4",
+            "12 of 24 layers frozen, K=4, M=4: frozen forwards ahead over re-balanced 1F1B",
+            at_least=1.25,
+        ),
+        Figure("ahead_over_today_m8", "M=8: the same", at_least=1.25),
+        Figure("ahead_over_best", "M=8: the same over the best of five schedules in place", at_least=1.2),
+        Figure("ahead_over_bound", "M=8: the step over its bound", at_most=1.06),
+        Figure("terapipe_over_uniform_k4", "planned slices over the best uniform count, K=4, batch 2", at_least=1.03),
+        Figure("terapipe_over_uniform_k8", "K=8: the same", at_least=1.03),
+        Figure("terapipe_over_gpipe_batch2", "planned slices over GPipe, K=8, batch 2", at_least=2.0),
+        Figure("terapipe_over_gpipe_batch1", "batch 1: the same", at_least=3.0),
+        Figure("terapipe_over_gpipe_k16", "K=16, batch 1: the same", at_least=5.0),
+        Figure("auto_worst_loss", "the chosen schedule's step over the best measured one's, less 1", at_most=0.05),
+        Figure("auto_indistinguishable", "each choice is the best measured one, or cannot be told from it"),
+        Figure("prediction_error", "predicted against measured step, worst of all lists", at_most=0.05),
+        Figure("lists_checked", "lists that the judge of the tests has checked"),
+        Figure("mutants_rejected", "wrong lists that it has rejected", at_least=50),
+        Figure(
+            "planner_worst", "planned slices against all slicings, by the paper's objective, relative", at_most=1e-9
+        ),
+        Figure("planner_worst_exact", "the same by the seconds of the lists", at_most=0.01),
+        Figure("seconds_per_action", "seconds of an action besides those of its units"),
     ),
     "sharing": (
         Figure("clusters", "random clusters"),

@@ -1,0 +1,218 @@
+"""Judges the lists of a round: an independent proof, which imports nothing of ours and knows no schedule.
+
+It reads a document of JSON: `owners` (worker of each span), `chunks`, `first_trained` (number of leading spans that
+only run forwards), `slices` (chunks of each micro-batch), and `lists`, the operations of each worker in order. An
+operation is one of
+
+    ["F", span, chunk]   forward
+    ["B", span, chunk]   backward; or in halves: ["I", ...] for the input, later ["W", ...] for the weights
+    ["S", span]          the span's weights change
+    ["send" or "receive", "a", span, chunk, peer]   the activation that goes into the span
+    ["send" or "receive", "g", span, chunk, peer]   the gradient of the span's output
+
+A new kind of computation, such as one for the next round, needs a row in `KINDS`, and what it takes and gives in
+`_Play._needs` and `_Play._gives`.
+"""
+
+import json
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What a chunk on a span may do next, after its last computation.
+KINDS = {"": ("F",), "F": ("B", "I"), "I": ("W",), "B": (), "W": ()}
+
+_Value = tuple[str, int, int]  # "a" or "g", span, chunk
+
+
+@dataclass
+class Verdict:
+    """What a document is worth.
+
+    Attributes:
+        faults: what is wrong, in words; empty if the lists are right.
+        in_flight: for each worker, the most chunks that have gone forward on a span of it and wait for the backward.
+        versions: for each span and chunk, how often the span's weights had changed before each computation.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    in_flight: list[int] = field(default_factory=list)
+    versions: dict[tuple[int, int], dict[str, int]] = field(default_factory=dict)
+
+
+def judge(document: str) -> Verdict:
+    """Read the lists of a round, and say what is wrong with them."""
+    read = json.loads(document)
+    verdict = Verdict()
+    _check_computations(read, verdict)
+    _check_slices(read, verdict)
+    _check_pairs(read, verdict)
+    if not verdict.faults:  # otherwise the games would only repeat it
+        for rendezvous in (False, True):
+            verdict.faults += _Play(read, rendezvous).run()
+    return verdict
+
+
+def _check_computations(read: dict[str, Any], verdict: Verdict) -> None:
+    """Each chunk passes each span once, forward and, where the span trains, backward; on the span's worker."""
+    reached: dict[tuple[int, int], str] = defaultdict(str)
+    steps: Counter[int] = Counter()
+    for worker, operations in enumerate(read["lists"]):
+        flying = most = 0
+        for kind, span, *rest in operations:
+            if kind in ("send", "receive"):
+                continue
+            if span not in range(len(read["owners"])) or read["owners"][span] != worker:
+                verdict.faults.append(f"worker {worker} computes {kind} on span {span}, which is not its own")
+                continue
+            if kind == "S":
+                steps[span] += 1
+                continue
+            (chunk,) = rest
+            trains = span >= read["first_trained"]
+            if chunk not in range(read["chunks"]) or kind not in KINDS[reached[span, chunk]]:
+                after = reached[span, chunk] or "nothing"
+                verdict.faults.append(f"worker {worker} computes {kind} after {after} for chunk {chunk} on span {span}")
+                continue
+            if kind != "F" and not trains:
+                verdict.faults.append(f"worker {worker} computes {kind} on span {span}, which trains nothing")
+            if kind == "I" and span == read["first_trained"]:
+                verdict.faults.append(f"worker {worker} computes a gradient that no span before span {span} waits for")
+            reached[span, chunk] = kind
+            verdict.versions.setdefault((span, chunk), {})[kind] = steps[span]
+            flying += {"F": int(trains), "I": 0}.get(kind, -1)
+            most = max(most, flying)
+        verdict.in_flight.append(most)
+    for span in range(len(read["owners"])):
+        ends = ("B", "W") if span >= read["first_trained"] else ("F",)
+        for chunk in range(read["chunks"]):
+            if reached[span, chunk] not in ends:
+                at = reached[span, chunk] or "nothing"
+                verdict.faults.append(f"the round ends after {at} for chunk {chunk} on span {span}")
+
+
+def _check_slices(read: dict[str, Any], verdict: Verdict) -> None:
+    """Slices of one micro-batch go forward in order, because a later one attends to the earlier ones, and backward in
+    the reverse order."""
+    slices = read.get("slices", 1)
+    for worker, operations in enumerate(read["lists"]):
+        last: dict[tuple[str, int, int], int] = {}
+        for kind, span, *rest in operations:
+            if kind not in ("F", "B", "I"):
+                continue
+            micro_batch, number = divmod(rest[0], slices)
+            forward = kind == "F"
+            expected = last.get((str(forward), span, micro_batch), -1 if forward else slices) + (1 if forward else -1)
+            if number != expected:
+                verdict.faults.append(
+                    f"worker {worker} computes {kind} of slice {number} of micro-batch {micro_batch} on span {span}, "
+                    f"where slice {expected} is next"
+                )
+            last[str(forward), span, micro_batch] = number
+
+
+def _check_pairs(read: dict[str, Any], verdict: Verdict) -> None:
+    """Both ends of each pair of workers issue the same messages in the same order, both directions together, because
+    NCCL matches them by order alone."""
+    ends: dict[tuple[int, int], list[tuple[int, _Value]]] = defaultdict(
+        list
+    )  # (this end, other end) -> (sender, value)
+    for worker, operations in enumerate(read["lists"]):
+        for kind, *rest in operations:
+            if kind in ("send", "receive"):
+                *value, peer = rest
+                ends[worker, peer].append((worker if kind == "send" else peer, (value[0], value[1], value[2])))
+    for (first, second), messages in ends.items():
+        if messages != ends.get((second, first), []):
+            verdict.faults.append(f"workers {first} and {second} do not issue the same messages in the same order")
+
+
+class _Play:
+    """A game of tokens: each worker does its operations in order, one as soon as it can.
+
+    A send puts its value into a queue without bounds. With `rendezvous` it waits instead until the other worker is at
+    the receive. A receive takes the oldest value of its queue, whichever that is.
+    """
+
+    def __init__(self, read: dict[str, Any], rendezvous: bool) -> None:
+        self.owners, self.first_trained = read["owners"], read["first_trained"]
+        self.lists, self.rendezvous = read["lists"], rendezvous
+        self.place = [0] * len(self.lists)
+        self.held: set[tuple[int, _Value]] = set()  # by the worker that may compute with it, or send it
+        self.queues: dict[tuple[int, int], deque[_Value]] = defaultdict(deque)
+        self.faults: list[str] = []
+
+    def run(self) -> list[str]:
+        moved = True
+        while moved and not self.faults:
+            moved = False
+            for worker in range(len(self.lists)):
+                while not self.faults and self._operate(worker):
+                    moved = True
+        how = "if every send waits for its receive" if self.rendezvous else "though no send waits"
+        if not self.faults:
+            stuck = [worker for worker, place in enumerate(self.place) if place < len(self.lists[worker])]
+            self.faults = [f"worker {worker} waits for ever at {self._next(worker)}, {how}" for worker in stuck]
+        if not self.faults and any(self.queues.values()):
+            self.faults.append("a message is never received")
+        return self.faults
+
+    def _next(self, worker: int) -> list[Any]:
+        place = self.place[worker]
+        return self.lists[worker][place] if place < len(self.lists[worker]) else ["end"]
+
+    def _operate(self, worker: int) -> bool:
+        """Do the worker's next operation. Returns whether it could."""
+        kind, *rest = self._next(worker)
+        if kind == "end":
+            return False
+        done = getattr(self, f"_{kind}", self._compute)(worker, kind, *rest)
+        self.place[worker] += done
+        return bool(done)
+
+    def _send(self, worker: int, _: str, what: str, span: int, chunk: int, peer: int) -> bool:
+        value = what, span, chunk
+        giver = span - 1 if what == "a" else span + 1
+        if peer != self.owners[span] or giver not in range(len(self.owners)) or self.owners[giver] != worker:
+            self.faults.append(f"worker {worker} sends {value} to worker {peer}, where it does not belong")
+        elif (worker, value) not in self.held:
+            self.faults.append(f"worker {worker} sends {value} before it has computed it")
+        elif not self.rendezvous:
+            self.queues[worker, peer].append(value)
+            self.held.remove((worker, value))
+            return True
+        elif self._next(peer) == ["receive", *value, worker]:
+            self.held.remove((worker, value))
+            self.held.add((peer, value))
+            self.place[peer] += 1
+            return True
+        return False
+
+    def _receive(self, worker: int, _: str, what: str, span: int, chunk: int, peer: int) -> bool:
+        if self.rendezvous or not self.queues[peer, worker]:
+            return False  # the sender moves both
+        got = self.queues[peer, worker].popleft()
+        if got != (what, span, chunk):
+            self.faults.append(f"worker {worker} takes {got} for {(what, span, chunk)}")
+        self.held.add((worker, got))
+        return True
+
+    def _compute(self, worker: int, kind: str, span: int, chunk: int = -1) -> bool:
+        needs, gives = self._needs(kind, span, chunk), self._gives(kind, span, chunk)
+        if needs is not None:
+            if (worker, needs) not in self.held:
+                return False
+            self.held.remove((worker, needs))
+        if gives is not None:
+            self.held.add((worker, gives))
+        return True
+
+    def _needs(self, kind: str, span: int, chunk: int) -> _Value | None:
+        if kind == "F" and span > 0:
+            return "a", span, chunk
+        return ("g", span, chunk) if kind in "BI" and span < len(self.owners) - 1 else None
+
+    def _gives(self, kind: str, span: int, chunk: int) -> _Value | None:
+        if kind == "F" and span < len(self.owners) - 1:
+            return "a", span + 1, chunk
+        return ("g", span - 1, chunk) if kind in "BI" and span > self.first_trained else None
