@@ -159,7 +159,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-sharing bench-tuning
+.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -189,6 +189,9 @@ bench-release: $(STAMP) ## Freeze to another owner's pod on the freed GPUs, by p
 
 bench-scale: $(STAMP) ## 100 and 1,000 jobs of 8 workers on fake nodes behind the real control plane, then as many plain Jobs (20 min).
 	$(BIN)/python -m benchmarks.scale
+
+bench-schedules: $(STAMP) ## Schedules on virtual devices, against baselines that alternate with them in the same run (14 min).
+	$(BIN)/python -m benchmarks.schedules
 
 bench-sharing: $(STAMP) ## Jobs of mixed priorities on 200 random clusters in simulated time: restlessness, idle GPUs, inversions (8 min).
 	$(BIN)/python -m benchmarks.sharing

@@ -15,6 +15,7 @@ from pipetransformer_contract.spec import ScheduleName
 
 if TYPE_CHECKING:
     from pipetransformer.library.forecast import Forecast
+    from pipetransformer.partition import Candidate
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Phase:
         step_seconds: time of a step. Without measured costs it is relative: compare it only with other phases.
         gpus: number of GPUs that the job holds.
         regroups: whether the workers regroup for the phase, into another layout or with other stages.
+        candidates: the ways to run the layout that measured costs choose from, the choice first. Without a regroup the
+            job keeps the way that it runs.
     """
 
     first_step: int | None
@@ -42,6 +45,7 @@ class Phase:
     step_seconds: float
     gpus: int
     regroups: bool
+    candidates: Sequence["Candidate"] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
                 step_seconds=seconds,
                 gpus=gpus,
                 regroups=to is not None,
+                candidates=forecast.candidates(boundary, layout),
             )
         )
     return found

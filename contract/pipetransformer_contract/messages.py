@@ -223,9 +223,9 @@ class Report(Wire):
     """Everything that the leader knows. The report confirms that every member has committed `layout_generation`.
 
     `boundary` counts frozen layers of `num_layers`, since `boundary_step`. It may fall again. `stage_layers` says how
-    many layers each stage holds. `bytes_budget` is the memory that the first layout's largest stage needed.
-    `step_seconds` is of the present layout as it is cut now. It is renewed with the offers and with
-    `starting_step_seconds`, so all are comparable.
+    many layers each stage holds, and `stage_frozen_layers` how many of these are frozen. `bytes_budget` is the memory
+    that the first layout's largest stage needed. `step_seconds` is of the present layout as it is cut now. It is
+    renewed with the offers and with `starting_step_seconds`, so all are comparable.
     """
 
     job_uid: Name = Field(description="UID of the job.")
@@ -236,6 +236,9 @@ class Report(Wire):
     boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
     num_layers: Positive = Field(description="Layers of the model.")
     stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Layers of each stage.")
+    stage_frozen_layers: list[Count] = Field(
+        default_factory=list, max_length=4096, description="Frozen layers of each stage."
+    )
     schedule: str = Field(default="", max_length=64, description="Schedule that the layout runs.")
     why_schedule: str = Field(
         default="", max_length=256, description="Why it is not the schedule of the spec. Empty if it is."

@@ -321,12 +321,26 @@ class ScheduleName(StrEnum):
     INTERLEAVED = "Interleaved"
     ZERO_BUBBLE = "ZeroBubble"
     ZERO_BUBBLE_V = "ZeroBubbleV"
+    TERA_PIPE = "TeraPipe"
+    AUTO = "Auto"  #: the fastest of the first five by measured costs, for each layout
     SCRIPT = "Script"  #: the pod's own program passes the schedule
 
 
 #: Schedules that give each worker several spans.
 _WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
 _DEFAULT_SPANS = 2
+
+#: Value of `tokenSlices` if the trainer chooses the slices.
+AUTO = "Auto"
+_MOST_SLICES = 65536
+_AUTO_OR_NUMBER = Condition(
+    f"!has(self.tokenSlices) || (type(self.tokenSlices) == int"
+    f" ? self.tokenSlices >= 1 && self.tokenSlices <= {_MOST_SLICES} : self.tokenSlices == '{AUTO}')",
+    lambda spec: (
+        spec.token_slices in (None, AUTO)
+        or (isinstance(spec.token_slices, int) and 1 <= spec.token_slices <= _MOST_SLICES)
+    ),
+)
 
 
 class Pipeline(SpecModel):
@@ -340,13 +354,26 @@ class Pipeline(SpecModel):
         default=ScheduleName.ONE_FORWARD_ONE_BACKWARD,
         description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations than GPipe."
         " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
-        " A layout that cannot run one of them runs OneForwardOneBackward. Script: the pod's own program passes the"
+        " A layout that cannot run one of them runs OneForwardOneBackward. TeraPipe sends the samples of a causal model"
+        " through the pipeline in slices of their tokens. Auto: chooses the fastest of the first five for each"
+        " layout, together with spans and micro-batches, by simulating them with measured costs. It needs packing"
+        " Measured, and runs OneForwardOneBackward until costs are measured. Script: the pod's own program passes the"
         " schedule.",
     )
     spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
         default=None,
         description="Interleaved and ZeroBubble: spans of layers on each worker, 2 by default. ZeroBubbleV always has"
         " 2.",
+    )
+    token_slices: int | str | None = Field(
+        default=None,
+        description="TeraPipe: equal slices per sample, or Auto. Auto is the default: slices are equal at first, and"
+        " then planned by measured times.",
+    )
+    slice_multiple: Annotated[int, Field(ge=1, le=_MOST_SLICES)] | None = Field(
+        default=None,
+        description="TeraPipe: all slices but the last are multiples of this many tokens. By default 1/64 of a sample,"
+        " at least 8.",
     )
     micro_batch_size: Positive | None = Field(
         default=None,
@@ -371,6 +398,22 @@ class Pipeline(SpecModel):
             | field("spans_per_worker").is_(_DEFAULT_SPANS),
             "ZeroBubbleV has 2 spans a worker: leave spansPerWorker out",
             ".spansPerWorker",
+        ),
+        Rule(
+            ~given("token_slices") | field("schedule").is_(ScheduleName.TERA_PIPE.value),
+            "tokenSlices is for the schedule TeraPipe",
+            ".tokenSlices",
+        ),
+        Rule(
+            ~given("slice_multiple") | field("schedule").is_(ScheduleName.TERA_PIPE.value),
+            "sliceMultiple is for the schedule TeraPipe",
+            ".sliceMultiple",
+        ),
+        Rule(_AUTO_OR_NUMBER, f"tokenSlices is {AUTO} or a number from 1 to {_MOST_SLICES}", ".tokenSlices"),
+        Rule(
+            field("schedule").is_not(ScheduleName.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "schedule Auto needs packing Measured: it chooses by measured costs",
+            ".schedule",
         ),
     )
 

@@ -65,6 +65,23 @@ CHARTS = {
         ),
         aim=120,
     ),
+    "schedules": Chart(
+        "Throughput over the baseline's, lower 95 % bound; more is better",
+        (
+            ("executor, K=2", "executor_over_stock_k2"),
+            ("executor, K=4", "executor_over_stock_k4"),
+            ("zero bubble", "zero_bubble_over_1f1b"),
+            ("frozen ahead, M=4", "ahead_over_today_m4"),
+            ("frozen ahead, M=8", "ahead_over_today_m8"),
+            ("frozen ahead, best in place", "ahead_over_best"),
+            ("slices over uniform, K=4", "terapipe_over_uniform_k4"),
+            ("slices over uniform, K=8", "terapipe_over_uniform_k8"),
+            ("slices over GPipe, batch 2", "terapipe_over_gpipe_batch2"),
+            ("slices over GPipe, batch 1", "terapipe_over_gpipe_batch1"),
+            ("slices over GPipe, K=16", "terapipe_over_gpipe_k16"),
+        ),
+        aim=1,
+    ),
     "soak": Chart("Seconds until the job trains again, median; less is better", (("", "kinds.*.median_seconds"),)),
     "tuning": Chart("GPU time held, nothing frozen = 1; less is better", (("", "cases.*.gpu_time"),)),
 }

@@ -13,6 +13,7 @@ from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
 
 from .app import app
+from .candidates import candidate_object, print_candidates
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_REFUSED, Output, console, errors
 from .show import print_object
@@ -83,6 +84,7 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
                 "stageLayers": list(phase.stage_layers),
                 "schedule": phase.schedule,
                 "whySchedule": phase.why_schedule,
+                "candidates": [candidate_object(candidate) for candidate in phase.candidates],
                 "stepSeconds" if costs else "relativeStepSeconds": phase.step_seconds
                 / (1 if costs else found[0].step_seconds),
             }
@@ -113,6 +115,7 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
     for stages, schedule, why in dict.fromkeys((p.layout.stages, p.schedule, p.why_schedule) for p in found):
         if why:
             out.print(f"With {stages} {'stage' if stages == 1 else 'stages'} {schedule} runs: {why}.", highlight=False)
+    print_candidates(found, out)
     if saved is None:
         out.print("Gradients decide when layers freeze. The table shows the layout for each number of frozen layers.")
         return

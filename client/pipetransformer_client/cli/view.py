@@ -114,10 +114,7 @@ def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
     """Numbers of frozen and of active layers in each stage."""
     if report is None or report.layout_generation != generation:
         return
-    boundary = report.boundary
-    for num_layers in report.stage_layers:
-        frozen = min(boundary, num_layers)
-        boundary -= frozen
+    for num_layers, frozen in zip(report.stage_layers, report.stage_frozen_layers, strict=False):
         yield frozen, num_layers - frozen
 
 

@@ -152,8 +152,9 @@ class _Converter:
 
     def convert(self, source: Schema) -> Schema:
         source = self._resolved(source)
-        if {option.get("type") for option in source.get("anyOf", [])} == {"integer", "string"}:
-            return {"x-kubernetes-int-or-string": True}
+        if {option.get("type") for option in source.get("anyOf", [])} - {"null"} == {"integer", "string"}:
+            described = {key: source[key] for key in ("description",) if key in source}
+            return {"x-kubernetes-int-or-string": True} | described
         target: Schema = {key: source[key] for key in _COPIED if key in source}
         if target.get("type") == "integer":
             target["format"] = "int64"

@@ -305,6 +305,7 @@ class JobStatus(Wire):
     resize: Resize | None = None
     last_report: LastReport | None = None
     checkpoint: DurableCheckpoint | None = None
+    # Lists of numbers, not one list of objects: for 4,096 workers that is 0.1 MB of etcd's 1.5 MiB, and not 0.4 MB.
     worker_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,

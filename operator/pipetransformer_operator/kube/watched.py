@@ -27,8 +27,8 @@ class WatchedCluster:
         store: jobs in the API server.
         jobs: as kopf's watch shows them.
         pods: of workers.
-        nodes: with a problem; whoever watches nodes tells it.
-        free: accelerators of each node; whoever watches nodes tells it.
+        nodes: with a problem, as the watch of nodes tells it.
+        free: accelerators of each node, as the watch of nodes tells it.
         others: pods of other owners; None where they are not watched.
         reservations: of free accelerators; None where nodes are not watched.
     """

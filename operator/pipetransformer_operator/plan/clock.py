@@ -14,7 +14,7 @@ class Clock:
 
     Attributes:
         now: the time of this turn.
-        next_turn: the earliest time that somebody waits for; None when only an event can change anything.
+        next_turn: the earliest time that a rule waits for; None when only an event can change anything.
     """
 
     def __init__(self, now: datetime) -> None:

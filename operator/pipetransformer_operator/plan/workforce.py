@@ -10,7 +10,7 @@ from .view import View
 
 
 def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] = ()) -> None:
-    """Wants `ids` and as many new workers as make `count`, besides those that leave and those in `replaced`.
+    """Wants `ids` and as many new workers as make `count`, in addition to those that leave or are `replaced`.
 
     A new worker beyond the job's starting size is claimed: it has the lower priority. One that takes the place of a
     worker of the starting size is not. A job with a queue first asks it for missing quota, and creates none of the new

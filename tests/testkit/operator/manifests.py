@@ -16,6 +16,7 @@ VALID = [
     make_job().set("evaluation", {"everySteps": 5, "bestMetric": "loss", "goal": "Lowest", "patience": 3}),
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
+    make_job().set("pipeline", {"stages": 4, "schedule": "Auto", "packing": "Measured"}),
 ]
 
 
@@ -36,6 +37,12 @@ REFUSED = [
         make_job().set("pipeline.schedule", "ZeroBubbleV").set("pipeline.spansPerWorker", 3),
         "spec.pipeline.spansPerWorker",
     ),
+    (make_job().set("pipeline.tokenSlices", 2), "spec.pipeline.tokenSlices"),
+    (make_job().set("pipeline.sliceMultiple", 8), "spec.pipeline.sliceMultiple"),
+    (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", 0), "spec.pipeline.tokenSlices"),
+    (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", "Few"), "spec.pipeline.tokenSlices"),
+    (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.sliceMultiple", 0), "spec.pipeline.sliceMultiple"),
+    (make_job().set("pipeline.schedule", "Auto"), "spec.pipeline.schedule"),
     (make_job().stages(16).workers(16), "spec.pipeline.stages"),
     (make_job().stages(13).workers(13), "spec.pipeline.stages"),
     (make_job().workers(4, least=5, most=8), "spec.elasticPolicy.minWorkers"),

@@ -1,5 +1,7 @@
 """A worker's position in a run."""
 
+from dataclasses import dataclass
+
 from pipetransformer.metrics import Position
 from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
@@ -7,6 +9,13 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 
 LAST_STEP = {"loss": 1.5, "gradient_norm": None, "learning_rate": 0.1}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A worker that stands somewhere in the run."""
+
+    position: Position
 
 
 def position(rank: int = 0, *, idle_share: float | None = 0.25) -> Position:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pipetransformer.partition import assumed_costs
 from tests.testkit.client.command_line import command
 from tests.testkit.documented import documented
 from tests.testkit.operator.builders import JobBuilder, make_job
@@ -150,3 +151,30 @@ def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
     file.write_text(yaml.safe_dump(job.workers(8, most=3).manifest()))
     assert command(monkeypatch, "plan", str(file)) == 2
     assert "spec.elasticPolicy.maxWorkers: no layout of 4 stages fits 3 workers" in capsys.readouterr().err
+
+
+def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"costs": assumed_costs(12).model_dump(mode="json")}))
+    job = packing_job().set("pipeline", {"stages": 4, "schedule": "Auto", "packing": "Measured"})
+    plan = planned(job, tmp_path, monkeypatch, capsys, "--costs", str(costs))
+    first = plan["phases"][0]
+    choice, *others = first["candidates"]
+    assert {one["schedule"] for one in first["candidates"]} == {
+        "GPipe",
+        "OneForwardOneBackward",
+        "Interleaved",
+        "ZeroBubble",
+        "ZeroBubbleV",
+    }
+    assert (choice["schedule"], choice["whyNot"]) == (first["schedule"], "")
+    assert choice["stepSeconds"] == pytest.approx(first["stepSeconds"])
+    assert all(one["whyNot"] for one in others)
+    assert all(one["stepSeconds"] >= choice["stepSeconds"] for one in others if one["stepSeconds"] is not None)
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs)) == 0
+    shown = capsys.readouterr().out
+    assert "from step 0: 4 x 1, 0 frozen" in shown and "ZeroBubbleV" in shown
+
+    assert all(phase["candidates"] == [] for phase in planned(job, tmp_path, monkeypatch, capsys)["phases"])

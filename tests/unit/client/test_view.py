@@ -35,6 +35,7 @@ def job() -> PipeTrainingJob:
         boundary=8,
         num_layers=12,
         stage_layers=[9, 3],
+        stage_frozen_layers=[8, 0],
         bytes_budget=0,
         loss=0.25,
         samples_per_second=412.0,

@@ -16,7 +16,7 @@ from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.metrics import Metrics
 from tests.testkit.operator.shown_state import ShownState
-from tests.testkit.trainer.position import position
+from tests.testkit.trainer.position import Standing, position
 from tools.dashboards import write
 from tools.devcluster.layout import REPOSITORY
 
@@ -47,7 +47,7 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
     meter = Meter()
     here = position()
     here.control.last_step["gradient_norm"] = 1.0
-    meter.registry.register(PositionCollector(lambda: here, torch.device("cuda")))
+    meter.registry.register(PositionCollector(Standing(here), torch.device("cuda")))
     metrics = Metrics()
     metrics.show(ShownState())
     return dict([*described(metrics.registry), *described(meter.registry)])

@@ -77,7 +77,7 @@ class Teller:
 
     @property
     def behind(self) -> bool:
-        """Whether so many calls are outstanding that training should wait."""
+        """Whether too many calls are outstanding, so that training should wait."""
         return sum(not told.done() for told in self._told) > _BACKLOG
 
     def catch_up(self) -> None:

@@ -31,16 +31,19 @@ from pipetransformer.freeze import FreezePolicy
 from pipetransformer.models import PipelineModel
 from pipetransformer.models.metrics import Metric
 from pipetransformer.partition import (
+    AUTO,
+    Candidate,
     Cut,
     MemoryBoundError,
     ModelCosts,
+    Option,
     Prediction,
     StepModel,
     assumed_costs,
     make_offers,
     paper_bytes,
 )
-from pipetransformer.schedules import OneForwardOneBackward, Schedule, make_schedule
+from pipetransformer.schedules import Schedule, make_schedule
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
@@ -160,6 +163,14 @@ class Job:
             (k for k in range(1, stages) if paper_bytes(self.unit_bytes, boundary, k) <= self.bytes_budget), stages
         )
 
+    def candidates(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> list[Candidate]:
+        """The ways to run a layout by these costs: the choice first, then the others with what speaks against them.
+
+        Raises:
+            MemoryBoundError: no candidate fits the memory.
+        """
+        return self.step_model(costs).candidates(boundary, stages, pipelines)
+
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
         """Spans, schedule and micro-batches of a layout: by measured costs if there are any and the result fits the
         memory.
@@ -190,15 +201,21 @@ class Job:
             global_batch=self.order.global_batch,
             num_shards=self.order.num_shards,
             micro_batch_size=self.micro_batch_size if costs is None else self.spec.pipeline.micro_batch_size,
-            one_forward_one_backward=isinstance(self.schedule, OneForwardOneBackward),
             unit_bytes=self.unit_bytes,
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
             num_samples=len(self.dataset.train),
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
-            schedule=self.spec.pipeline.schedule,
-            spans_per_worker=self.spec.pipeline.num_spans,
+            options=self._options(costs),
+            own=self.schedule,
         )
+
+    def _options(self, costs: ModelCosts | None) -> Sequence[Option]:
+        """The schedules that layouts may run, the simpler first. Before costs are measured `Auto` runs 1F1B."""
+        pipeline = self.spec.pipeline
+        if pipeline.schedule is not ScheduleName.AUTO:
+            return [Option(pipeline.schedule, pipeline.num_spans)]
+        return AUTO[:1] if costs is None else AUTO
 
     def schedule_of(self, cut: Cut) -> Schedule:
         """The schedule that a layout runs, which may be another than the spec's."""

@@ -11,7 +11,7 @@ from pipetransformer.freeze import Explicit, FreezeObservation, NoFreeze, PaperS
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models import MicroBatchContext
-from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Cut, ModelCosts
+from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Candidate, Cut, MemoryBoundError, ModelCosts
 from pipetransformer.pipeline.probe import Probe
 from pipetransformer.worker.process import choose_device
 from pipetransformer_contract.choose import Present
@@ -68,6 +68,16 @@ class Forecast:
         """The trainer's cut of a layout."""
         costs = None if self.job.cuts_by_paper else self.costs
         return self.job.cut(boundary, layout.stages, layout.pipelines, costs)
+
+    def candidates(self, boundary: int, layout: Layout) -> list[Candidate]:
+        """The ways to run a layout that the trainer chooses from: the choice first. Empty unless measured costs
+        choose."""
+        if self.costs is None or self.job.cuts_by_paper:
+            return []
+        try:
+            return self.job.candidates(boundary, layout.stages, layout.pipelines, self.costs)
+        except MemoryBoundError:  # the trainer then cuts by assumed costs
+            return []
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step; without costs, in units of one sample's forward through one layer."""

@@ -1,7 +1,8 @@
 """Metrics of a worker's current state, read from the trainer at each scrape, at no cost to the training."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -30,21 +31,30 @@ class Position:
     idle_share: float | None
 
 
+class Positioned(Protocol):
+    """A worker that stands somewhere in the run."""
+
+    @property
+    def position(self) -> Position:
+        """Its current state. Other threads than the training's ask."""
+        ...
+
+
 class PositionCollector(Collector):
     """Collects the worker's role, its accelerator's memory and, on the leader, the metrics of the whole job.
 
     Args:
-        position: returns the worker's current state; called from another thread than the training's.
+        worker: what stands somewhere.
         device: the worker's device.
     """
 
-    def __init__(self, position: Callable[[], Position], device: torch.device) -> None:
-        self._position = position
+    def __init__(self, worker: Positioned, device: torch.device) -> None:
+        self._worker = worker
         self._device = device
 
     def collect(self) -> Iterator[Metric]:
         """The metrics of this scrape."""
-        here = self._position()
+        here = self._worker.position
         if here.layout is not None:
             yield from _role(here.layout)
             if here.layout.is_leader:

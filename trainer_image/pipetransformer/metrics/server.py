@@ -2,28 +2,26 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from prometheus_client import ProcessCollector, disable_created_metrics, start_http_server
 
-from .collector import Position, PositionCollector
+from .collector import PositionCollector, Positioned
 from .meter import Meter
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def serve(
-    meter: Meter, position: Callable[[], Position], device: torch.device, address: str, port: int | None
-) -> Iterator[None]:
+def serve(meter: Meter, worker: Positioned, device: torch.device, address: str, port: int | None) -> Iterator[None]:
     """A context that serves `/metrics`, if there is a port. If the port is taken, it logs a warning and training goes
     on."""
     if port is None:
         yield
         return
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    meter.registry.register(PositionCollector(position, device))
+    meter.registry.register(PositionCollector(worker, device))
     ProcessCollector(registry=meter.registry)
     try:
         server, thread = start_http_server(port, address, meter.registry)

@@ -102,7 +102,7 @@ class PipelineModel:
         return unit_name(index, self.num_layers)
 
     def activation_shape(self, micro_batch: int, length: int | None = None) -> tuple[int, ...]:
-        """Shape of the activation between stages for a micro-batch of so many samples, cut to `length` positions."""
+        """Shape of the activation between stages for `micro_batch` samples, cut to `length` positions."""
         return (micro_batch, *(self.activation if length is None else (length, *self.activation[1:])))
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,19 +1,25 @@
 """Cuts layers into stages and predicts the cost of each number of stages, from which the operator chooses."""
 
+from .candidates import AUTO, Candidate, Option
 from .contiguous import MemoryBound, MemoryBoundError, partition
 from .costs import ModelCosts, UnitCost, assumed_costs, training_seconds
 from .cut import Cut
 from .memory import paper_bytes
 from .offers import ASSUMED_PAUSE_SECONDS, Prediction, make_offers, offered_stages
+from .predict import Predicted
 from .spans import cut_units, spans
 from .step_model import StepModel
 
 __all__ = [
     "ASSUMED_PAUSE_SECONDS",
+    "AUTO",
+    "Candidate",
     "Cut",
     "MemoryBound",
     "MemoryBoundError",
     "ModelCosts",
+    "Option",
+    "Predicted",
     "Prediction",
     "StepModel",
     "UnitCost",

@@ -33,6 +33,7 @@ class ModelCosts(BaseModel):
         small: cost of each unit at the smaller size.
         large: cost of each unit at the larger size.
         seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
+        seconds_per_action: seconds of any computation of a schedule besides those of its units.
         worker_bytes: bytes that the layers of the smallest worker may take; None if nothing bounds them.
         step: committed steps at the measurement.
         boundary: frozen layers at the measurement.
@@ -43,6 +44,7 @@ class ModelCosts(BaseModel):
     small: list[UnitCost]
     large: list[UnitCost]
     seconds_per_byte: float = 0.0
+    seconds_per_action: float = 0.0
     worker_bytes: int | None = None
     step: int = 0
     boundary: int = 0

@@ -67,6 +67,11 @@ class Cut:
         held = [range(max(span.start, 1) - 1, min(span.stop, last) - 1) for span in self.spans_of(stage)]
         return [layers for layers in held if layers]
 
+    def frozen_layers(self, boundary: int) -> list[int]:
+        """Number of frozen layers of each stage, where the first `boundary` layers of the model are frozen."""
+        held = [self.layers_of(stage) for stage in range(self.stages)]
+        return [sum(len(range(layers.start, min(layers.stop, boundary))) for layers in some) for some in held]
+
     @property
     def stage_layers(self) -> list[int]:
         """Number of layers of each stage."""

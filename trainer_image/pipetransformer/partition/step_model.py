@@ -1,16 +1,15 @@
-"""Predicts the cut of a layout, its micro-batches and its step time."""
+"""Predicts the cut of a layout, its schedule, its micro-batches and its step time."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pipetransformer.schedules import fit, one_each
-from pipetransformer_contract.spec import ScheduleName
+from pipetransformer.schedules import Schedule, ScheduleError, make_schedule
 
-from .contiguous import MemoryBound, MemoryBoundError
-from .costs import ModelCosts, UnitCost, training_seconds
+from .candidates import ONE_FORWARD_ONE_BACKWARD, Candidate, Kept, Option, Search
+from .contiguous import MemoryBoundError
+from .costs import ModelCosts
 from .cut import Cut
-from .spans import cut_units
+from .predict import Predicted, Step, UnitWork
 
 #: Micro-batches for each stage: PipeTransformer, section 3.2, searches from K to 6 K.
 _MICRO_BATCHES_PER_STAGE = range(1, 7)
@@ -25,202 +24,127 @@ class StepModel:
         global_batch: samples in a step.
         num_shards: number of shards (C) of the data.
         micro_batch_size: samples in a micro-batch; None to choose it for each layout.
-        one_forward_one_backward: whether pipelines with at least K micro-batches run 1F1B; otherwise GPipe.
         unit_bytes: parameter bytes of each unit.
         trained_bytes: bytes of each unit while it trains: parameters, gradients, moments.
         sample_bytes: bytes of one sample's activation between stages, or in a cache.
         num_samples: samples in an epoch.
         cache_bytes: cache size of the first worker of a pipeline.
-        schedule: the schedule of the spec.
-        spans_per_worker: spans of each worker (V) under that schedule.
+        options: schedules to choose from, the simpler first. A layout that can run none of them runs 1F1B.
+        own: the program's schedule, for `Script`.
     """
 
     costs: ModelCosts
     global_batch: int
     num_shards: int
     micro_batch_size: int | None
-    one_forward_one_backward: bool
     unit_bytes: Sequence[int]
     trained_bytes: Sequence[int]
     sample_bytes: int
     num_samples: int = 0
     cache_bytes: int = 0
-    schedule: ScheduleName = ScheduleName.ONE_FORWARD_ONE_BACKWARD
-    spans_per_worker: int = 1
-    _costs_at: dict[int, list[UnitCost]] = field(default_factory=dict, init=False, repr=False)
+    options: Sequence[Option] = (ONE_FORWARD_ONE_BACKWARD,)
+    own: Schedule | None = None
+    _schedules: dict[Option, Schedule] = field(default_factory=dict, init=False, repr=False)
+    _units: dict[tuple[int, int, float], UnitWork] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[object, Kept] = field(default_factory=dict, init=False, repr=False)
 
     def cut(self, boundary: int, stages: int, pipelines: int) -> Cut:
-        """The best cut of a layout that fits the workers' memory.
-
-        The micro-batch size is searched with stages cut for a middle size, because the cut depends little on it. Then
-        the stages are cut again for the size found.
+        """The fastest cut of a layout that fits the workers' memory, with its schedule.
 
         Raises:
             MemoryBoundError: no cut fits.
             ValueError: there are fewer layers than stages.
         """
-        samples = self._samples(pipelines)
-        if self.micro_batch_size is not None:
-            sizes = [self.micro_batch_size]
-        else:
+        cut = self.candidates(boundary, stages, pipelines)[0].cut
+        assert cut is not None
+        return cut
+
+    def candidates(self, boundary: int, stages: int, pipelines: int) -> list[Candidate]:
+        """The ways to run a layout: the choice first, then the others with what speaks against them.
+
+        Raises:
+            MemoryBoundError: no candidate fits the memory.
+            ValueError: there are fewer layers than stages.
+        """
+        sizes = [self.micro_batch_size]
+        if self.micro_batch_size is None:
+            samples = self._samples(pipelines)
             sizes = sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
-            near = self._cut(boundary, stages, pipelines, sizes[len(sizes) // 2], bounded=False)
+        steps = {size: self._step(boundary, size, pipelines) for size in sizes if size is not None}
+        schedules = {option: self._schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
+        search = Search(stages, steps, schedules, self.costs.worker_bytes, self._kept)
+        if stages == 1 and len(self.options) > 1:  # the order of a lone stage changes nothing
+            return search.best_first([ONE_FORWARD_ONE_BACKWARD])
+        try:
+            return search.best_first(self.options)
+        except MemoryBoundError as error:
+            if ONE_FORWARD_ONE_BACKWARD in self.options:
+                raise
+            reason = f"{self.options[0].schedule} needs more memory than a worker has ({error})"
+        except ScheduleError as error:
+            reason = str(error)
+        choice, *others = search.best_first([ONE_FORWARD_ONE_BACKWARD])
+        assert choice.cut is not None
+        return [replace(choice, cut=replace(choice.cut, why_schedule=reason)), *others]
 
-            def seconds(size: int) -> float:
-                # With several spans a worker the schedule depends on the number of micro-batches.
-                own = self.spans_per_worker > 1
-                cut = self._cut(boundary, stages, pipelines, size, bounded=False) if own else near
-                return self.step_seconds(boundary, replace(cut, micro_batch_size=size), pipelines)
-
-            sizes.sort(key=seconds)
-        failure: MemoryBoundError | None = None
-        for size in sizes:
-            try:
-                return self._cut(boundary, stages, pipelines, size, bounded=True)
-            except MemoryBoundError as error:
-                failure = error
-        assert failure is not None
-        raise failure
+    def predict(self, boundary: int, cut: Cut, pipelines: int) -> Predicted:
+        """Predict a step of a cut, by simulating its schedule."""
+        step = self._step(boundary, cut.micro_batch_size, pipelines)
+        schedule = self._schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
+        return step.predict(schedule, cut.owners, cut.spans)
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
-        """Seconds of a step: M + (K - 1) / V turns of the slowest stage, plus the part of the reduction that is not
-        hidden. With V spans a stage, a pipeline fills and drains in turns of one span.
+        """Seconds of a step: the simulated round, plus the part of the reduction that is not hidden.
 
-        Under 1F1B a turn is a forward and a backward of one stage; under GPipe it is the slowest forward plus the
-        slowest backward. Sending overlaps with a turn; the reduction of a stage overlaps with its last backward. The
-        first stage does not compute samples that its cache holds after the first epoch; reading them is not counted.
+        A stage's reduction overlaps with its last backward. The first stage does not compute samples that its cache
+        holds after the first epoch; reading them is not counted.
         """
-        stages, spans = cut.stages, len(cut.spans)
-        count = self._count(cut.micro_batch_size, pipelines)
-        forwards, backwards = self._stage_seconds(boundary, cut, pipelines)
-        if self._in_turns(count, stages):
-            turn = max(f + b for f, b in zip(forwards, backwards, strict=True))
-        else:
-            turn = max(forwards) + max(backwards)
-        link = self.costs.seconds_per_byte
-        if stages > 1:
-            turn = max(turn, 2 * link * self.sample_bytes * cut.micro_batch_size * spans / stages)
-        first_active = boundary + 1 if boundary else 0
-        share = 2 * (pipelines - 1) / pipelines
-        reductions = [
-            link * share * sum(self.unit_bytes[unit] for unit in units if unit >= first_active)
-            for units in cut.units_by_stage
-        ]
-        shown = max(0.0, *(r - b for r, b in zip(reductions, backwards, strict=True)))
-        return turn * (count + (stages - 1) * stages / spans) + shown
+        return self.predict(boundary, cut, pipelines).seconds
 
     def idle_share(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Share of a step in which stages compute nothing: bubble, imbalance, and reduction that is not hidden."""
-        busy = sum(map(sum, self._stage_seconds(boundary, cut, pipelines))) / cut.stages
-        step = self.step_seconds(boundary, cut, pipelines)
-        return max(0.0, 1 - busy * self._count(cut.micro_batch_size, pipelines) / step) if step else 0.0
+        return self.predict(boundary, cut, pipelines).idle_share
 
     def bytes_per_worker(self, boundary: int, cut: Cut, pipelines: int) -> int:
         """Bytes of the worker that holds the most."""
-        stages, units_by_stage = cut.stages, cut.units_by_stage
-        needs = self._needs(boundary, stages, pipelines, cut.micro_batch_size, one_each=len(cut.spans) == stages)
-        return round(max(sum(row[unit] for unit in units) for row, units in zip(needs, units_by_stage, strict=True)))
+        return self.predict(boundary, cut, pipelines).bytes_per_worker
 
-    def _stage_seconds(self, boundary: int, cut: Cut, pipelines: int) -> tuple[list[float], list[float]]:
-        """Seconds of each stage's forward and backward for one micro-batch; the first span reads from its cache."""
-        costs = self._at(cut.micro_batch_size)
-        forward, backward = training_seconds(costs, boundary)
-        cached, _ = training_seconds(costs, boundary, self._miss_share(pipelines))
-        forwards, backwards = [0.0] * cut.stages, [0.0] * cut.stages
-        for number, (span, owner) in enumerate(zip(cut.spans, cut.owners, strict=True)):
-            forwards[owner] += sum((forward if number else cached)[unit] for unit in span)
-            backwards[owner] += sum(backward[unit] for unit in span)
-        return forwards, backwards
+    def _schedule(self, option: Option) -> Schedule:
+        if option not in self._schedules:
+            made = make_schedule(option.schedule, self.own, spans_per_worker=option.spans_per_worker)
+            self._schedules[option] = made
+        return self._schedules[option]
 
-    def _cut(self, boundary: int, stages: int, pipelines: int, size: int, *, bounded: bool) -> Cut:
-        """The cut for one micro-batch size, and the schedule that can run it.
+    def _step(self, boundary: int, size: int, pipelines: int) -> Step:
+        """A step with micro-batches of `size` samples."""
+        first_active = boundary + 1 if boundary else 0
+        frozen, trained = self.unit_bytes[:first_active], self.unit_bytes[first_active:]
+        seconds_per_byte = self.costs.seconds_per_byte * 2 * (pipelines - 1) / pipelines
+        return Step(
+            self._unit_work(boundary, size, self._miss_share(pipelines)),
+            -(-self._samples(pipelines) // size),
+            state_bytes=[*frozen, *self.trained_bytes[first_active:]],
+            reduction_seconds=[0.0] * len(frozen) + [seconds_per_byte * needed for needed in trained],
+        )
 
-        Several spans a worker are cut by cost alone. If then a worker's spans together exceed its memory, each worker
-        gets one span.
-
-        Raises:
-            MemoryBoundError: no cut fits.
-            ValueError: there are fewer layers than stages.
-        """
-        count, num_layers = self._count(size, pipelines), len(self.unit_bytes) - 2
-        fitted = fit(self.schedule, stages, self.spans_per_worker, count, num_layers)
-        if len(fitted.owners) > stages:
-            spans, limit = self._spans(boundary, len(fitted.owners), size, None), self.costs.worker_bytes
-            cut = Cut(spans, size, fitted.owners, fitted.schedule)
-            if not bounded or limit is None or self.bytes_per_worker(boundary, cut, pipelines) <= limit:
-                return cut
-            fitted = one_each(stages, f"{self.schedule} needs more memory than a worker has")
-        spans = self._best_spans(boundary, stages, pipelines, size, bounded=bounded)
-        return Cut(spans, size, fitted.owners, fitted.schedule, fitted.reason)
-
-    def _best_spans(self, boundary: int, stages: int, pipelines: int, size: int, *, bounded: bool) -> list[range]:
-        """The better cut: frozen layers spread to balance the stages, or all in the first stage, which caches them."""
-        limit = self.costs.worker_bytes
-        memory = None
-        if bounded and limit is not None:
-            memory = MemoryBound(self._needs(boundary, stages, pipelines, size), limit)
-        spread = self._spans(boundary, stages, size, memory)
-        miss_share = self._miss_share(pipelines)
-        if miss_share == 1 or not 0 < boundary <= len(self.unit_bytes) - 2 - stages:
-            return spread
-        with contextlib.suppress(MemoryBoundError):
-            together = self._spans(boundary, stages, size, memory, miss_share, prefix=boundary + 1)
-            return min(together, spread, key=lambda cut: self.step_seconds(boundary, Cut(cut, size), pipelines))
-        return spread
-
-    def _spans(
-        self,
-        boundary: int,
-        stages: int,
-        size: int,
-        memory: MemoryBound | None,
-        miss_share: float = 1.0,
-        prefix: int = 1,
-    ) -> list[range]:
-        forward, backward = training_seconds(self._at(size), boundary, miss_share)
-        return cut_units([f + b for f, b in zip(forward, backward, strict=True)], stages, memory, prefix)
+    def _unit_work(self, boundary: int, size: int, miss_share: float) -> UnitWork:
+        key = (boundary, size, miss_share)
+        if key not in self._units:
+            self._units[key] = UnitWork(
+                self.costs.at(size),
+                boundary,
+                miss_share=miss_share,
+                message_seconds=self.costs.seconds_per_byte * self.sample_bytes * size,
+                action_seconds=self.costs.seconds_per_action,
+            )
+        return self._units[key]
 
     def _miss_share(self, pipelines: int) -> float:
         """Share of a pipeline's samples that its first worker's cache cannot hold."""
         needed = self.num_samples / pipelines * self.sample_bytes
         return max(0.0, 1 - self.cache_bytes / needed) if needed else 1.0
 
-    def _needs(
-        self, boundary: int, stages: int, pipelines: int, size: int, *, one_each: bool = True
-    ) -> list[list[float]]:
-        """Bytes of each unit in each stage: its state, and what the micro-batches in flight keep for the backward.
-
-        With several spans a worker (not `one_each`) at most 2 K are in flight: an interleaved schedule begins with
-        (V - 1) K + 2 (K - k) - 1 forwards of V spans (Narayanan et al., 2021, section 2.2).
-        """
-        count = self._count(size, pipelines)
-        first_active = boundary + 1 if boundary else 0
-        in_turns = self._in_turns(count, stages)
-        costs = self._at(size)
-
-        def need(unit: int, cost: UnitCost, in_flight: int) -> float:
-            if unit < first_active:
-                return self.unit_bytes[unit]
-            return self.trained_bytes[unit] + in_flight * cost.saved_bytes
-
-        in_flight = [count] * stages
-        if in_turns:
-            in_flight = [min(count, stages - stage if one_each else 2 * stages) for stage in range(stages)]
-        return [[need(unit, cost, most) for unit, cost in enumerate(costs)] for most in in_flight]
-
-    def _at(self, size: int) -> list[UnitCost]:
-        if size not in self._costs_at:
-            self._costs_at[size] = self.costs.at(size)
-        return self._costs_at[size]
-
     def _samples(self, pipelines: int) -> int:
         """Samples of the pipeline with the most shards."""
         shards = -(-self.num_shards // pipelines)
         return -(-self.global_batch * shards // self.num_shards)
-
-    def _count(self, micro_batch_size: int, pipelines: int) -> int:
-        """Micro-batches in a pipeline's share of the batch (M)."""
-        return -(-self._samples(pipelines) // micro_batch_size)
-
-    def _in_turns(self, count: int, stages: int) -> bool:
-        return self.one_forward_one_backward and count >= stages

@@ -16,6 +16,7 @@ from torch import Tensor
 from pipetransformer.errors import RunningModel
 from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation, Receive, RoundShape, Send, Value
 
+from . import split
 from .chunk import Chunk
 from .hooks import RoundHooks
 from .stage import Passage, Span
@@ -74,12 +75,14 @@ class _Flight:
         output: where the backward starts.
         passage: told of units that the backward passes.
         gradient: of the output, between the two halves of a backward.
+        rest: what the first half of a backward left for the second.
     """
 
     input: Tensor | None
     output: Tensor
     passage: Passage | None
     gradient: Tensor | None = None
+    rest: split.WeightGradients | None = None
 
 
 class _Round:
@@ -159,20 +162,21 @@ class _Round:
         flight.gradient = self._gradient_of_output(index, number)
         if flight.input is None or not self._shape.gives_gradient(index):
             return  # the other half does it all
-        gradient = None
-        if self._goes_back(index, flight):
-            with _BACKWARD:
-                (gradient,) = torch.autograd.grad(
-                    flight.output, flight.input, flight.gradient, retain_graph=True, allow_unused=True
-                )
+        if not self._goes_back(index, flight):
+            self._give_gradient(index, number, flight.input, None)
+            return
+        with _BACKWARD:
+            at_once = self._chunks[number].context.recompute
+            gradient, flight.rest = split.begin(flight.output, flight.input, flight.gradient, at_once=at_once)
         self._give_gradient(index, number, flight.input, gradient)
 
     def _weight_half(self, index: int, number: int) -> None:
         flight = self._flights.pop((index, number))
-        parameters = self._executor.spans[index].parameters()
-        if parameters and self._goes_back(index, flight):
-            with _BACKWARD:
-                torch.autograd.backward(flight.output, flight.gradient, inputs=parameters)
+        with _BACKWARD:
+            if flight.rest is not None:
+                split.finish(flight.rest)
+            elif not self._shape.gives_gradient(index) and self._goes_back(index, flight):
+                torch.autograd.backward(flight.output, flight.gradient)
         if flight.passage is not None:
             flight.passage.end()
 

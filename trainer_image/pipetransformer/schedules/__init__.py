@@ -6,7 +6,7 @@ from .flushed import GPipe, OneForwardOneBackward
 from .make import make_schedule
 from .order import MessageKind, Operation, Receive, Send, Value, planned
 from .owners import Fitted, fit, one_each
-from .simulate import RoundCosts, Simulated, simulate
+from .simulate import Program, RoundCosts, Simulated, simulate
 from .tera import TeraPipe
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "MessageKind",
     "OneForwardOneBackward",
     "Operation",
+    "Program",
     "Receive",
     "RoundCosts",
     "RoundSeconds",
@@ -29,8 +30,8 @@ __all__ = [
     "TeraPipe",
     "Value",
     "fit",
-    "one_each",
     "make_schedule",
+    "one_each",
     "planned",
     "simulate",
 ]

@@ -23,7 +23,7 @@ def make_schedule(name: ScheduleName, own: Schedule | type | None = None, *, spa
     match name:
         case ScheduleName.GPIPE:
             return GPipe()
-        case ScheduleName.ONE_FORWARD_ONE_BACKWARD:
+        case ScheduleName.ONE_FORWARD_ONE_BACKWARD | ScheduleName.AUTO:  # a layout's cut names what `Auto` chose
             return OneForwardOneBackward()
         case ScheduleName.SCRIPT:
             return _own(own)

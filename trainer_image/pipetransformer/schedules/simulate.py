@@ -7,15 +7,17 @@ one communicator. A message begins once both workers have issued it. In lists wi
 message's seconds after it is made. Optimizer, reduction and contention between pairs of workers are not in it.
 """
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .actions import Action, ActionKind, RoundShape, ScheduleError
 from .order import MessageKind, Operation, Receive, Send, Value
 
-#: Seconds by kind of computation, span and slice.
-_Table = dict[ActionKind, dict[int, Sequence[float]]]
+#: What a node costs: (kind, span, slice) of a computation, units of a prefix, or the slice of a message.
+_Cost = tuple[ActionKind, int, int] | range | int
+#: Numbers of chunks that a worker keeps at a time, by span.
+_Kept = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class RoundCosts:
         action_seconds: seconds that any computation takes in addition, such as those of its launch.
         saved_bytes: bytes that a chunk keeps in each span from its forward to the end of its backward; empty if nothing
             is kept. For slices the mean of a micro-batch's chunks.
+        prefix: seconds of each frozen unit before span 0, for `PREFIX` computations.
     """
 
     seconds: Mapping[tuple[ActionKind, int], Sequence[float]]
     message_seconds: Sequence[float] = (0.0,)
     action_seconds: float = 0.0
     saved_bytes: Sequence[float] = ()
+    prefix: Sequence[float] = ()
 
     @classmethod
     def by_span(
@@ -45,6 +49,7 @@ class RoundCosts:
         message_seconds: float = 0.0,
         action_seconds: float = 0.0,
         saved_bytes: Sequence[float] = (),
+        prefix: Sequence[float] = (),
     ) -> "RoundCosts":
         """Costs of whole micro-batches.
 
@@ -55,6 +60,7 @@ class RoundCosts:
             message_seconds: seconds of a message.
             action_seconds: seconds of any action.
             saved_bytes: bytes that a chunk keeps in each span.
+            prefix: seconds of each frozen unit before span 0.
         """
         weights = [seconds / 2 for seconds in backward] if weight_gradient is None else weight_gradient
         inputs = [max(0.0, whole - part) for whole, part in zip(backward, weights, strict=True)]
@@ -66,7 +72,7 @@ class RoundCosts:
             ActionKind.STEP: [0.0] * len(forward),
         }
         seconds = {(kind, span): (value,) for kind, row in rows.items() for span, value in enumerate(row)}
-        return cls(seconds, (message_seconds,), action_seconds, saved_bytes)
+        return cls(seconds, (message_seconds,), action_seconds, saved_bytes, prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Simulated:
         idle_share: share of `seconds` without a computation.
         peak_chunks: largest number of chunks, each in one span, that wait for the end of their backward.
         peak_bytes: most bytes that such chunks keep.
+        ends: end of the last computation.
         times: start and end of each computation, in the order of the worker's list.
     """
 
@@ -87,6 +94,7 @@ class Simulated:
     idle_share: tuple[float, ...]
     peak_chunks: tuple[int, ...]
     peak_bytes: tuple[float, ...]
+    ends: tuple[float, ...]
     times: tuple[tuple[tuple[float, float], ...], ...]
 
     @property
@@ -103,107 +111,186 @@ def simulate(lists: Sequence[Sequence[Operation]], shape: RoundShape, costs: Rou
             workers issue different messages.
         KeyError: `costs` lacks a kind of computation.
     """
-    return _Round(lists, shape, costs).play()
+    return Program.of(lists, shape).play(costs)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The lists of a round as a graph, which can be played with many costs.
+
+    A node is a computation or a message. It ends its own seconds after the last of its predecessors. Nodes come after
+    their predecessors. Node 0 is the start of the round.
+
+    Attributes:
+        shape: the shape of the round.
+        nodes: of each further node three predecessors, and the number of what it costs in `costs`.
+        costs: what nodes can cost.
+        computations: nodes of each worker's computations, in their order.
+        counts: how often each worker's computations cost what.
+        kept: the numbers of chunks that each worker keeps at a time, by span, where no other time has more of each.
+    """
+
+    shape: RoundShape
+    nodes: Sequence[tuple[int, int, int, int]]
+    costs: Sequence[_Cost]
+    computations: Sequence[Sequence[int]]
+    counts: Sequence[Mapping[int, int]]
+    kept: Sequence[Sequence[Mapping[int, int]]]
+
+    @classmethod
+    def of(cls, lists: Sequence[Sequence[Operation]], shape: RoundShape) -> "Program":
+        """Link what the lists do.
+
+        Raises:
+            ScheduleError: the lists cannot be run.
+        """
+        return _Linker(lists, shape).link()
+
+    def play(self, costs: RoundCosts, *, times: bool = True) -> Simulated:
+        """Simulate the round with these costs. Without `times` the result has none.
+
+        Raises:
+            KeyError: `costs` lacks a kind of computation.
+        """
+        seconds = [self._seconds(cost, costs) for cost in self.costs]
+        ends = [0.0]
+        for first, second, third, cost in self.nodes:
+            start = ends[first]
+            if ends[second] > start:
+                start = ends[second]
+            if ends[third] > start:
+                start = ends[third]
+            ends.append(start + seconds[cost])
+        busy = tuple(sum(seconds[cost] * number for cost, number in own.items()) for own in self.counts)
+        most = max(ends)
+        saved = costs.saved_bytes or [0.0] * len(self.shape.owners)
+        return Simulated(
+            seconds=most,
+            busy=busy,
+            idle_share=tuple(1 - one / most if most else 0.0 for one in busy),
+            peak_chunks=tuple(max(sum(each.values()) for each in kept) for kept in self.kept),
+            peak_bytes=tuple(
+                max(sum(saved[span] * chunks for span, chunks in each.items()) for each in kept) for kept in self.kept
+            ),
+            ends=tuple(ends[own[-1]] if own else 0.0 for own in self.computations),
+            times=tuple(tuple(self._time(node, ends) for node in own) for own in self.computations) if times else (),
+        )
+
+    def _time(self, node: int, ends: Sequence[float]) -> tuple[float, float]:
+        first, second, third, _ = self.nodes[node - 1]
+        return max(ends[first], ends[second], ends[third]), ends[node]
+
+    def _seconds(self, cost: _Cost, costs: RoundCosts) -> float:
+        if isinstance(cost, int):
+            return _of_slice(costs.message_seconds, cost)
+        if isinstance(cost, range):
+            return sum(costs.prefix[unit] for unit in cost) + costs.action_seconds
+        kind, span, number = cost
+        return _of_slice(costs.seconds[kind, span], number) + costs.action_seconds
+
+
+def _of_slice(row: Sequence[float], number: int) -> float:
+    return row[0] if len(row) == 1 else row[number]
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker's list, and how far it was played."""
+    """One worker's list, and how far it is linked. `newest` is the node of its newest computation."""
 
     operations: Sequence[Operation]
     place: int = 0
-    now: float = 0.0
-    busy: float = 0.0
-    chunks: int = 0
-    bytes: float = 0.0
-    peak_chunks: int = 0
-    peak_bytes: float = 0.0
-    times: list[tuple[float, float]] = field(default_factory=list)
+    newest: int = 0
+    computations: list[int] = field(default_factory=list)
+    chunks: dict[int, int] = field(default_factory=dict)
+    kept: set[_Kept] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Pair:
     """The messages of two workers. `early` holds what one of them has issued and the other has not yet."""
 
-    free_at: float = 0.0
-    early: deque[tuple[int, Value, float]] = field(default_factory=deque)
+    newest: int = 0
+    early: deque[tuple[int, Value, int]] = field(default_factory=deque)
 
 
-class _Round:
-    def __init__(self, lists: Sequence[Sequence[Operation]], shape: RoundShape, costs: RoundCosts) -> None:
-        self._shape, self._costs = shape, costs
+class _Linker:
+    """Goes through all lists at once, each as far as what it waits for is there."""
+
+    def __init__(self, lists: Sequence[Sequence[Operation]], shape: RoundShape) -> None:
+        self._shape = shape
         self._workers = [_Worker(operations) for operations in lists]
         self._with_messages = any(not isinstance(one, Action) for operations in lists for one in operations)
-        self._seconds = _table(costs, shape.slices)
-        self._message_seconds = _by_slice(costs.message_seconds, shape.slices)
-        self._saved_bytes = costs.saved_bytes or [0.0] * len(shape.owners)
-        # When a value is there: activations by span * chunks + chunk, and gradients behind them.
+        self._nodes: list[tuple[int, int, int, int]] = []
+        self._costs: dict[_Cost, int] = {}
+        # The node that brings a value: activations by span * chunks + chunk, behind them gradients, then prefixes.
         self._gradients = len(shape.owners) * shape.chunks
-        self._arrived: list[float | None] = [None] * (2 * self._gradients)
+        self._prefixes = 2 * self._gradients
+        self._arrived = [-1] * (self._prefixes + shape.chunks + shape.next_chunks)
+        self._bases = {
+            MessageKind.ACTIVATION: 0,
+            MessageKind.GRADIENT: self._gradients,
+            MessageKind.PREFIX: self._prefixes,
+        }
+        self._reads_prefix = bool(shape.prefix_units) and not shape.prefix_made
         self._waiting: dict[int, int] = {}  # the worker that waits for a value
         self._ready = list(range(len(lists)))
         self._pairs: dict[tuple[int, int], _Pair] = {}
 
-    def play(self) -> Simulated:
+    def link(self) -> Program:
         while self._ready:
             self._run(self._ready.pop())
-        workers = self._workers
         stuck = [
             f"worker {index} at {worker.operations[worker.place]}"
-            for index, worker in enumerate(workers)
+            for index, worker in enumerate(self._workers)
             if worker.place < len(worker.operations)
         ]
         if stuck:
             raise ScheduleError(f"these operations wait for what never comes: {', '.join(stuck)}")
-        seconds = max(worker.now for worker in workers)
-        return Simulated(
-            seconds,
-            tuple(worker.busy for worker in workers),
-            tuple(1 - worker.busy / seconds if seconds else 0.0 for worker in workers),
-            tuple(worker.peak_chunks for worker in workers),
-            tuple(worker.peak_bytes for worker in workers),
-            tuple(tuple(worker.times) for worker in workers),
+        return Program(
+            self._shape,
+            self._nodes,
+            list(self._costs),
+            [worker.computations for worker in self._workers],
+            [Counter(self._nodes[node - 1][3] for node in worker.computations) for worker in self._workers],
+            [_largest(worker.kept) for worker in self._workers],
         )
 
     def _run(self, index: int) -> None:
-        """Play one worker's list until it waits or ends."""
-        worker = self._workers[index]
-        operations, place, now = worker.operations, worker.place, worker.now
-        arrived, seconds, times = self._arrived, self._seconds, worker.times
-        chunks, slices, extra = self._shape.chunks, self._shape.slices, self._costs.action_seconds
-        while place < len(operations):
-            operation = operations[place]
-            if not isinstance(operation, Action):
-                self._issue(index, operation, now)
-                place += 1
-                continue
-            kind, span, chunk = operation.kind, operation.span, operation.chunk
-            source = self._source(kind, span * chunks + chunk)
-            if source >= 0:
-                there = arrived[source]
-                if there is None:
+        """Link one worker's list until it waits or ends."""
+        worker, chunks, slices = self._workers[index], self._shape.chunks, self._shape.slices
+        while worker.place < len(worker.operations):
+            operation = worker.operations[worker.place]
+            if isinstance(operation, Action):
+                kind, span, chunk = operation.kind, operation.span, operation.chunk
+                source = self._source(kind, span * chunks + chunk)
+                arrived = 0 if source < 0 else self._arrived[source]
+                if arrived < 0:
                     self._waiting[source] = index
-                    break
-                if there > now:
-                    now = there
-            end = now + seconds[kind][span][chunk % slices] + extra
-            times.append((now, end))
-            worker.busy += end - now
-            now = end
-            place += 1
-            self._note(worker, operation)
-            self._give(index, operation, now)
-        worker.place, worker.now = place, now
+                    return
+                cost: _Cost = operation.units if kind is ActionKind.PREFIX else (kind, span, chunk % slices)
+                worker.newest = self._node(worker.newest, arrived, 0, cost)
+                worker.computations.append(worker.newest)
+                self._note(worker, operation)
+                self._give(index, operation)
+            else:
+                self._issue(index, operation)
+            worker.place += 1
+
+    def _node(self, first: int, second: int, third: int, cost: _Cost) -> int:
+        self._nodes.append((first, second, third, self._costs.setdefault(cost, len(self._costs))))
+        return len(self._nodes)
 
     def _source(self, kind: ActionKind, place: int) -> int:
         """Index of the value that a computation needs; negative if it needs none."""
         if kind is ActionKind.FORWARD:
-            return place if place >= self._shape.chunks else -1
+            if place >= self._shape.chunks:
+                return place
+            return self._prefixes + place if self._reads_prefix else -1
         if kind is ActionKind.BACKWARD or kind is ActionKind.INPUT_GRADIENT:
             return self._gradients + place if place < self._gradients - self._shape.chunks else -1
         return -1
 
-    def _give(self, index: int, action: Action, now: float) -> None:
+    def _give(self, index: int, action: Action) -> None:
         """Hand on what a computation has made, unless a message does."""
         kind, span, shape = action.kind, action.span, self._shape
         if kind is ActionKind.FORWARD:
@@ -212,56 +299,52 @@ class _Round:
                 return
         elif (kind is ActionKind.BACKWARD or kind is ActionKind.INPUT_GRADIENT) and span > shape.first_trained:
             taker, base = span - 1, self._gradients
+        elif kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
+            taker, base = 0, self._prefixes
         else:
             return
+        node = self._workers[index].newest
         if shape.owners[taker] != index:
             if self._with_messages:
                 return
-            now += self._message_seconds[action.chunk % shape.slices]
-        self._arrive(base + taker * shape.chunks + action.chunk, now)
+            node = self._node(node, 0, 0, action.chunk % shape.slices)
+        self._arrive(base + taker * shape.chunks + action.chunk, node)
 
-    def _arrive(self, value: int, when: float) -> None:
-        self._arrived[value] = when
+    def _arrive(self, value: int, node: int) -> None:
+        self._arrived[value] = node
         waiter = self._waiting.pop(value, None)
         if waiter is not None:
             self._ready.append(waiter)
 
-    def _issue(self, index: int, message: Send | Receive, now: float) -> None:
+    def _issue(self, index: int, message: Send | Receive) -> None:
         """Issue one end of a message. The later end begins it, after the message before."""
-        peer, value = message.peer, message.value
+        peer, value, newest = message.peer, message.value, self._workers[index].newest
         pair = self._pairs.setdefault((index, peer) if index < peer else (peer, index), _Pair())
         if not pair.early or pair.early[0][0] == index:
-            pair.early.append((index, value, now))
+            pair.early.append((index, value, newest))
             return
         _, expected, issued = pair.early.popleft()
         if expected != value:
             raise ScheduleError(f"worker {peer} issues {expected} where worker {index} issues {value}")
-        chunk = value.chunk
-        pair.free_at = max(pair.free_at, issued, now) + self._message_seconds[chunk % self._shape.slices]
-        base = 0 if value.kind is MessageKind.ACTIVATION else self._gradients
-        self._arrive(base + value.span * self._shape.chunks + chunk, pair.free_at)
+        pair.newest = self._node(issued, newest, pair.newest, value.chunk % self._shape.slices)
+        base = self._bases[value.kind]
+        self._arrive(base + value.span * self._shape.chunks + value.chunk, pair.newest)
 
     def _note(self, worker: _Worker, action: Action) -> None:
         """Count what a worker keeps. A span that trains nothing keeps nothing."""
         kind, span = action.kind, action.span
         if kind is ActionKind.FORWARD:
             if span >= self._shape.first_trained:
-                worker.chunks += 1
-                worker.bytes += self._saved_bytes[span]
-                worker.peak_chunks = max(worker.peak_chunks, worker.chunks)
-                worker.peak_bytes = max(worker.peak_bytes, worker.bytes)
+                worker.chunks[span] = worker.chunks.get(span, 0) + 1
+                worker.kept.add(tuple(worker.chunks.items()))
         elif kind is ActionKind.BACKWARD or kind is ActionKind.WEIGHT_GRADIENT:
-            worker.chunks -= 1
-            worker.bytes -= self._saved_bytes[span]
+            worker.chunks[span] -= 1
 
 
-def _table(costs: RoundCosts, slices: int) -> _Table:
-    """The seconds by kind, for quick access."""
-    table: _Table = {}
-    for (kind, span), row in costs.seconds.items():
-        table.setdefault(kind, {})[span] = _by_slice(row, slices)
-    return table
-
-
-def _by_slice(row: Sequence[float], slices: int) -> Sequence[float]:
-    return row if len(row) == slices else [row[0]] * slices
+def _largest(kept: Collection[_Kept]) -> list[dict[int, int]]:
+    """Those of which no other has as many chunks of each span."""
+    found: list[dict[int, int]] = []
+    for each in sorted(map(dict, kept), key=lambda one: -sum(one.values())):
+        if not any(all(other.get(span, 0) >= chunks for span, chunks in each.items()) for other in found):
+            found.append(each)
+    return found or [{}]

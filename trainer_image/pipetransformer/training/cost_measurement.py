@@ -14,8 +14,10 @@ import torch.distributed as dist
 
 from pipetransformer.data import Split
 from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.models import MicroBatchContext
 from pipetransformer.partition import ModelCosts, UnitCost
-from pipetransformer.pipeline import StageRunner
+from pipetransformer.pipeline import Chunk, Executor, Span, StageRunner
+from pipetransformer.schedules import OneForwardOneBackward, RoundCosts, RoundShape, planned, simulate
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 
@@ -25,6 +27,9 @@ _WARM_UP_STEPS = 2
 LARGEST_SHARE = 0.01
 _LINK_BYTES = 1 << 20
 _LINK_REPEATS = 3
+#: Chunks for each worker in a round of empty actions, and rounds of which the median counts.
+_EMPTY_CHUNKS = 4
+_EMPTY_REPEATS = 5
 
 
 def measurement_due(control: Control) -> bool:
@@ -57,16 +62,19 @@ def measure_costs(
     for row, size in zip(seen, sizes, strict=True):
         row[layout.units] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
     rounds_taken = (time.perf_counter() - started) / round_seconds
-    workers = torch.tensor([_seconds_per_byte(groups, runner.spec.device), -usable, rounds_taken], dtype=torch.float64)
+    device = runner.spec.device
+    links = [_seconds_per_byte(groups, device), _seconds_per_action(groups.pipeline, device)]
+    workers = torch.tensor([*links, -usable, rounds_taken], dtype=torch.float64)
     flat = torch.cat([seen.flatten(), workers])
     dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=groups.world)
-    *numbers, seconds_per_byte, negative_usable, rounds_taken = flat.tolist()
+    *numbers, seconds_per_byte, seconds_per_action, negative_usable, rounds_taken = flat.tolist()
     rows = torch.tensor(numbers, dtype=torch.float64).view_as(seen).tolist()
     measured = ModelCosts(
         micro_batch_sizes=sizes,
         small=[UnitCost(*unit) for unit in rows[0]],
         large=[UnitCost(*unit) for unit in rows[1]],
         seconds_per_byte=seconds_per_byte,
+        seconds_per_action=seconds_per_action,
         worker_bytes=round(-negative_usable) if negative_usable > float("-inf") else None,
         step=control.step,
         boundary=control.boundary,
@@ -101,3 +109,47 @@ def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:
         seconds.append(time.perf_counter() - started)
     sent = 2 * (group.size() - 1) / group.size() * _LINK_BYTES
     return statistics.median(seconds[1:]) / sent
+
+
+class _Sum:
+    """The sum of an output as its loss (`Target`)."""
+
+    def reach(self, output: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        return output.sum()
+
+
+class _Constant:
+    """An input for every chunk (`PrefixOutputs`)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._value = torch.zeros(1, device=device)
+
+    def take(self, number: int) -> torch.Tensor:
+        return self._value
+
+
+def _seconds_per_action(pipeline: dist.ProcessGroup | None, device: torch.device) -> float:
+    """Measure what a computation of a schedule costs besides its units, by rounds of spans without units.
+
+    The seconds of a round are divided by the computations on its longest way.
+    """
+    if pipeline is None:
+        return 0.0
+    workers, worker = pipeline.size(), pipeline.rank()
+    shape = RoundShape(tuple(range(workers)), _EMPTY_CHUNKS * workers)
+    operations = planned(OneForwardOneBackward(), shape)
+    on_the_way = simulate(operations, shape, RoundCosts.by_span([0.0] * workers, [0.0] * workers, action_seconds=1.0))
+    first, last = worker == 0, worker == workers - 1
+    span = Span(range(worker, worker + 1), {}, 0, first=first, last=last, dtype=torch.float32)
+    executor = Executor({worker: span}, pipeline, device, torch.float32)
+    chunks = [
+        Chunk(number, MicroBatchContext(0, (), None), (1,), prefix=_Constant(device)) for number in range(shape.chunks)
+    ]
+    seconds = []
+    for _ in range(_EMPTY_REPEATS + 1):
+        started = time.perf_counter()
+        executor.run(operations[worker], shape, chunks, _Sum())
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:]) / on_the_way.seconds

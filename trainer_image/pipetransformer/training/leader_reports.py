@@ -239,6 +239,7 @@ class OperatorReports:
             boundary_step=control.boundary_step,
             num_layers=job.num_layers,
             stage_layers=layout.cut.stage_layers,
+            stage_frozen_layers=layout.cut.frozen_layers(control.boundary),
             schedule=layout.schedule,
             why_schedule=layout.cut.why_schedule,
             bytes_budget=job.bytes_budget,

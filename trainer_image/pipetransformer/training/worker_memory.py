@@ -60,9 +60,9 @@ def _limit_files(root: Path) -> Iterator[Path]:
     for line in (_content(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            tops, name = ("sys/fs/cgroup", "sys/fs/cgroup/unified"), "memory.max"
+            tops, name = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], "memory.max"
         elif "memory" in controllers.split(","):
-            tops, name = ("sys/fs/cgroup/memory",), "memory.limit_in_bytes"
+            tops, name = ["sys/fs/cgroup/memory"], "memory.limit_in_bytes"
         else:
             continue
         group = Path(path.lstrip("/"))

@@ -41,7 +41,7 @@ from pipetransformer.job.checks import check_storage
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
-from pipetransformer.metrics import Meter, serve
+from pipetransformer.metrics import Meter, Position, serve
 from pipetransformer.pipeline import ModelError
 from pipetransformer_contract.messages import MAX_LOST_PEERS, MAX_MESSAGE, Heartbeat
 from pipetransformer_contract.spec import TrainerSpec
@@ -182,6 +182,11 @@ class WorkerProcess(Hooks):
         assert self._trainer is not None
         return self._trainer
 
+    @property
+    def position(self) -> Position:
+        """Where the present trainer stands."""
+        return self.trainer.position
+
     def run(self) -> WorkerEnd:
         """Train until this worker's part ends, and write the outcome to the termination log."""
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -213,7 +218,7 @@ class WorkerProcess(Hooks):
     def _train(self) -> Ending:
         """Train. Each time a generation is committed without this worker, wait for one that names it again."""
         device, identity = self._transport.device, self._identity
-        with serve(self._meter, lambda: self.trainer.position, device, identity.address, identity.metrics_port):
+        with serve(self._meter, self, device, identity.address, identity.metrics_port):
             ending = self.trainer.run()
             while ending is Ending.LEFT and self._agent is None:
                 self._become_fresh()

@@ -14,7 +14,7 @@ from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from .free_accelerators import FreeAccelerators
 from .node_fit import PodShape
 
-#: What is free is unknown, for example where nodes are not watched.
+#: The room is unknown, for example where nodes are not watched.
 NO_ROOM_KNOWN = Room(None, 0)
 
 

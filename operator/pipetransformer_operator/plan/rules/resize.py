@@ -1,7 +1,7 @@
 """Changing the layout of a job that trains: prepare, commit, clean; one change at a time, recomputed at every turn.
 
-What the present workers carry is published at once. For more workers pods are created, and the old layout trains until
-all of them are warm. What happens meanwhile is folded into the next change.
+A layout that the present workers can carry is published at once. For more workers pods are created, and the old layout
+trains until all of them are warm. Events meanwhile are folded into the next change.
 """
 
 from pipetransformer_operator.plan.draft import Draft

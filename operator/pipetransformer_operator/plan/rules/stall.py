@@ -99,8 +99,8 @@ def _last_heard(view: View, member: Member) -> datetime:
 
 
 def _was_heard(view: View, member: Member) -> bool:
-    """Whether this operator heard the member. What it said of a break to an earlier operator is unknown, and its next
-    heartbeat may come a whole pace later."""
+    """Whether this operator heard the member. Its words to an earlier operator are unknown, and its next heartbeat
+    may come a whole pace later."""
     heard = view.observed.heard.get(member.uid)
     return heard is not None and heard >= view.counted_from(heard)
 

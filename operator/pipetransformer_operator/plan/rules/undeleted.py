@@ -57,7 +57,7 @@ def _undeleted(draft: Draft) -> list[Worker]:
 
 
 def _take_back(draft: Draft, condition: Condition) -> None:
-    """Replaces a refusal that is over. What the condition said before is no longer known."""
+    """Replaces a refusal that is over. The condition's earlier words are lost."""
     again = draft.status.next_resize_time
     message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.view.asleep else ""
     reason = Reason.FINISHED if draft.status.finished else Reason.WAITING_FOR_WORKERS

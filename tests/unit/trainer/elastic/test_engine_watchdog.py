@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pipetransformer.elastic.regroup.transaction import _commit
 from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.connections import Connections
+from pipetransformer.elastic.transport.connections import Connections, Opening
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import MULTIPLE, ROUND, Deadline, Watchdog
 from pipetransformer.errors import StorageError
@@ -257,12 +257,16 @@ def test_a_wait_for_peers_is_left_behind_and_its_late_result_dropped(watchdog: W
     connections = Connections()
     come, dropped = threading.Event(), threading.Event()
 
-    def make() -> str:
-        come.wait()
-        return "group"
+    class LateGroup(Opening[str]):
+        def make(self) -> str:
+            come.wait()
+            return "group"
+
+        def drop(self, late: str) -> None:
+            dropped.set()
 
     with pytest.raises(ConnectionAbortedError), watchdog.timing("regroup", connections):
-        connections.connect(make, lambda group: dropped.set())
+        connections.connect(LateGroup())
 
     assert not dropped.is_set()
     come.set()

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,11 @@ def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
         pipeline=Pipeline(stages=2, schedule=ScheduleName(name)),
     )
 
-    assert load_job(spec, Parts(schedule=own)).step_model(None).one_forward_one_backward is in_turns
+    job = load_job(spec, Parts(schedule=own))
+    model, cut = job.step_model(None), job.cut(0, 2, 1, None)
+    like = ScheduleName.ONE_FORWARD_ONE_BACKWARD if in_turns else ScheduleName.GPIPE
+    assert cut.schedule == name
+    assert model.predict(0, cut, 1) == model.predict(0, replace(cut, schedule=like), 1)
 
 
 def test_what_the_script_sets_and_the_manifest_has_otherwise_is_told_and_defaults_are_not() -> None:

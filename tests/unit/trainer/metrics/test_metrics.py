@@ -10,7 +10,7 @@ from pipetransformer.metrics import Meter, Position, serve
 from pipetransformer.metrics.collector import PositionCollector
 from pipetransformer.state.control import Control
 from pipetransformer_contract.messages import ResizeReason
-from tests.testkit.trainer.position import position
+from tests.testkit.trainer.position import Standing, position
 
 CPU = torch.device("cpu")
 PREFIX = "pipetransformer_trainer"
@@ -18,7 +18,7 @@ PREFIX = "pipetransformer_trainer"
 
 def samples(meter: Meter, where: Position) -> dict[str, float]:
     """Values by name, labels as Prometheus writes them."""
-    meter.registry.register(PositionCollector(lambda: where, CPU))
+    meter.registry.register(PositionCollector(Standing(where), CPU))
     return {
         sample.name.removeprefix(f"{PREFIX}_") + "".join(f"/{value}" for value in sample.labels.values()): sample.value
         for metric in meter.registry.collect()
@@ -66,7 +66,10 @@ def test_the_page_is_served_beside_the_training_and_goes_with_it() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}/metrics"
-    with serve(Meter(), position, CPU, "127.0.0.1", port), urllib.request.urlopen(url, timeout=5) as response:
+    with (
+        serve(Meter(), Standing(position()), CPU, "127.0.0.1", port),
+        urllib.request.urlopen(url, timeout=5) as response,
+    ):
         assert f"{PREFIX}_step 7.0" in response.read().decode()
     with pytest.raises(OSError):
         urllib.request.urlopen(url, timeout=5)
@@ -75,6 +78,6 @@ def test_the_page_is_served_beside_the_training_and_goes_with_it() -> None:
 def test_training_goes_on_where_the_port_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         reached = False
-        with serve(Meter(), position, CPU, "127.0.0.1", taken.getsockname()[1]):
+        with serve(Meter(), Standing(position()), CPU, "127.0.0.1", taken.getsockname()[1]):
             reached = True
     assert reached

@@ -98,11 +98,11 @@ def run(
         x = inputs[:, tokens.start : tokens.stop]
         flights.append([])
         for number, span in enumerate(spans):
-            set_micro_batch(context_of(tokens if lengths else None, memories[number], recompute=recompute))
+            context = context_of(tokens if lengths else None, memories[number], recompute=recompute)
             entry = x = x.detach().requires_grad_(span.start > first_trained)
             for index in span:
                 with torch.set_grad_enabled(index >= first_trained):
-                    x = run_unit(model.units[index], x)
+                    x = run_unit(model.units[index], x, context)
             flights[-1].append((entry, x))
         target = labels[:, tokens.start : tokens.stop]
         part, _ = model.loss(x, target, torch.ones(SAMPLES, dtype=torch.float64))
@@ -173,11 +173,11 @@ def test_the_memory_of_a_micro_batch_goes_with_its_first_slice(frozen: int) -> N
     losses = []
     inputs, labels = samples()
     for tokens in (TokenSlice(0, 9, LENGTH), TokenSlice(9, LENGTH, LENGTH)):
-        set_micro_batch(context_of(tokens, memory, recompute=False))
+        context = context_of(tokens, memory, recompute=False)
         x = inputs[:, tokens.start : tokens.stop]
         for index, unit in enumerate(model.units):
             with torch.set_grad_enabled(index > frozen or not frozen):
-                x = run_unit(unit, x)
+                x = run_unit(unit, x, context)
         losses.append(model.loss(x, labels[:, tokens.start : tokens.stop], torch.ones(SAMPLES).double())[0])
         held.append(bytes_kept(memory))
     one = SAMPLES * LENGTH * 16 * 8

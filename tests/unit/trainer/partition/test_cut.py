@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from pipetransformer.partition import Cut, ModelCosts, StepModel, UnitCost
+from pipetransformer.partition import Cut, ModelCosts, Option, StepModel, UnitCost
 from pipetransformer_contract.spec import ScheduleName
 
 #: Eight layers between an embedding and a head, in four spans that go there and back.
@@ -28,6 +28,16 @@ def test_a_stage_holds_all_its_spans() -> None:
     assert V_SHAPED.units_by_stage == [[0, 1, 2, 7, 8, 9], [3, 4, 5, 6]]
     assert V_SHAPED.layers_of(0) == [range(2), range(6, 8)]
     assert V_SHAPED.stage_layers == [4, 4]
+
+
+def test_frozen_layers_are_counted_where_they_are() -> None:
+    assert [V_SHAPED.frozen_layers(boundary) for boundary in (0, 1, 3, 7, 8)] == [
+        [0, 0],
+        [1, 0],
+        [2, 1],
+        [3, 4],
+        [4, 4],
+    ]
 
 
 def test_embedding_and_head_are_no_layers() -> None:
@@ -53,12 +63,10 @@ def model(
         global_batch=64,
         num_shards=64,
         micro_batch_size=micro_batch_size,
-        one_forward_one_backward=True,
         unit_bytes=[100] * 14,
         trained_bytes=[400] * 14,
         sample_bytes=0,
-        schedule=schedule,
-        spans_per_worker=spans,
+        options=[Option(schedule, spans)],
     )
 
 
@@ -86,7 +94,7 @@ def test_where_a_workers_spans_exceed_its_memory_each_worker_gets_one() -> None:
     assert roomy.cut(0, 4, 1).schedule is ScheduleName.INTERLEAVED
     cut = tight.cut(0, 4, 1)
     assert (cut.schedule, cut.owners) == (ScheduleName.ONE_FORWARD_ONE_BACKWARD, (0, 1, 2, 3))
-    assert cut.why_schedule == "Interleaved needs more memory than a worker has"
+    assert cut.why_schedule.startswith("Interleaved needs more memory than a worker has")
     assert tight.bytes_per_worker(0, cut, 1) <= 1800
 
 

@@ -13,6 +13,7 @@ from pipetransformer.partition import (
     MemoryBound,
     MemoryBoundError,
     ModelCosts,
+    Option,
     Prediction,
     StepModel,
     UnitCost,
@@ -28,6 +29,7 @@ from pipetransformer.partition import (
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
+from pipetransformer_contract.spec import ScheduleName
 from tests.testkit.trainer.partition_cases import CASES, Shape, greedy, largest
 
 BLOCK = 120_000
@@ -223,7 +225,7 @@ def step_model(
     worker_bytes: int | None = None,
     micro_batch_size: int | None = 8,
     cache_bytes: int = 0,
-    one_forward_one_backward: bool = True,
+    schedule: ScheduleName = ScheduleName.ONE_FORWARD_ONE_BACKWARD,
     num_shards: int = 64,
 ) -> StepModel:
     """A batch of 64; each pass takes `fixed` and what a sample takes times the micro-batch size."""
@@ -247,12 +249,12 @@ def step_model(
         global_batch=64,
         num_shards=num_shards,
         micro_batch_size=micro_batch_size,
-        one_forward_one_backward=one_forward_one_backward,
         unit_bytes=[100] * 14,
         trained_bytes=[400] * 14,
         sample_bytes=50,
         num_samples=100,
         cache_bytes=cache_bytes,
+        options=[Option(schedule)],
     )
 
 
@@ -265,7 +267,7 @@ def test_predicted_steps_take_m_and_k_less_one_turns_of_the_slowest_stage() -> N
     assert predicted(model, 0, 4, 1) == pytest.approx(9 * (8 + 3))
     assert predicted(model, 0, 1, 4) == pytest.approx(36 * 2)
     assert predicted(model, 12, 1, 1) == pytest.approx(12 * 8)
-    assert predicted(model, 6, 2, 1) == pytest.approx(12 * (8 + 1))
+    assert predicted(model, 6, 2, 1) == pytest.approx(8 + 12 * 8 + 3), "the first stage's forward and backward take 11"
 
 
 def test_a_step_takes_as_long_as_the_pipeline_that_serves_most_shards() -> None:
@@ -276,11 +278,11 @@ def test_a_step_takes_as_long_as_the_pipeline_that_serves_most_shards() -> None:
 
 def test_gpipe_waits_for_the_slowest_forward_and_the_slowest_backward() -> None:
     boundary, cut = 6, Cut([range(8), range(8, 14)], 8)
-    assert step_model().step_seconds(boundary, cut, 1) == pytest.approx(15 * (8 + 1))
-    gpipe = step_model(one_forward_one_backward=False)
-    assert gpipe.step_seconds(boundary, cut, 1) == pytest.approx((7 + 10) * (8 + 1))
-    few = Cut(cut.spans, 64)
-    assert step_model().step_seconds(boundary, few, 1) == pytest.approx((7 + 10) * 8 * (1 + 1))
+    assert step_model().step_seconds(boundary, cut, 1) == pytest.approx(7 + 15 * 8 + 1)
+    gpipe = replace(cut, schedule=ScheduleName.GPIPE)
+    assert step_model().step_seconds(boundary, gpipe, 1) == pytest.approx((7 + 5) + 7 * 7 + (1 + 10) + 10 * 7)
+    few = replace(cut, micro_batch_size=64)
+    assert step_model().step_seconds(boundary, few, 1) == pytest.approx((7 + 5 + 10 + 1) * 8)
 
 
 def test_the_idle_share_of_equal_stages_is_the_bubble_of_the_schedule() -> None:
@@ -292,8 +294,11 @@ def test_the_idle_share_of_equal_stages_is_the_bubble_of_the_schedule() -> None:
 
 
 def test_communication_counts_where_computing_does_not_hide_it() -> None:
-    assert predicted(step_model(link=1e-3), 0, 4, 1) == pytest.approx(9 * 11)
-    assert predicted(step_model(link=0.1), 0, 4, 1) == pytest.approx(2 * 0.1 * 50 * 8 * 11)
+    assert predicted(step_model(link=1e-3), 0, 4, 1) == pytest.approx(9 * 11 + 16 * 0.4), "16 on the longest way"
+    alone = step_model(
+        link=0.1, micro_batch_size=64
+    )  # a micro-batch's way there and back: two messages of 0.1 * 50 * 64
+    assert predicted(alone, 0, 2, 1) == pytest.approx(2 * (6 + 12) * 8 + 2 * 320)
     reduction = 0.1 * 1.5 * 1400
     assert predicted(step_model(link=0.1), 0, 1, 4) == pytest.approx(36 * 2 + reduction - 24)
     assert predicted(step_model(link=0.1), 11, 1, 4) == pytest.approx(13 * 2 + 0.1 * 1.5 * 200 - 1)
@@ -303,11 +308,15 @@ def test_a_frozen_prefix_goes_to_the_first_stage_where_its_cache_pays() -> None:
     """Six of twelve blocks are frozen: 6 s of forwards, and 2 s of the first active block, 3 s of each other."""
     uncached, half, whole = step_model(), step_model(cache_bytes=2500), step_model(cache_bytes=5000)
     assert [model.cut(6, 2, 1).spans[0].stop for model in (uncached, half, whole)] == [9, 10, 10]
-    assert [predicted(model, 6, 2, 1) for model in (uncached, half, whole)] == pytest.approx([12 * 9, 11 * 9, 9 * 9])
-    assert predicted(half, 6, 2, 2) == pytest.approx(9 * 5), "each of two first workers caches half of the samples"
+    assert [predicted(model, 6, 2, 1) for model in (uncached, half, whole)] == pytest.approx(
+        [8 + 96 + 3, 95, 3 + 72 + 5]
+    )
+    assert predicted(half, 6, 2, 2) == pytest.approx(3 + 9 * 4 + 5), (
+        "each of two first workers caches half of the samples"
+    )
     assert predicted(half, 12, 1, 1) == pytest.approx(12 / 2 * 8)
     assert whole.cut(6, 4, 1).spans[0].start == 0 and whole.cut(6, 4, 1).spans[0].stop > 7
-    assert predicted(whole, 10, 4, 1) == predicted(uncached, 10, 4, 1), "two active blocks do not fill four stages"
+    assert whole.cut(10, 4, 1) == uncached.cut(10, 4, 1), "two active blocks do not fill four stages"
 
 
 def test_the_number_of_micro_batches_weighs_the_bubble_against_what_each_costs_anyway() -> None:

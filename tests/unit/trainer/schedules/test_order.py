@@ -105,5 +105,5 @@ def test_a_schedule_that_leaves_something_out_or_does_it_twice_is_refused(action
 
 
 def test_a_schedule_with_too_few_lists_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="^there are 1 lists for 2 workers$"):
+    with pytest.raises(ScheduleError, match=r"^there are 1 lists for 2 workers$"):
         planned(Listed(((FORWARD, BACKWARD),)), RoundShape((0, 1), 1))

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from pipetransformer.schedules import (
     Action,
     ActionKind,
+    Ahead,
     GPipe,
     MessageKind,
     OneForwardOneBackward,
     Operation,
     Receive,
     RoundCosts,
+    RoundSeconds,
     RoundShape,
     Schedule,
     ScheduleError,
@@ -26,6 +28,7 @@ from pipetransformer.schedules import (
     simulate,
 )
 from pipetransformer.schedules.order import add_messages
+from tests.testkit.trainer.longest_paths import longest_paths
 
 F, B, I, W = ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741
 
@@ -150,6 +153,22 @@ def test_a_worker_keeps_what_its_chunks_in_flight_keep() -> None:
     assert simulate(planned(GPipe(), shape), shape, costs).peak_bytes == (0, 80, 56, 40)
 
 
+@pytest.mark.parametrize("holders", [(0,), (0, 1, 2, 3)], ids=str)
+@pytest.mark.parametrize("made", [False, True])
+def test_frozen_forwards_ahead_take_the_time_that_their_schedule_plans(holders: tuple[int, ...], made: bool) -> None:
+    seconds = RoundSeconds((3.0,) * 4, (6.0,) * 4, (1.0,) * 12)
+    shape = replace(even(4, 8), prefix_units=12, prefix_made=made, next_chunks=8)
+    schedule = Ahead(OneForwardOneBackward(), seconds, holders)
+    costs = RoundCosts.by_span(seconds.forward, seconds.backward, prefix=seconds.prefix)
+    for lists in (schedule.actions(shape), planned(schedule, shape)):
+        found = simulate(lists, shape, costs)
+        assert sum(found.busy) == pytest.approx(4 * 8 * 9 + 8 * 12 * (1 if made else 2))
+        if made:
+            assert schedule.bound_seconds(shape) <= found.seconds
+        if made and len(holders) == 4:
+            assert found.seconds <= 1.1 * schedule.bound_seconds(shape)
+
+
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[list[list[Action]], RoundShape, RoundCosts]:
     """Any lists that can run: computations whose inputs are there, in an order that is drawn."""
@@ -183,54 +202,13 @@ def rounds(draw: st.DrawFn) -> tuple[list[list[Action]], RoundShape, RoundCosts]
     return lists, shape, costs
 
 
-def relaxed(lists: Sequence[Sequence[Operation]], shape: RoundShape, costs: RoundCosts) -> dict[Action | Value, float]:
-    """The end of each computation and message: the longest path, by relaxing every edge until nothing moves."""
-    link = costs.message_seconds[0]
-    takes: dict[Action | Value, float] = {}
-    edges: list[tuple[Action | Value, Action | Value, float]] = []
-    for actions in lists:
-        before: Action | None = None
-        last: dict[int, Value] = {}  # the newest message with each peer
-        for one in actions:
-            node = one if isinstance(one, Action) else one.value
-            takes[node] = link
-            if before is not None:
-                edges.append((before, node, 0.0))
-            if isinstance(one, Action):
-                takes[one] = costs.seconds[one.kind, one.span][0] + costs.action_seconds
-                before = one
-            else:
-                if one.peer in last:
-                    edges.append((last[one.peer], one.value, 0.0))
-                last[one.peer] = one.value
-    for node in [one for one in takes if isinstance(one, Action) and one.kind is not W]:
-        forward = node.kind is F
-        of = node.span - 1 if forward else node.span + 1
-        message = Value(MessageKind.ACTIVATION if forward else MessageKind.GRADIENT, node.span, node.chunk)
-        if message in takes:
-            edges.append((message, node, 0.0))
-            continue
-        for source in (Action(kind, of, node.chunk) for kind in ((F,) if forward else (B, I))):
-            if source in takes:
-                edges.append((source, node, link if shape.owners[of] != shape.owners[node.span] else 0.0))
-    ends = dict(takes)
-    moved = True
-    while moved:
-        moved = False
-        for first, second, seconds in edges:
-            if (end := ends[first] + seconds + takes[second]) > ends[second]:
-                ends[second] = end
-                moved = True
-    return ends
-
-
 @settings(deadline=None)
 @given(rounds())
 def test_every_computation_ends_where_the_longest_path_to_it_does(
     drawn: tuple[list[list[Action]], RoundShape, RoundCosts],
 ) -> None:
     lists, shape, costs = drawn
-    found, ends = simulate(lists, shape, costs), relaxed(*drawn)
+    found, ends = simulate(lists, shape, costs), longest_paths(*drawn)
     for actions, times in zip(lists, found.times, strict=True):
         assert [end for _, end in times] == pytest.approx([ends[action] for action in actions])
         assert [end - start for start, end in times] == pytest.approx(
@@ -245,7 +223,7 @@ def test_every_computation_ends_where_the_longest_path_to_it_does(
 def test_messages_of_a_pair_queue_in_any_lists(drawn: tuple[list[list[Action]], RoundShape, RoundCosts]) -> None:
     lists, shape, costs = drawn
     operations = add_messages(lists, shape)
-    found, ends = simulate(operations, shape, costs), relaxed(operations, shape, costs)
+    found, ends = simulate(operations, shape, costs), longest_paths(operations, shape, costs)
     for actions, times in zip(lists, found.times, strict=True):
         assert [end for _, end in times] == pytest.approx([ends[action] for action in actions])
 

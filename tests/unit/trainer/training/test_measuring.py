@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
@@ -13,12 +14,13 @@ from pipetransformer.data import DataInfo
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_group, make_group
 from pipetransformer.models import PipelineModel
 from pipetransformer.partition import Cut, UnitCost
-from pipetransformer.pipeline import ModelError, StageRunner, StageSpec
-from pipetransformer.schedules import GPipe
+from pipetransformer.pipeline import Chunk, Executor, ModelError, StageRunner, StageSpec, Target
+from pipetransformer.schedules import GPipe, Operation, RoundShape
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.training.cost_measurement import measure_costs, measurement_due
+from pipetransformer.training.cost_measurement import _seconds_per_action, measure_costs, measurement_due
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from tests.testkit.trainer.ranks import run_ranks
 
 WIDTH = 8
 
@@ -196,6 +198,32 @@ def test_a_measurement_takes_a_hundredth_of_the_time_until_the_next(
     costs = measure_costs(make_runner(model, groups, 0), make_layout(), groups, Samples(), Control(step=2), 3.0)
 
     assert costs.not_before == pytest.approx(2 + 100 * (CLOCK.now - before) / 3.0, abs=1)
+
+
+def test_an_action_costs_what_a_round_without_units_takes_for_each_on_its_longest_way(
+    model: PipelineModel, groups: GenerationGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Executor.run
+
+    def slow(
+        self: Executor, operations: Sequence[Operation], shape: RoundShape, chunks: Sequence[Chunk], target: Target
+    ) -> None:
+        run(self, operations, shape, chunks, target)
+        CLOCK.now += 0.25 * len(operations)
+
+    monkeypatch.setattr("pipetransformer.training.cost_measurement.time", CLOCK)
+    monkeypatch.setattr(Executor, "run", slow)
+    assert _seconds_per_action(groups.pipeline, torch.device("cpu")) == pytest.approx(0.25)
+    costs = measure_costs(make_runner(model, groups, 0), make_layout(), groups, Samples(), Control(step=2), 3.0)
+    assert costs.seconds_per_action == pytest.approx(0.25)
+
+
+def test_actions_of_several_workers_are_measured_over_their_own_messages() -> None:
+    assert all(0 < seconds < 1 for seconds in run_ranks(3, action_seconds))
+
+
+def action_seconds(group: dist.ProcessGroup) -> float:
+    return _seconds_per_action(group, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

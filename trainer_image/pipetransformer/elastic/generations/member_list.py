@@ -9,10 +9,11 @@ import socket
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from pipetransformer.elastic.transport.connections import Connections
+from pipetransformer.elastic.transport.connections import Connections, Opening
 from pipetransformer.elastic.transport.groups import PrefixStore, Store, TCPStore
 from pipetransformer_contract.messages import Generation, GenerationNotice
 
@@ -68,20 +69,27 @@ def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], b
 
 
 def _client(address: str, seconds: float) -> TCPStore:
-    return Connections().connect(lambda: connect(address, _CONNECT_TIMEOUT), lambda _: None, seconds)
+    return Connections().connect(ClientOpening(address, _CONNECT_TIMEOUT), seconds)
 
 
-def connect(address: str, timeout: datetime.timedelta) -> TCPStore:
-    """Connect to the store at `address` (host:port). Call this in a thread that may be left behind: a client that
-    cannot connect retries for seconds and cannot be stopped.
+@dataclass(frozen=True)
+class ClientOpening(Opening[TCPStore]):
+    """A client of the store at `address` (host:port) in the making. One that cannot connect retries for seconds and
+    cannot be stopped."""
 
-    Raises:
-        dist.DistNetworkError, OSError: no store listens there.
-    """
-    host, port = split_address(address)
-    # So make the client only when the port accepts connections.
-    socket.create_connection((host, port), timeout.total_seconds()).close()
-    return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+    address: str
+    timeout: datetime.timedelta
+
+    def make(self) -> TCPStore:
+        """Connect.
+
+        Raises:
+            dist.DistNetworkError, OSError: no store listens there.
+        """
+        host, port = split_address(self.address)
+        # So make the client only when the port accepts connections.
+        socket.create_connection((host, port), self.timeout.total_seconds()).close()
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self.timeout)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -27,7 +27,7 @@ from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import Store, TCPStore
 from pipetransformer_contract.messages import Generation
 
-from .member_list import connect, forget, hand_on, place_of, split_address
+from .member_list import ClientOpening, forget, hand_on, place_of, split_address
 
 BACKEND = "pipetransformer"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
@@ -211,9 +211,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         deadline = time.monotonic() + seconds
         while True:
             try:
-                client = connections.connect(
-                    lambda: connect(leader.address, limit), lambda _: None, deadline - time.monotonic()
-                )
+                client = connections.connect(ClientOpening(leader.address, limit), deadline - time.monotonic())
                 break
             except (dist.DistNetworkError, OSError) as error:
                 if self.given_up() or connections.is_shut or time.monotonic() > deadline:

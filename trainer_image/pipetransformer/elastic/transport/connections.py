@@ -12,15 +12,38 @@ import os
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
 _DESCRIPTORS = "/proc/self/fd"
 _LOOK_SECONDS = 0.05
+
+
+class Opening(ABC, Generic[T]):
+    """Something that opens connections. A thread makes it, which may be left behind."""
+
+    @abstractmethod
+    def make(self) -> T:
+        """Wait for peers to connect, and return the result."""
+
+    def drop(self, late: T) -> None:
+        """Drop a result that came too late; by default the garbage collector does."""
+
+    def fulfil(self, made: Future[T]) -> None:
+        """Make it, and put the result or the error into `made`."""
+        try:
+            made.set_result(self.make())
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
+            made.set_exception(error)
+
+    def drop_late(self, made: Future[T]) -> None:
+        """Drop the result of `made`, if there is one."""
+        if made.exception() is None:
+            self.drop(made.result())
 
 
 class Connections:
@@ -54,12 +77,11 @@ class Connections:
                 self._opened |= _sockets() - self._before
                 self._before = None
 
-    def connect(self, make: Callable[[], T], drop: Callable[[T], None], seconds: float = math.inf) -> T:
-        """Return the result of `make`, and own every connection that it opens.
+    def connect(self, opening: Opening[T], seconds: float = math.inf) -> T:
+        """Return what `opening` makes, and own every connection that it opens.
 
         Args:
-            make: waits for peers to connect.
-            drop: drops a result that came too late.
+            opening: what to make.
             seconds: how long to wait for the result.
 
         Raises:
@@ -69,12 +91,12 @@ class Connections:
         deadline = time.monotonic() + seconds
         made: Future[T] = Future()
         with self.opening():
-            threading.Thread(target=_fulfil, args=(made, make), name="connect", daemon=True).start()
+            threading.Thread(target=opening.fulfil, args=(made,), name="connect", daemon=True).start()
             while not wait([made], _LOOK_SECONDS).done:
                 if late := not self.is_shut and time.monotonic() > deadline:
                     self.shut()
                 if self.is_shut:
-                    made.add_done_callback(partial(_drop_late, drop))
+                    made.add_done_callback(opening.drop_late)
                     error = TimeoutError if late else ConnectionAbortedError
                     raise error("given up before all peers had connected")
         return made.result()
@@ -102,18 +124,6 @@ class Connections:
             with socket.socket(fileno=copy) as connection:
                 if _is_tcp(connection) and connection.getsockname()[1] != self._own_port:
                     connection.shutdown(socket.SHUT_RDWR)
-
-
-def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
-    try:
-        made.set_result(make())
-    except BaseException as error:  # noqa: BLE001 - raised where the result is read
-        made.set_exception(error)
-
-
-def _drop_late(drop: Callable[[T], None], made: Future[T]) -> None:
-    if made.exception() is None:
-        drop(made.result())
 
 
 def _is_tcp(opened: socket.socket) -> bool:

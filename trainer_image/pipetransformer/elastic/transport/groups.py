@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from .connections import Connections
+from .connections import Connections, Opening
 
 __all__ = [
     "OPERATION_TIMEOUT",
@@ -146,6 +146,23 @@ def abort_together(backends: Sequence[_NCCL]) -> None:
         backends[0]._group_end()
 
 
+@dataclass(frozen=True)
+class _GroupOpening(Opening[dist.ProcessGroup]):
+    """A group in the making: the arguments of `make_group`."""
+
+    store: Store
+    tag: str
+    rank: int
+    size: int
+    transport: Transport
+
+    def make(self) -> dist.ProcessGroup:
+        return make_group(self.store, self.tag, self.rank, self.size, self.transport)
+
+    def drop(self, late: dist.ProcessGroup) -> None:
+        drop_group(late)
+
+
 @dataclass(slots=True)
 class GenerationGroups:
     """The groups of one generation.
@@ -205,7 +222,7 @@ class GenerationGroups:
             )
 
     def _make(self, store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
-        group = self.connections.connect(lambda: make_group(store, tag, rank, size, transport), drop_group)
+        group = self.connections.connect(_GroupOpening(store, tag, rank, size, transport))
         if transport.device.type == "cuda":
             self.connections.after_shut = self._abort_on_device
         return group

@@ -1,0 +1,60 @@
+"""Shows the ways to run a layout that measured costs choose from, and what speaks against those that lose."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pipetransformer_client.dry_run import Phase
+
+if TYPE_CHECKING:
+    from pipetransformer.partition import Candidate
+
+
+def candidate_object(candidate: "Candidate") -> dict[str, Any]:
+    """A candidate for `-o json`. Times are in seconds, and memory is in bytes."""
+    found = candidate.predicted
+    return {
+        "schedule": candidate.option.schedule,
+        "spansPerWorker": candidate.option.spans_per_worker,
+        "microBatches": candidate.micro_batches,
+        "microBatchSize": None if candidate.cut is None else candidate.cut.micro_batch_size,
+        "frozenTogether": candidate.together,
+        "leastStepSeconds": candidate.least_seconds,
+        "stepSeconds": None if found is None else found.seconds,
+        "idleShare": None if found is None else found.idle_share,
+        "bytesPerWorker": None if found is None else found.bytes_per_worker,
+        "whyNot": candidate.why_not,
+    }
+
+
+def print_candidates(phases: Sequence[Phase], out: Console) -> None:
+    """Print a table for each phase whose layout has several schedules to choose from: the best of each schedule."""
+    for phase in phases:
+        best: dict[object, Candidate] = {}
+        for candidate in phase.candidates:
+            best.setdefault(candidate.option, candidate)
+        if len(best) > 1:
+            start = "?" if phase.first_step is None else phase.first_step
+            title = f"from step {start}: {phase.layout.stages} x {phase.layout.pipelines}, {phase.boundary} frozen"
+            out.print(_table(title, list(best.values())))
+
+
+def _table(title: str, candidates: Sequence["Candidate"]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for column in ("schedule", "spans", "micro-batches", "step", "idle", "memory", "why not"):
+        table.add_column(column, justify="left" if column in ("schedule", "why not") else "right")
+    for candidate in candidates:
+        found = candidate.predicted
+        table.add_row(
+            candidate.option.schedule,
+            str(candidate.option.spans_per_worker),
+            str(candidate.micro_batches),
+            "" if found is None else f"{1000 * found.seconds:.3g} ms",
+            "" if found is None else f"{found.idle_share:.0%}",
+            "" if found is None else f"{found.bytes_per_worker / 2**20:,.0f} MiB",
+            candidate.why_not,
+        )
+    return table

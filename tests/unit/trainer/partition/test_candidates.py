@@ -1,0 +1,278 @@
+"""The chosen way to run a layout is the fastest that fits, by a simulator that shares nothing with ours."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipetransformer.partition import (
+    AUTO,
+    Candidate,
+    MemoryBoundError,
+    ModelCosts,
+    Option,
+    Prediction,
+    StepModel,
+    UnitCost,
+    make_offers,
+)
+from pipetransformer.partition.predict import SpanWork
+from pipetransformer.schedules import (
+    Action,
+    GPipe,
+    OneForwardOneBackward,
+    RoundCosts,
+    RoundShape,
+    Schedule,
+    ScheduleError,
+    make_schedule,
+    simulate,
+)
+from pipetransformer_contract.choose import Packing, Present, pays_to_recut
+from pipetransformer_contract.layout import Layout
+from pipetransformer_contract.messages import Offer, StepTime
+from pipetransformer_contract.spec import ScheduleName
+from tests.testkit.trainer.longest_paths import longest_paths
+
+GPIPE = Option(ScheduleName.GPIPE)
+ONE_F_ONE_B = Option(ScheduleName.ONE_FORWARD_ONE_BACKWARD)
+INTERLEAVED = Option(ScheduleName.INTERLEAVED, 2)
+
+
+def make_model(
+    units: Sequence[UnitCost],
+    *,
+    options: Sequence[Option] = AUTO,
+    fixed: float = 0.05,
+    link: float = 0.0,
+    action: float = 0.0,
+    worker_bytes: int | None = None,
+    global_batch: int = 24,
+    micro_batch_size: int | None = None,
+    cache_bytes: int = 0,
+) -> StepModel:
+    """Each pass takes `fixed` seconds, and its own for each sample."""
+
+    def at(size: int) -> list[UnitCost]:
+        return [
+            UnitCost(*(fixed * bool(value) + value * size for value in unit[:3]), unit.saved_bytes * size)
+            for unit in units
+        ]
+
+    return StepModel(
+        costs=ModelCosts(
+            micro_batch_sizes=(1, 2),
+            small=at(1),
+            large=at(2),
+            seconds_per_byte=link,
+            seconds_per_action=action,
+            worker_bytes=worker_bytes,
+        ),
+        global_batch=global_batch,
+        num_shards=24,
+        micro_batch_size=micro_batch_size,
+        unit_bytes=[10] * len(units),
+        trained_bytes=[40] * len(units),
+        sample_bytes=1,
+        num_samples=100,
+        cache_bytes=cache_bytes,
+        options=options,
+    )
+
+
+def even(layers: int, saved: float = 1.0) -> list[UnitCost]:
+    return [UnitCost(0, 0, 0), *[UnitCost(1, 2, 1, saved)] * layers, UnitCost(0, 0, 0)]
+
+
+def independent_seconds(model: StepModel, boundary: int, candidate: Candidate) -> float:
+    """Seconds of a candidate's round: units added up by hand, and the longest path through its lists."""
+    cut = candidate.cut
+    assert cut is not None
+    units, active = model.costs.at(cut.micro_batch_size), boundary + 1 if boundary else 0
+    miss = max(0.0, 1 - model.cache_bytes / model.num_samples)
+    forward, backward, weights = [], [], []
+    for number, span in enumerate(cut.spans):
+        forward.append(sum(units[u].forward * (miss if u < active and number == 0 else 1) for u in span))
+        backward.append(
+            sum(units[u].weights_backward if u == active else units[u].backward for u in span if u >= active)
+        )
+        weights.append(sum(units[u].weights_backward for u in span if u >= active))
+    shape = RoundShape(
+        cut.owners, candidate.micro_batches, sum(all(unit < active for unit in span) for span in cut.spans)
+    )
+    costs = RoundCosts.by_span(
+        forward,
+        backward,
+        weights,
+        message_seconds=model.costs.seconds_per_byte * cut.micro_batch_size,
+        action_seconds=model.costs.seconds_per_action,
+    )
+    return max(
+        longest_paths(
+            make_schedule(cut.schedule, spans_per_worker=candidate.option.spans_per_worker).actions(shape), shape, costs
+        ).values()
+    )
+
+
+UNIT = st.tuples(st.floats(0.2, 3), st.floats(0.2, 4), st.floats(0.1, 1), st.floats(0, 5)).map(
+    lambda one: UnitCost(one[0], one[1], one[1] * one[2], one[3])
+)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    units=st.lists(UNIT, min_size=8, max_size=10),
+    stages=st.integers(2, 4),
+    boundary=st.integers(0, 4),
+    link=st.sampled_from([0.0, 0.2]),
+    action=st.sampled_from([0.0, 0.3]),
+    cache_bytes=st.sampled_from([0, 60]),
+)
+def test_the_choice_is_the_fastest_of_all_candidates(
+    units: list[UnitCost], stages: int, boundary: int, link: float, action: float, cache_bytes: int
+) -> None:
+    model = make_model(units, link=link, action=action, cache_bytes=cache_bytes)
+    found = model.candidates(boundary, stages, 1)
+    possible = [one for one in found if one.cut is not None]
+    seconds = [independent_seconds(model, boundary, one) for one in possible]
+    assert seconds[0] == pytest.approx(min(seconds))
+    assert sum(one.predicted is not None for one in found) <= 12
+    for one, taken in zip(possible, seconds, strict=True):
+        assert one.least_seconds <= taken * (1 + 1e-9)
+        assert bool(one.why_not) == (one is not found[0])
+        if one.predicted is not None:
+            assert one.predicted.seconds == pytest.approx(taken)
+    assert {(one.option, one.micro_batches) for one in found} == {
+        (option, -(-24 // size)) for option in model.options for size in {-(-24 // (stages * n)) for n in range(1, 7)}
+    }
+    assert model.step_seconds(boundary, model.cut(boundary, stages, 1), 1) == pytest.approx(seconds[0])
+
+
+def test_equal_times_go_to_less_memory_and_then_to_the_simpler_schedule() -> None:
+    choice, other = make_model(even(8), options=(GPIPE, ONE_F_ONE_B), fixed=0, micro_batch_size=2).candidates(0, 4, 1)
+    assert (choice.option, other.option) == (ONE_F_ONE_B, GPIPE)
+    assert choice.predicted is not None and other.predicted is not None
+    assert choice.predicted.seconds == pytest.approx(other.predicted.seconds)
+    assert other.why_not == "as fast, but needs more memory"
+    for options in [(ONE_F_ONE_B, GPIPE), (GPIPE, ONE_F_ONE_B)]:
+        free = make_model(even(8, saved=0), options=options, fixed=0, micro_batch_size=2)
+        assert free.candidates(0, 4, 1)[0].option == options[0]
+
+
+def test_a_candidate_above_the_memory_is_not_chosen_and_says_what_it_needs() -> None:
+    units = even(8, saved=20)
+    free, tight = make_model(units, options=(ONE_F_ONE_B, INTERLEAVED)), make_model(units, worker_bytes=420)
+    assert free.cut(0, 4, 1).schedule is ScheduleName.INTERLEAVED
+    found = tight.candidates(0, 4, 1)
+    assert found[0].option == ONE_F_ONE_B
+    assert found[0].cut is not None and tight.bytes_per_worker(0, found[0].cut, 1) <= 420
+    refused = [one.why_not for one in found if one.option == INTERLEAVED and one.predicted is not None]
+    assert refused and all("bytes" in why and "a worker has 420" in why for why in refused)
+    with pytest.raises(MemoryBoundError, match="a worker has 100"):
+        make_model(units, worker_bytes=100).cut(0, 4, 1)
+
+
+def test_what_a_worker_holds_is_its_units_and_its_chunks_in_flight() -> None:
+    model = make_model(even(8, saved=3), micro_batch_size=2, options=(ONE_F_ONE_B,))
+    cut = model.cut(0, 4, 1)
+    assert model.predict(0, cut, 1).bytes_by_worker[1] == 2 * 40 + 3 * 2 * (3 * 2), "K - 1 chunks of two layers"
+    frozen = model.cut(4, 4, 1)
+    held = [
+        sum(40 + 3 * 2 * (4 - stage) * (0 < unit < 9) if unit > 4 else 10 for unit in span)
+        for stage, span in enumerate(frozen.spans)
+    ]
+    assert list(model.predict(4, frozen, 1).bytes_by_worker) == held
+    gpipe = replace(cut, schedule=ScheduleName.GPIPE)
+    assert model.predict(0, gpipe, 1).bytes_by_worker[1] == 2 * 40 + 12 * 2 * (3 * 2)
+
+
+def test_a_layout_that_cannot_run_the_schedule_runs_1f1b_and_says_why() -> None:
+    model = make_model(even(5), options=(INTERLEAVED,))
+    cut = model.cut(0, 4, 1)
+    assert (cut.schedule, cut.owners) == (ScheduleName.ONE_FORWARD_ONE_BACKWARD, (0, 1, 2, 3))
+    assert cut.why_schedule == "Interleaved needs a layer for each of 8 spans (4 stages of 2), not 5"
+    assert model.cut(0, 2, 1).schedule is ScheduleName.INTERLEAVED
+    assert model.cut(0, 2, 1).owners == (0, 1, 0, 1)
+    tight = make_model(even(8, saved=20), options=(INTERLEAVED,), worker_bytes=420).cut(0, 4, 1)
+    assert tight.schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD
+    assert tight.why_schedule.startswith("Interleaved needs more memory than a worker has: ")
+
+
+def test_a_lone_stage_has_nothing_to_put_in_order() -> None:
+    (choice, *others) = make_model(even(8)).candidates(0, 1, 4)
+    assert choice.option == ONE_F_ONE_B
+    assert {one.option for one in others} <= {ONE_F_ONE_B}
+
+
+def test_a_schedule_that_refuses_is_not_chosen() -> None:
+    class Refusing:
+        def actions(self, shape: RoundShape) -> Sequence[Sequence[Action]]:
+            raise ScheduleError("it does not like this round")
+
+    script = Option(ScheduleName.SCRIPT)
+    found = replace(make_model(even(8), options=(script, GPIPE)), own=Refusing()).candidates(0, 2, 1)
+    assert found[0].option == GPIPE
+    assert "it does not like this round" in {one.why_not for one in found if one.option == script}
+    alone = replace(make_model(even(8), options=(script,)), own=Refusing()).cut(0, 2, 1)
+    assert (alone.schedule, alone.why_schedule) == (
+        ScheduleName.ONE_FORWARD_ONE_BACKWARD,
+        "it does not like this round",
+    )
+
+
+def test_seconds_an_action_choose_fewer_micro_batches() -> None:
+    few, many = (make_model(even(8), options=(ONE_F_ONE_B,), fixed=0, action=seconds) for seconds in (2.0, 0.0))
+    assert few.candidates(0, 4, 1)[0].micro_batches < many.candidates(0, 4, 1)[0].micro_batches
+
+
+def test_a_change_of_the_schedule_alone_pays_for_a_regroup() -> None:
+    layout, model = Layout(4, 1), make_model(even(16), options=AUTO)
+    now = make_model(even(16), options=(ONE_F_ONE_B,)).cut(0, 4, 1)
+    best = model.cut(0, 4, 1)
+    assert best.schedule is not now.schedule
+    present, promised = (model.step_seconds(0, cut, 1) for cut in (now, best))
+    times = [StepTime(pipelines=1, seconds=promised)]
+    offers = [Offer(stages=4, bytes_per_worker=1, step_seconds=times, pause_seconds=10)]
+    gain = present - promised
+    for steps, pays in [(1 + 10 / gain, True), (10 / gain - 1, False)]:
+        assert pays_to_recut(offers, Present(layout, present, round(steps)), Packing.MEASURED) is pays
+    recut = Present(layout, promised, 10**6)
+    assert not pays_to_recut(offers, recut, Packing.MEASURED), "the best schedule promises no further gain"
+
+
+@pytest.mark.parametrize("schedule", [GPipe(), OneForwardOneBackward()], ids=str)
+@pytest.mark.parametrize("chunks", [12, 13, 24, 31, 36, 50, 73])
+def test_a_long_round_goes_on_at_the_pace_of_a_shorter_one(schedule: Schedule, chunks: int) -> None:
+    from pipetransformer.partition.predict import _play
+
+    seconds = tuple(1 + 0.1 * (span % 3) for span in range(12))
+    work = SpanWork(tuple(range(12)), 0, seconds, seconds, seconds, seconds, 0.01, 0.02)
+    shape = RoundShape(work.owners, chunks)
+    costs = RoundCosts.by_span(
+        work.forward, work.backward, work.weights, message_seconds=0.01, action_seconds=0.02, saved_bytes=work.saved
+    )
+    found, whole = _play(schedule, chunks, work), simulate(schedule.actions(shape), shape, costs)
+    assert found.ends == pytest.approx([times[-1][1] for times in whole.times], rel=0.01)
+    assert found.busy == pytest.approx(whole.busy)
+    assert found.bytes == pytest.approx(whole.peak_bytes)
+
+
+def test_offers_of_16_lengths_and_64_widths_take_no_more_than_a_moment() -> None:
+    model = make_model(even(48), options=(ONE_F_ONE_B,), global_batch=4096)
+    model = replace(model, num_shards=1024)
+    layouts = 0
+
+    def predict(stages: int, pipelines: int) -> Prediction:
+        nonlocal layouts
+        layouts += 1
+        cut = model.cut(5, stages, pipelines)
+        found = model.predict(5, cut, pipelines)
+        return Prediction(found.bytes_per_worker, found.seconds)
+
+    started = time.process_time()
+    make_offers(predict, initial_stages=16, max_workers=1024, max_pipelines=64, pause_seconds=1.0)
+    assert layouts == 16 * 64
+    assert time.process_time() - started < 5

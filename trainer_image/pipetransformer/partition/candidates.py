@@ -1,0 +1,237 @@
+"""The ways to run one layout, and which of them is the fastest that fits the memory.
+
+BaPipe (arXiv 2012.12544) explores the schedule together with the partition and the micro-batches. Here each candidate
+is cut exactly for its number of spans and its micro-batches. It is simulated only if its lower bound leaves it a
+chance.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from pipetransformer.schedules import Schedule, ScheduleError, fit
+from pipetransformer_contract.spec import ScheduleName
+
+from .contiguous import MemoryBound, MemoryBoundError
+from .cut import Cut
+from .predict import Bound, Predicted, Step, peak_chunks
+from .spans import cut_units
+
+#: Most candidates of a layout that are simulated, unless none of them fits the memory.
+_MOST_SIMULATED = 12
+#: Seconds that differ by no more than this share are equal.
+_EQUAL = 1e-9
+#: Schedules that compute the two halves of a backward apart.
+_IN_HALVES = frozenset({ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A schedule, and the spans of each worker (V) under it."""
+
+    schedule: ScheduleName
+    spans_per_worker: int = 1
+
+
+ONE_FORWARD_ONE_BACKWARD = Option(ScheduleName.ONE_FORWARD_ONE_BACKWARD)
+#: What `Auto` chooses from, the simpler first. Asynchronous schedules are not among them: they change the result.
+AUTO = (
+    ONE_FORWARD_ONE_BACKWARD,
+    Option(ScheduleName.GPIPE),
+    Option(ScheduleName.ZERO_BUBBLE),
+    Option(ScheduleName.INTERLEAVED, 2),
+    Option(ScheduleName.ZERO_BUBBLE, 2),
+    Option(ScheduleName.ZERO_BUBBLE_V, 2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run a layout.
+
+    Attributes:
+        option: schedule and spans of each worker.
+        micro_batches: number of micro-batches (M).
+        cut: the spans; None if the layout cannot be cut so.
+        together: whether all frozen layers are in the first span, whose cache saves their forwards.
+        least_seconds: lower bound of a step's seconds.
+        predicted: the simulated step; None if it was not simulated.
+        why_not: why it was not chosen; empty for the choice.
+    """
+
+    option: Option
+    micro_batches: int
+    cut: Cut | None = None
+    together: bool = False
+    least_seconds: float = 0.0
+    predicted: Predicted | None = None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Spans, and a lower bound of their rounds."""
+
+    spans: list[range]
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search in one layout.
+
+    Attributes:
+        stages: workers of a pipeline (K).
+        steps: what to do, by micro-batch size.
+        schedules: what makes the lists of each option.
+        limit: bytes of a worker; None if unknown.
+        kept: spans and bounds that searches with the same costs have found, by what they depend on.
+    """
+
+    stages: int
+    steps: Mapping[int, Step]
+    schedules: Mapping[Option, Schedule]
+    limit: int | None = None
+    kept: dict[object, Kept] = field(default_factory=dict)
+
+    def best_first(self, options: Sequence[Option]) -> list[Candidate]:
+        """All candidates: the choice, then the simulated ones by their seconds, then the rest.
+
+        Least time wins. Of equal times the one of fewer bytes wins, then the simpler schedule.
+
+        Args:
+            options: the schedules to choose from, the simpler first.
+
+        Raises:
+            MemoryBoundError: no candidate fits the memory.
+            ScheduleError: the layout can run none of the schedules.
+            ValueError: there are fewer layers than stages.
+        """
+        errors: list[MemoryBoundError] = []
+        made = [one for option in options for size in self.steps for one in self._candidates(option, size, errors)]
+        refused = [one for one in made if one.why_not]
+        possible = sorted((one for one in made if not one.why_not), key=lambda one: one.least_seconds)
+        if len(possible) == 1 and (self.limit is None or possible[0].option.spans_per_worker == 1):
+            return possible + refused
+        fitting: list[Candidate] = []
+        unlikely: list[Candidate] = []
+        best = math.inf
+        for number, candidate in enumerate(possible):
+            if fitting and candidate.least_seconds > best * (1 + _EQUAL):
+                unlikely.append(replace(candidate, why_not=f"at least {_slower(candidate.least_seconds, best)}"))
+            elif fitting and number >= _MOST_SIMULATED:
+                unlikely.append(replace(candidate, why_not=f"{_MOST_SIMULATED} others had lower bounds"))
+            elif (found := self._simulated(candidate, errors)).why_not:
+                refused.append(found)
+            else:
+                fitting.append(found)
+                best = min(best, _seconds(found))
+        if fitting:
+            return _ranked(fitting, options, best) + unlikely + refused
+        if errors:
+            raise min(errors, key=lambda error: error.needed)
+        raise ScheduleError(refused[0].why_not)
+
+    def _candidates(self, option: Option, size: int, errors: list[MemoryBoundError]) -> Iterator[Candidate]:
+        """The candidates of one schedule at one micro-batch size: with frozen layers spread over the stages, and
+        together in the first span where a cache saves their forwards."""
+        step = self.steps[size]
+        candidate = Candidate(option, step.micro_batches)
+        num_layers = len(step.state_bytes) - 2
+        fitted = fit(option.schedule, self.stages, option.spans_per_worker, step.micro_batches, num_layers)
+        if fitted.reason:
+            yield replace(candidate, why_not=fitted.reason)
+            return
+        units = step.units
+        can_be_together = units.miss_share < 1 and 0 < units.boundary <= num_layers - len(fitted.owners)
+        for together in (False, True) if can_be_together else (False,):
+            try:
+                kept = self._cut(option, size, fitted.owners, together=together)
+            except MemoryBoundError as error:
+                errors.append(error)
+                yield replace(candidate, together=together, why_not=str(error))
+            except ScheduleError as error:
+                yield replace(candidate, together=together, why_not=str(error))
+            else:
+                cut, least = Cut(kept.spans, size, fitted.owners, option.schedule), kept.bound.at(step.micro_batches)
+                yield replace(candidate, cut=cut, together=together, least_seconds=least)
+
+    def _cut(self, option: Option, size: int, owners: tuple[int, ...], *, together: bool) -> Kept:
+        """Cut so that the slowest span is as quick as possible. One span a worker is cut within the memory.
+
+        Raises:
+            MemoryBoundError: no cut fits.
+            ScheduleError: the schedule cannot run this many micro-batches.
+        """
+        step = self.steps[size]
+        units, peaks = step.units, ()
+        if self.limit is not None and len(owners) == self.stages:
+            peaks = _not_rising(peak_chunks(self.schedules[option], self.stages, step.micro_batches))
+        halves = option.schedule in _IN_HALVES
+        key = (size, owners, halves, units.boundary, units.miss_share, together, peaks)
+        if key not in self.kept:
+            spans = cut_units(
+                units.cached_seconds if together else units.seconds,
+                len(owners),
+                self._memory(step, peaks) if peaks else None,
+                units.first_active if together else 1,
+            )
+            self.kept[key] = Kept(spans, units.of_spans(owners, spans).bound(halves=halves))
+        return self.kept[key]
+
+    def _memory(self, step: Step, peaks: Sequence[int]) -> MemoryBound:
+        assert self.limit is not None
+        each = list(zip(step.state_bytes, step.units.saved_bytes, strict=True))
+        return MemoryBound([[state + chunks * saved for state, saved in each] for chunks in peaks], self.limit)
+
+    def _simulated(self, candidate: Candidate, errors: list[MemoryBoundError]) -> Candidate:
+        """Simulate a candidate, and refuse it if it does not fit the memory."""
+        cut = candidate.cut
+        assert cut is not None
+        try:
+            found = self.steps[cut.micro_batch_size].predict(self.schedules[candidate.option], cut.owners, cut.spans)
+        except ScheduleError as error:
+            return replace(candidate, why_not=str(error))
+        if self.limit is None or found.bytes_per_worker <= self.limit:
+            return replace(candidate, predicted=found)
+        stage = found.bytes_by_worker.index(found.bytes_per_worker)
+        error = MemoryBoundError(self.stages, stage, cut.units_of(stage)[-1], found.bytes_per_worker, self.limit)
+        errors.append(error)
+        return replace(candidate, predicted=found, why_not=str(error))
+
+
+def _not_rising(chunks: Sequence[int]) -> tuple[int, ...]:
+    """The least numbers that are no smaller, and do not rise, as `MemoryBound` wants them."""
+    return tuple(accumulate(reversed(chunks), max))[::-1]
+
+
+def _ranked(fitting: Sequence[Candidate], options: Sequence[Option], best: float) -> list[Candidate]:
+    """The choice first, then the others by their seconds, with what they lose."""
+
+    def rank(candidate: Candidate) -> tuple[bool, float, int, int]:
+        assert candidate.predicted is not None
+        seconds, needed = candidate.predicted.seconds, candidate.predicted.bytes_per_worker
+        slower = seconds > best * (1 + _EQUAL)
+        return slower, seconds if slower else best, needed, options.index(candidate.option)
+
+    choice, *others = sorted(fitting, key=rank)
+    return [choice, *(replace(one, why_not=_loss(one, choice)) for one in others)]
+
+
+def _loss(candidate: Candidate, choice: Candidate) -> str:
+    assert candidate.predicted is not None and choice.predicted is not None
+    if candidate.predicted.seconds > choice.predicted.seconds * (1 + _EQUAL):
+        return _slower(candidate.predicted.seconds, choice.predicted.seconds)
+    if candidate.predicted.bytes_per_worker > choice.predicted.bytes_per_worker:
+        return "as fast, but needs more memory"
+    return "as fast, but not simpler"
+
+
+def _slower(seconds: float, best: float) -> str:
+    return f"{seconds / best - 1:.1%} slower" if best else "slower"
+
+
+def _seconds(candidate: Candidate) -> float:
+    assert candidate.predicted is not None
+    return candidate.predicted.seconds
