@@ -58,7 +58,12 @@ def make_model(
 
     def at(size: int) -> list[UnitCost]:
         return [
-            UnitCost(*(fixed * bool(value) + value * size for value in unit[:3]), unit.saved_bytes * size)
+            UnitCost(
+                fixed * bool(unit.forward) + unit.forward * size,
+                fixed * bool(unit.backward) + unit.backward * size,
+                fixed * bool(unit.weights_backward) + unit.weights_backward * size,
+                unit.saved_bytes * size,
+            )
             for unit in units
         ]
 
