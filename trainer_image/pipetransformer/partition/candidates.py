@@ -205,9 +205,9 @@ class Search:
         if self.limit is None or found.bytes_per_worker <= self.limit:
             return replace(candidate, predicted=found)
         stage = found.bytes_by_worker.index(found.bytes_per_worker)
-        error = MemoryBoundError(self.stages, stage, cut.units_of(stage)[-1], found.bytes_per_worker, self.limit)
-        errors.append(error)
-        return replace(candidate, predicted=found, why_not=str(error))
+        too_much = MemoryBoundError(self.stages, stage, cut.units_of(stage)[-1], found.bytes_per_worker, self.limit)
+        errors.append(too_much)
+        return replace(candidate, predicted=found, why_not=str(too_much))
 
 
 def _not_rising(chunks: Sequence[int]) -> tuple[int, ...]:
