@@ -94,7 +94,7 @@ class Inputs:
 
     parts: Sequence[Tensor]
 
-    def take(self, number: int) -> Tensor:
+    def take(self, number: int, context: MicroBatchContext) -> Tensor:
         return self.parts[number]
 
 
