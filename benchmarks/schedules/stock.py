@@ -116,7 +116,7 @@ class Ours:
     def run(self) -> None:
         """One round."""
         case = self._case
-        inputs, labels = Inputs(self._inputs.split(case.samples)), self._labels.split(case.samples)
+        inputs, labels = Inputs(torch.split(self._inputs, case.samples)), torch.split(self._labels, case.samples)
         context = MicroBatchContext(0, range(case.samples))
         chunks = [
             Chunk(
