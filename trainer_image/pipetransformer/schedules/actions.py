@@ -46,7 +46,7 @@ class RoundShape:
         slices: chunks of each micro-batch; slice s of micro-batch m is chunk m * slices + s.
         prefix_units: number of frozen units that `PREFIX` actions compute before span 0. With 0 the forward of span 0
             computes them.
-        prefix_made: whether the round before has computed this round's prefix.
+        prefix_made: whether this round's prefix needs no `PREFIX` actions, because the round before has computed it.
         next_chunks: number of chunks of the next round, whose prefix this round computes; 0 if there is none.
     """
 
@@ -57,6 +57,13 @@ class RoundShape:
     prefix_units: int = 0
     prefix_made: bool = False
     next_chunks: int = 0
+
+    @property
+    def prefixes(self) -> range:
+        """The chunks whose prefix `PREFIX` actions of this round compute, in the order of need."""
+        if not self.prefix_units:
+            return range(0)
+        return range(self.chunks if self.prefix_made else 0, self.chunks + self.next_chunks)
 
     @property
     def workers(self) -> int:

@@ -73,26 +73,33 @@ class Ahead:
         Raises:
             ScheduleError: the schedule inside cannot run the shape, or this one cannot.
         """
-        inner = self.inner.actions(replace(shape, prefix_units=0, prefix_made=False, next_chunks=0))
-        if not shape.prefix_units:
-            return [list(actions) for actions in inner]
-        self._check(shape)
-        fillings = [_Filling(self, shape, inner, room) for room in _ROOM]
-        for filling in fillings:
-            filling.fill()
-        return min(fillings, key=lambda filling: filling.end).lists
+        return self._filled(shape).lists
+
+    def round_seconds(self, shape: RoundShape) -> float:
+        """Expected seconds of a round, without messages.
+
+        Raises:
+            ScheduleError: as `actions`.
+        """
+        return self._filled(shape).end
 
     def bound_seconds(self, shape: RoundShape) -> float:
         """No schedule with this one inside makes a round of `shape` faster, once the rounds follow each other.
 
         It is the time of the schedule inside alone, or of all work if the workers share it evenly.
         """
-        alone = replace(shape, prefix_units=0, prefix_made=False, next_chunks=0)
-        inner = self.inner.actions(alone)
-        active = _Filling(self, alone, inner, 0.0)
-        active.fill()
-        work = sum(self.seconds.of(action) for actions in inner for action in actions)
+        active = self._filled(replace(shape, prefix_units=0, next_chunks=0))
+        work = sum(self.seconds.of(action) for actions in active.lists for action in actions)
         return max(active.end, (work + shape.chunks * sum(self.seconds.prefix)) / shape.workers)
+
+    def _filled(self, shape: RoundShape) -> "_Filling":
+        if shape.prefix_units:
+            self._check(shape)
+        inner = self.inner.actions(replace(shape, prefix_units=0, prefix_made=False, next_chunks=0))
+        fillings = [_Filling(self, shape, inner, room) for room in _ROOM]
+        for filling in fillings:
+            filling.fill()
+        return min(fillings, key=lambda filling: filling.end)
 
     def _check(self, shape: RoundShape) -> None:
         if shape.slices > 1:
@@ -117,7 +124,7 @@ class _Filling:
         self._seconds, self._holders, self._shape, self._room = ahead.seconds, ahead.holders, shape, room
         self._rest = [iter(actions) for actions in inner]
         self._next = [next(rest, None) for rest in self._rest]
-        self._pool = deque(_chunks_to_make(shape))
+        self._pool = deque(shape.prefixes)
         self._piece: list[Action | None] = [None] * len(inner)  # the next frozen unit of the chunk that a worker has
         self._made: dict[Value, float] = {}  # when each value is there
         self._waiting: dict[Value, int] = {}  # the worker that waits for a value
@@ -197,10 +204,3 @@ class _Filling:
     def _ready_at(self, action: Action) -> float:
         value = needed(action, self._shape)
         return 0.0 if value is None else self._made.get(value, float("inf"))
-
-
-def _chunks_to_make(shape: RoundShape) -> range:
-    """Chunks whose prefix is to be computed, in the order of need."""
-    if not shape.prefix_units:
-        return range(0)
-    return range(shape.chunks if shape.prefix_made else 0, shape.chunks + shape.next_chunks)

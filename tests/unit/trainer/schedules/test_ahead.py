@@ -25,6 +25,7 @@ from pipetransformer.schedules import (
     planned,
 )
 from pipetransformer.schedules.order import needed
+from pipetransformer.schedules.simulate import RoundCosts, simulate
 
 
 @st.composite
@@ -108,6 +109,16 @@ def test_the_first_worker_gets_the_output_of_each_prefix_once(case: tuple[Ahead,
 
 
 @given(rounds())
+def test_messages_and_the_simulation_delay_no_round_without_link_time(case: tuple[Ahead, RoundShape]) -> None:
+    ahead, shape = case
+    costs = replace(
+        RoundCosts.by_span(ahead.seconds.forward, ahead.seconds.backward), prefix=ahead.seconds.prefix
+    )
+    seconds = simulate(planned(ahead, shape), shape, costs).seconds
+    assert seconds == pytest.approx(ahead.round_seconds(shape))
+
+
+@given(rounds())
 def test_no_round_of_a_run_is_faster_than_the_bound(case: tuple[Ahead, RoundShape]) -> None:
     ahead, shape = case
     steady = replace(shape, prefix_made=True, next_chunks=shape.chunks)
@@ -185,31 +196,7 @@ def messages(operations: tuple[Operation, ...], peer: int) -> list[Value]:
 
 
 def seconds_of(schedule: Ahead, shape: RoundShape) -> float:
-    """When the last worker is done, if each computation takes what is expected and messages take no time."""
-    lists = schedule.actions(shape)
-    free = [0.0] * len(lists)
-    made: dict[tuple[str, int, int], float] = {}
-    places = [0] * len(lists)
-    last = len(shape.owners) - 1
-    while any(place < len(actions) for place, actions in zip(places, lists, strict=True)):
-        moved = False
-        for worker, actions in enumerate(lists):
-            while places[worker] < len(actions):
-                action = actions[places[worker]]
-                wants = _wants(action, last)
-                if wants is not None and wants not in made:
-                    break
-                free[worker] = max(free[worker], 0.0 if wants is None else made[wants]) + schedule.seconds.of(action)
-                made[action.kind.value, action.span, action.chunk] = free[worker]
-                places[worker] += 1
-                moved = True
-        assert moved, "the lists wait for each other"
-    return max(free)
-
-
-def _wants(action: Action, last: int) -> tuple[str, int, int] | None:
-    if action.kind is ActionKind.FORWARD and action.span > 0:
-        return "Forward", action.span - 1, action.chunk
-    if action.kind is ActionKind.BACKWARD and action.span < last:
-        return "Backward", action.span + 1, action.chunk
-    return None
+    """Seconds of a round by the simulation, if each computation takes what is expected and messages take no time."""
+    seconds = schedule.seconds
+    costs = replace(RoundCosts.by_span(seconds.forward, seconds.backward), prefix=seconds.prefix)
+    return simulate(schedule.actions(shape), shape, costs).seconds
