@@ -1,6 +1,7 @@
 """The pictures of docs/schedules.md: the very lists, played with a forward of 1 and a backward of 2 for each layer."""
 
 from pipetransformer.schedules import (
+    Action,
     ActionKind,
     GPipe,
     OneForwardOneBackward,
@@ -56,7 +57,7 @@ def _drawn(title: str, schedule: Schedule, owners: tuple[int, ...], *, slices: i
     for worker, times in enumerate(played.times):
         top = _TOP + worker * _ROW
         drawing.words(8, top + 14, str(worker), colour=FAINT)
-        computations = [operation for operation in lists[worker] if hasattr(operation, "kind")]
+        computations = [operation for operation in lists[worker] if isinstance(operation, Action)]
         for action, (start, end) in zip(computations, times, strict=True):
             fills = _FILLS[action.kind] if shape.trains(action.span) else _FROZEN
             left, width = _LEFT + start * scale, (end - start) * scale
