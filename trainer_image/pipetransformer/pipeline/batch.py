@@ -50,20 +50,20 @@ class Batch:
     _sample_ids: list[int] = field(init=False)
     _uncached: Collection[int] | None = field(default=None, init=False)
     _inputs: Tensor | None = field(default=None, init=False)
+    _labels: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._sample_ids = sample_ids_of(self.micro_batches)
 
-    def chunks(self, model: PipelineModel, prefix: FrozenPrefix | None) -> list[Chunk]:
-        """The chunks of a round, with what this worker's spans need of each."""
-        chunks = [
-            Chunk(
-                number,
-                self.context(micro_batch.sample_ids),
-                model.activation_shape(len(micro_batch.sample_ids), micro_batch.length),
-            )
-            for number, micro_batch in enumerate(self.micro_batches)
-        ]
+    def chunks(self, model: PipelineModel, prefix: FrozenPrefix | None, made: Collection[int] = ()) -> list[Chunk]:
+        """The chunks of a round, with what this worker's spans need of each.
+
+        Args:
+            model: for the shapes.
+            prefix: the frozen units that the first span starts with; only on that span's worker.
+            made: numbers of chunks whose prefix is computed otherwise.
+        """
+        chunks = self.plain_chunks(model)
         if self.spec.is_last:
             sizes = [len(micro_batch.sample_ids) for micro_batch in self.micro_batches]
             weights = weights_of(self.micro_batches, self.spec.dtype)
@@ -71,15 +71,27 @@ class Batch:
             for chunk, labels, own in zip(chunks, *parts, strict=True):
                 chunk.labels, chunk.weights = labels, own
         if prefix is not None:
-            outputs = prefix.begin(self, self.micro_batches)
+            outputs = prefix.begin(self, self.micro_batches, made)
             for chunk in chunks:
                 chunk.prefix = outputs
         return chunks
 
+    def plain_chunks(self, model: PipelineModel) -> list[Chunk]:
+        """The chunks with their contexts and shapes alone."""
+        return [
+            Chunk(
+                number,
+                self.context(micro_batch.sample_ids),
+                model.activation_shape(len(micro_batch.sample_ids), micro_batch.length),
+            )
+            for number, micro_batch in enumerate(self.micro_batches)
+        ]
+
     def labels(self) -> Tensor:
-        """Labels of all samples, on the CPU. Keeps their inputs, which are read at the same time."""
-        self._inputs, labels = self._read(self._sample_ids)
-        return labels
+        """Labels of all samples, on the CPU. Keeps them and their inputs, which are read at the same time."""
+        if self._labels is None:
+            self._inputs, self._labels = self._read(self._sample_ids)
+        return self._labels
 
     def inputs(self, sample_ids: Sequence[int]) -> Tensor:
         """(len(sample_ids), *input shape) of some of the samples, on the CPU."""
