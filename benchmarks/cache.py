@@ -215,7 +215,7 @@ class Epochs:
             begun = time.perf_counter()
             outputs = self.prefix.begin(Samples(self.split, following), micro_batches)
             for number, micro_batch in enumerate(micro_batches):
-                output = outputs.take(number)
+                output = outputs.take(number, MicroBatchContext(0, micro_batch.sample_ids))
                 if keep:
                     rows.update(zip(micro_batch.sample_ids, output.clone(), strict=True))
             seconds += time.perf_counter() - begun

@@ -51,6 +51,7 @@ def main() -> int:
                 *map("{:.1e}".format, double.worst().values()),
             ],
             ["bfloat16, 1 scenario (no bar)", *map("{:.1e}".format, half.worst().values())],
+            ["generations of several stages", *(double.generations[name] for name in double.worst())],
         ],
     )
     print(f"float32, a layer's gradient against its norm: {single:.1e} (at most {BAR_FLOAT32:.0e})")
@@ -61,6 +62,7 @@ def main() -> int:
             "seeds": [arguments.first_seed, arguments.first_seed + arguments.seeds - 1],
             "worst_relative_difference": worst,
             "worst_relative_difference_by_schedule": double.worst(),
+            "generations_by_schedule": dict(double.generations),
             "deaths": double.deaths,
             "worst_float32_gradient_difference": single,
             "bfloat16_difference_by_schedule": half.worst(),

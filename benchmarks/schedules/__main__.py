@@ -13,7 +13,7 @@ from tests.testkit.results import print_table, write_result
 from .part import Found
 
 #: Modules of this room with `run(pairs) -> Found`, and the pairs that each runs. Five are the fewest for a bound.
-PARTS = {"proofs": 0, "stock": 30, "zero_bubble": 8, "ahead": 8, "terapipe": 8}
+PARTS = {"proofs": 0, "stock": 30, "zero_bubble": 8, "ahead": 8, "terapipe": 8, "auto": 5}
 
 
 def main() -> None:

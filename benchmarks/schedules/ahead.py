@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 from benchmarks.virtual import UnitTimes
-from pipetransformer.schedules import OneForwardOneBackward, RoundShape
+from pipetransformer.schedules import GPipe, OneForwardOneBackward, RoundShape
 from pipetransformer.schedules.ahead import Ahead, RoundSeconds
 
-from .in_place import ONE_F_ONE_B, in_place
+from .in_place import ONE_F_ONE_B, in_place, make_way
 from .measured import upper_bound
 from .part import Found
 from .rig import measure
 from .ways import Way, even_cut, even_units
+from .zero_bubble import errors, predicted, seconds_per_action
 
 _WORKERS, _UNITS, _FROZEN = 4, 24, 12
 _AHEAD = "1F1B, frozen ahead"
@@ -20,21 +21,25 @@ def run(pairs: int) -> Found:
     """With 4 micro-batches against today's schedule alone, with 8 also against the best of all in place."""
     figures: dict[str, float] = {}
     ways = {}
+    wrong: dict[str, float] = {}
     for chunks in (4, 8):
         ahead = ahead_way(even_units(_UNITS), _WORKERS, chunks, _FROZEN)
         others = in_place(even_units(_UNITS), _WORKERS, chunks, frozen=_FROZEN)
         compared = others if chunks == 8 else others[:1]
-        measured = measure([ahead, *compared], pairs)
+        alone = make_way("one micro-batch", even_units(_WORKERS), GPipe(), tuple(range(_WORKERS)), 1)
+        measured = measure([ahead, *compared, alone], pairs)
         figures[f"ahead_over_today_m{chunks}"] = measured.low(ONE_F_ONE_B, _AHEAD)
+        action_seconds = seconds_per_action(measured, alone)
         if chunks == 8:
             best = measured.best([way.name for way in others])
             figures["ahead_over_best"] = measured.low(best, _AHEAD)
             bound = ahead.declared_seconds
             figures["ahead_over_bound"] = upper_bound([seconds / bound for seconds in measured.seconds[_AHEAD]])
-        ways[f"{_UNITS} layers, {_FROZEN} frozen, K={_WORKERS}, M={chunks}"] = measured.table(
-            {way.name: way.declared_seconds for way in [ahead, *compared]}
-        )
-    return Found(figures, ways)
+        name = f"{_UNITS} layers, {_FROZEN} frozen, K={_WORKERS}, M={chunks}"
+        ways[name] = measured.table(predicted([ahead, *compared, alone], action_seconds))
+        found = errors(measured, [ahead, *compared], action_seconds)
+        wrong |= {f"{way}, {name}": error for way, error in found.items()}
+    return Found(figures, ways, wrong)
 
 
 def ahead_way(units: Sequence[UnitTimes], workers: int, chunks: int, frozen: int) -> Way:

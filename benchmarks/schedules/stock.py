@@ -94,7 +94,7 @@ class Inputs:
 
     parts: Sequence[Tensor]
 
-    def take(self, number: int) -> Tensor:
+    def take(self, number: int, context: MicroBatchContext) -> Tensor:
         return self.parts[number]
 
 
@@ -116,7 +116,7 @@ class Ours:
     def run(self) -> None:
         """One round."""
         case = self._case
-        inputs, labels = Inputs(self._inputs.split(case.samples)), self._labels.split(case.samples)
+        inputs, labels = Inputs(torch.split(self._inputs, case.samples)), torch.split(self._labels, case.samples)
         context = MicroBatchContext(0, range(case.samples))
         chunks = [
             Chunk(

@@ -8,7 +8,7 @@ from benchmarks.virtual import UnitTimes
 from pipetransformer.partition.contiguous import partition
 from pipetransformer.schedules import ActionKind, RoundShape, Schedule
 from pipetransformer.schedules.ahead import Ahead
-from pipetransformer.schedules.order import Operation, planned
+from pipetransformer.schedules.order import Operation, add_messages, planned
 from pipetransformer.schedules.simulate import RoundCosts, Simulated, simulate
 
 #: Seconds of a unit's forward on these devices, so long that Python's own time between two units is small beside it.
@@ -44,6 +44,8 @@ class Way:
     @cached_property
     def lists(self) -> tuple[tuple[Operation, ...], ...]:
         """The operations of each worker."""
+        if self.prefix:  # `planned` knows only spans, and each worker may run a part of the prefix
+            return add_messages(self.schedule.actions(self.shape), self.shape)
         return planned(self.schedule, self.shape)
 
     def tokens(self, chunk: int) -> tuple[int, int]:
@@ -67,11 +69,19 @@ class Way:
 
     def simulated(self, action_seconds: float = 0.0) -> Simulated:
         """The round by declared times; each action takes `action_seconds` in addition."""
-        chunks = range(max(1, len(self.slices)))
-        rows = self._costs_by_slice(chunks)
-        return simulate(self.lists, self.shape, RoundCosts(rows, action_seconds=action_seconds))
+        prefix = [unit.forward(self.samples) for unit in self.prefix]
+        return simulate(self.lists, self.shape, RoundCosts(self._costs, action_seconds=action_seconds, prefix=prefix))
 
-    def _costs_by_slice(self, chunks: Sequence[int]) -> dict[tuple[ActionKind, int], tuple[float, ...]]:
+    @property
+    def least_action_seconds(self) -> float:
+        """Declared seconds of the shortest computation."""
+        rows = [seconds for row in self._costs.values() for seconds in row if seconds]
+        return min([*rows, *(unit.forward(self.samples) for unit in self.prefix)])
+
+    @property
+    def _costs(self) -> dict[tuple[ActionKind, int], tuple[float, ...]]:
+        """Declared seconds of each kind of computation on each span, by slice."""
+        chunks = range(max(1, len(self.slices)))
         rows: dict[tuple[ActionKind, int], tuple[float, ...]] = {}
         for span, units in enumerate(self.cut):
             by_chunk = [self._span_seconds(units, chunk) for chunk in chunks]

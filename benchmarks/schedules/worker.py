@@ -34,12 +34,12 @@ class Prefix:
     ) -> None:
         self._units, self._inputs, self._contexts = units, inputs, contexts
 
-    def take(self, number: int) -> Tensor:
+    def take(self, number: int, context: MicroBatchContext) -> Tensor:
         """The first span's input for a chunk."""
         x = self._inputs[number]
         with torch.no_grad():
             for unit in self._units:
-                x = run_unit(unit, x, self._contexts[number])
+                x = run_unit(unit, x, context)
         return x
 
 

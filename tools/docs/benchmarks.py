@@ -127,7 +127,9 @@ FIGURES = {
         Figure("prediction_error", "predicted against measured step, worst of all lists", at_most=0.05),
         Figure("lists_checked", "lists that the judge of the tests has checked"),
         Figure("mutants_rejected", "wrong lists that it has rejected", at_least=50),
-        Figure("planner_worst", "planned slices against all slicings, by the paper's objective, relative", at_most=1e-9),
+        Figure(
+            "planner_worst", "planned slices against all slicings, by the paper's objective, relative", at_most=1e-9
+        ),
         Figure("planner_worst_exact", "the same by the seconds of the lists", at_most=0.01),
         Figure("seconds_per_action", "seconds of an action besides those of its units"),
     ),

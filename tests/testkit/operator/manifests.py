@@ -16,7 +16,7 @@ VALID = [
     make_job().set("evaluation", {"everySteps": 5, "bestMetric": "loss", "goal": "Lowest", "patience": 3}),
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
-    make_job().set("pipeline", {"stages": 4, "schedule": "Auto", "packing": "Measured"}),
+    make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),
 ]
 
 

@@ -2,6 +2,8 @@
 
 import random
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,21 @@ BAR_FLOAT32 = 1e-5
 #: Frozen blocks where float32 gradients are compared.
 BOUNDARIES_FLOAT32 = (0, 3)
 
-SCHEDULES = [ScheduleName.GPIPE, ScheduleName.ONE_FORWARD_ONE_BACKWARD]
+#: Synchronous schedules, which compute what one worker does.
+SCHEDULES = [
+    ScheduleName.GPIPE,
+    ScheduleName.ONE_FORWARD_ONE_BACKWARD,
+    ScheduleName.INTERLEAVED,
+    ScheduleName.ZERO_BUBBLE,
+    ScheduleName.ZERO_BUBBLE_V,
+]
 
 
 WORKERS = 4
 
 
-LAYERS = 6
+#: Enough for two spans on each of four workers.
+LAYERS = 8
 
 
 STEPS = 18
@@ -159,17 +169,21 @@ def worst_difference(run: Ran, reference: Ran) -> float:
 
 @dataclass
 class Compared:
-    """Worst relative difference of each run, by schedule, and how many workers died in them."""
+    """Worst relative difference of each run, by schedule, how many generations ran the schedule, and how many workers
+    died."""
 
     by_schedule: dict[str, list[float]] = field(default_factory=dict)
+    generations: Counter[str] = field(default_factory=Counter)
     deaths: int = 0
 
-    def add(self, schedule: ScheduleName, difference: float) -> None:
+    def add(self, schedule: ScheduleName, difference: float, generations: int) -> None:
         self.by_schedule.setdefault(schedule.value, []).append(difference)
+        self.generations[schedule.value] += generations
 
     def extend(self, other: "Compared") -> None:
         for schedule, differences in other.by_schedule.items():
             self.by_schedule.setdefault(schedule, []).extend(differences)
+        self.generations += other.generations
         self.deaths += other.deaths
 
     def worst(self) -> dict[str, float]:
@@ -177,15 +191,24 @@ class Compared:
         return {schedule: max(differences) for schedule, differences in self.by_schedule.items()}
 
 
-def compare(scenario: Scenario, folder: Path, precision: str = "Float64") -> Compared:
-    """Run a scenario under each schedule, and against one worker that stays alone."""
+def compare(
+    scenario: Scenario, folder: Path, precision: str = "Float64", schedules: Sequence[ScheduleName] = SCHEDULES
+) -> Compared:
+    """Run a scenario under each schedule, and against one worker that stays alone.
+
+    Raises:
+        ValueError: a worker that should die did not, or a layout of several stages ran another schedule.
+    """
     alone = run_job(make_spec(scenario, ScheduleName.GPIPE, precision), [Scripted(1, 1, [0])], folder / "alone")
     compared = Compared()
-    for schedule in SCHEDULES:
+    for schedule in schedules:
         run = run_job(
             make_spec(scenario, schedule, precision), scenario.script, folder / schedule.value, faults=scenario.faults
         )
-        compared.add(schedule, worst_difference(run, alone))
+        several = [one for one in run.summary["generations"] if one["stages"] > 1]
+        if others := [one["why_schedule"] for one in several if one["schedule"] != schedule]:
+            raise ValueError(f"{schedule} did not run: {others}")
+        compared.add(schedule, worst_difference(run, alone), len(several))
         if spared := {worker for worker, fault in scenario.faults.items() if fault.ends} - run.lost_at.keys():
             raise ValueError(f"workers {sorted(spared)} were not killed")
         compared.deaths += len(run.lost_at)

@@ -20,6 +20,7 @@ from pipetransformer.schedules import (
     Schedule,
     ScheduleError,
     Send,
+    TeraPipe,
     planned,
 )
 from pipetransformer.schedules.from_torch import FromTorch, Interleaved, ZeroBubble, ZeroBubbleV
@@ -39,19 +40,24 @@ _VALUES = {MessageKind.ACTIVATION: "a", MessageKind.GRADIENT: "g", MessageKind.P
 
 
 def generators() -> list[tuple[Schedule, int]]:
-    """Every generator, and spans of each worker. GPipe runs over any spans."""
+    """Every generator, and spans of each worker. GPipe and TeraPipe run over any spans."""
     several: list[tuple[Schedule, int]] = [
         (kind, spans)
         for spans in range(1, MOST_SPANS + 1)
         for kind in (
             GPipe(),
+            TeraPipe(),
             Interleaved(spans),
             ZeroBubble(spans),
             FromTorch(pipelining.ScheduleLoopedBFS, spans),
         )
     ]
     two: list[tuple[Schedule, int]] = [(ZeroBubbleV(), 2), (FromTorch(pipelining.ScheduleDualPipeV, 2), 2)]
-    one: list[tuple[Schedule, int]] = [(OneForwardOneBackward(), 1), (FromTorch(pipelining.ScheduleGPipe), 1)]
+    one: list[tuple[Schedule, int]] = [
+        (OneForwardOneBackward(), 1),
+        (TeraPipe(in_turns=True), 1),
+        (FromTorch(pipelining.ScheduleGPipe), 1),
+    ]
     return [*several, *two, *one]
 
 
@@ -60,6 +66,12 @@ def owners_of(schedule: Schedule, spans: int, workers: int) -> tuple[int, ...]:
     if isinstance(schedule, FromTorch | Interleaved | ZeroBubble | ZeroBubbleV):
         return schedule.owners(workers)
     return tuple(range(workers)) * spans
+
+
+def shape_of(schedule: Schedule, owners: tuple[int, ...], micro_batches: int, frozen: int) -> RoundShape:
+    """A round of these micro-batches, for TeraPipe with three slices each."""
+    slices = 3 if isinstance(schedule, TeraPipe) else 1
+    return RoundShape(owners, micro_batches * slices, frozen, slices)
 
 
 def document(lists: Sequence[Sequence[Operation]], shape: RoundShape) -> str:
@@ -95,7 +107,7 @@ def rounds(seed: int = 0) -> Iterator[tuple[Schedule, RoundShape]]:
             owners = owners_of(schedule, spans, workers)
             for chunks in {1, workers, 2 * workers * spans, draw.randint(1, 4 * workers)}:
                 for frozen in {0, draw.randint(0, len(owners)), len(owners)}:
-                    yield schedule, RoundShape(owners, min(chunks, 4 * workers), frozen)
+                    yield schedule, shape_of(schedule, owners, min(chunks, 4 * workers), frozen)
 
 
 def main() -> dict[str, int]:

@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from benchmarks.schedules import terapipe
+from benchmarks.schedules import auto, stock, terapipe
 from benchmarks.schedules.__main__ import merged
 from benchmarks.schedules.ahead import ahead_way
-from benchmarks.schedules.in_place import ONE_F_ONE_B, in_place
+from benchmarks.schedules.in_place import ONE_F_ONE_B, in_place, make_way
 from benchmarks.schedules.measured import Measured, upper_bound
 from benchmarks.schedules.part import Found
 from benchmarks.schedules.rig import measure
 from benchmarks.schedules.ways import Way, even_cut, even_units
+from benchmarks.schedules.zero_bubble import errors, seconds_per_action
 from benchmarks.virtual import UnitTimes
 from pipetransformer.schedules import Action, ActionKind, GPipe, RoundShape, TeraPipe
 from tools.docs.benchmarks import FIGURES
@@ -110,7 +111,44 @@ def test_each_way_runs_in_turns_on_processes_and_takes_what_was_declared() -> No
         assert min(measured.seconds[way.name]) > 0.9 * way.declared_seconds
 
 
+def test_our_executor_and_torchs_runtime_run_in_turns() -> None:
+    measured = stock.compare(stock.Case(workers=2, chunks=2, samples=1, rounds=1), pairs=2)
+
+    assert [len(seconds) for seconds in measured.seconds.values()] == [2, 2]
+    assert all(seconds > 0 for each in measured.seconds.values() for seconds in each)
+
+
+def test_a_prediction_takes_the_time_of_actions_from_a_round_of_one_micro_batch() -> None:
+    units = even_units(4, 1.0)
+    alone = make_way("alone", units, GPipe(), (0, 1), 1)
+    way, *_ = in_place(units, workers=2, chunks=2)
+    seconds = alone.declared_seconds + 4 * 0.25
+
+    action_seconds = seconds_per_action(Measured({"alone": [seconds]}), alone)
+    found = errors(Measured({way.name: [way.simulated(0.25).seconds * 1.25]}), [way], action_seconds)
+
+    assert action_seconds == pytest.approx(0.25), "two forwards and two backwards"
+    assert found == {way.name: pytest.approx(0.2)}
+
+
+def test_the_choice_loses_what_the_best_measured_way_takes_less() -> None:
+    ways = in_place(even_units(4), workers=2, chunks=2)[:2]
+    measured = Measured({ways[0].name: [1.1] * 5, ways[1].name: [1.0] * 5})
+
+    assert auto.loss(measured, ways) == pytest.approx(0.1)
+    assert auto.loss(measured, ways[::-1]) == 0
+
+
+@pytest.mark.parametrize("kind", auto.KINDS)
+def test_each_way_of_a_candidate_takes_what_the_choice_predicted(kind: str) -> None:
+    case = auto.Case(kind, 4)
+    choice, *_ = case.candidates(0.001)
+
+    assert choice.predicted is not None
+    assert case.way(choice).simulated(0.001).seconds == pytest.approx(choice.predicted.seconds, rel=0.01)
+
+
 def test_every_aim_of_the_page_has_its_own_key() -> None:
     keys = [figure.path for figure in FIGURES["schedules"]]
 
-    assert len(keys) == len(set(keys)) == 18
+    assert len(keys) == len(set(keys)) == 20

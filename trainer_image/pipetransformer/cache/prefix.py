@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipetransformer.data import MicroBatch
 from pipetransformer.device_copies import to_device
-from pipetransformer.models import MicroBatchContext, run_unit
+from pipetransformer.models import MicroBatchContext, TokenSlice, run_unit
 
 from .cache import ActivationCache
 from .choice import Stopwatch
@@ -54,8 +54,9 @@ class Source(Protocol):
 class PrefixOutputs(Protocol):
     """The activations at the frozen boundary for the micro-batches of one round."""
 
-    def take(self, number: int) -> Tensor:
-        """(micro-batch, ...) activations of one micro-batch, on the device; once for each."""
+    def take(self, number: int, context: MicroBatchContext) -> Tensor:
+        """(micro-batch, ...) activations of one micro-batch, on the device; once for each, or once for each slice of
+        tokens, in order."""
         ...
 
 
@@ -144,14 +145,12 @@ class _Computed:
     """A round without a cache."""
 
     def __init__(self, prefix: _Prefix, source: Source, micro_batches: Mapping[int, MicroBatch]) -> None:
-        self._prefix, self._source, self._micro_batches = prefix, source, micro_batches
+        self._prefix = prefix
         self._rows = inputs_of(source, micro_batches)
 
-    def take(self, number: int) -> Tensor:
-        rows = to_device(self._rows.pop(number), self._prefix.device)
-        if not self._prefix.units:
-            return rows
-        return self._prefix.run(0, rows, self._source.context(self._micro_batches[number].sample_ids))
+    def take(self, number: int, context: MicroBatchContext) -> Tensor:
+        rows = to_device(_slice_of(self._rows, number, context.tokens), self._prefix.device)
+        return self._prefix.run(0, rows, context) if self._prefix.units else rows
 
 
 class _Cached:
@@ -182,6 +181,8 @@ class _Cached:
         self._computed: dict[int, Tensor] = {}
         #: Entries to read ahead, in the order of need, including the next round's.
         self._ahead: dict[Key, None] = {}
+        #: Micro-batches of which later slices will be taken.
+        self._whole: dict[int, Tensor] = {}
         missing = self._find()
         self._expect()
         if missing:
@@ -191,10 +192,11 @@ class _Cached:
             }
         self._read_ahead()
 
-    def take(self, number: int) -> Tensor:
-        output = self._assemble(self._micro_batches[number].sample_ids)
-        self._read_ahead()
-        return output
+    def take(self, number: int, context: MicroBatchContext) -> Tensor:
+        if number not in self._whole:
+            self._whole[number] = self._assemble(self._micro_batches[number].sample_ids)
+            self._read_ahead()
+        return _slice_of(self._whole, number, context.tokens)
 
     def _find(self) -> list[int]:
         """Find the samples' entries. Returns the samples without any."""
@@ -307,6 +309,14 @@ def inputs_of(source: Source, micro_batches: Mapping[int, MicroBatch]) -> dict[i
     rows = source.inputs([sample for each in micro_batches.values() for sample in each.sample_ids])
     parts = torch.split(rows, [len(each.sample_ids) for each in micro_batches.values()])
     return {number: _cut(part, each.length) for (number, each), part in zip(micro_batches.items(), parts, strict=True)}
+
+
+def _slice_of(rows: dict[int, Tensor], number: int, tokens: TokenSlice | None) -> Tensor:
+    """The positions of a slice in the rows of this number, which go with the last slice."""
+    if tokens is None:
+        return rows.pop(number)
+    whole = rows[number] if tokens.stop < tokens.total else rows.pop(number)
+    return whole[:, tokens.start : tokens.stop]
 
 
 def _cut(rows: Tensor, length: int | None, dim: int = 1) -> Tensor:

@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
+from pipetransformer.data import DataInfo, Task
 from pipetransformer.errors import SpecError, storing
 from pipetransformer.models import PipelineModel, is_keyed
 from pipetransformer.storage import Folder
-from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.spec import Pipeline, TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
 
@@ -103,6 +104,50 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
                 f"{location} holds a checkpoint of another run, whose {name} was {theirs[name]} and not {value}: "
                 f"name another location, or {back}",
             )
+
+
+def check_slices(spec: Pipeline, model: PipelineModel, name: str, info: DataInfo, targets: Tensor) -> None:
+    """Refuse slices of tokens for a model or data that cannot run them.
+
+    Args:
+        spec: how the pipeline cuts samples.
+        model: that is trained.
+        name: of the model's class or function.
+        info: of the data.
+        targets: (samples, ...) targets of some samples.
+
+    Raises:
+        SpecError: names the field and the reason.
+    """
+    if not model.slices_tokens:
+        raise SpecError(
+            "spec.pipeline.schedule",
+            f"TeraPipe needs a model whose positions see only earlier ones: {name} {_why_no_slices(info)}",
+        )
+    total = model.activation_shape(1)[1]
+    if targets.shape[1:2] != (total,):
+        raise SpecError(
+            "spec.pipeline.schedule",
+            f"TeraPipe needs a target for each of {total} positions, but targets have the shape "
+            f"{tuple(targets.shape[1:])}",
+        )
+    slices, multiple = spec.token_slices, spec.slice_multiple or 1
+    if isinstance(slices, int) and slices > total:
+        raise SpecError("spec.pipeline.tokenSlices", f"is {slices}, but samples have {total} tokens")
+    if isinstance(slices, int) and (slices - 1) * multiple >= total:
+        raise SpecError(
+            "spec.pipeline.tokenSlices",
+            f"{slices} slices of multiples of {multiple} tokens do not fit samples of {total} tokens",
+        )
+
+
+def _why_no_slices(info: DataInfo) -> str:
+    """Words that follow the model's name."""
+    if len(info.input_shape) == 3:
+        return "reads pictures, whose patches have no order"
+    if info.task in (Task.CLASS, Task.MASKED_TOKEN):
+        return "is bidirectional"
+    return "does not promise it with slices_tokens=True (docs/models.md)"
 
 
 def check_model(model: PipelineModel) -> None:

@@ -25,9 +25,11 @@ from pipetransformer.data import (
     inputs_change,
     padded_lengths,
     pipelines_of,
+    shards_of,
 )
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze import FreezePolicy
+from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.models import PipelineModel
 from pipetransformer.models.metrics import Metric
 from pipetransformer.partition import (
@@ -43,7 +45,10 @@ from pipetransformer.partition import (
     make_offers,
     paper_bytes,
 )
-from pipetransformer.schedules import Schedule, make_schedule
+from pipetransformer.partition.slice_costs import SliceCosts, choose_slices
+from pipetransformer.partition.slices import default_grain, equal_slices, in_tokens
+from pipetransformer.schedules import Schedule, TeraPipe, make_schedule
+from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
@@ -222,6 +227,31 @@ class Job:
         if cut.schedule is ScheduleName.SCRIPT:
             return self.schedule
         return make_schedule(cut.schedule, spans_per_worker=len(cut.spans) // cut.stages)
+
+    def token_slices(self, control: Control, cut: Cut, pipelines: int) -> tuple[int, ...]:
+        """Lengths of the slices that the longest samples are cut into, in tokens; empty if samples stay whole."""
+        if cut.stages == 1 or not isinstance(self.schedule_of(cut), TeraPipe):
+            return ()
+        pipeline, total = self.spec.pipeline, self.model.activation_shape(1)[1]
+        if isinstance(pipeline.token_slices, int):
+            grain = pipeline.slice_multiple or 1
+            return in_tokens(equal_slices(-(-total // grain), pipeline.token_slices), grain, total)
+        shards = len(shards_of(0, pipelines, self.order.num_shards))
+        samples = -(-self.order.global_batch * shards // self.order.num_shards)
+        return choose_slices(
+            None if control.slice_costs is None else SliceCosts.model_validate(control.slice_costs),
+            cut.spans,
+            first_trainable(control.boundary),
+            samples=cut.micro_batch_size,
+            micro_batches=-(-samples // cut.micro_batch_size),
+            total=total,
+            grain=pipeline.slice_multiple or default_grain(total),
+        )
+
+    @property
+    def plans_slices(self) -> bool:
+        """Whether slices are planned by measured costs."""
+        return isinstance(self.schedule, TeraPipe) and not isinstance(self.spec.pipeline.token_slices, int)
 
     @property
     def cuts_by_paper(self) -> bool:

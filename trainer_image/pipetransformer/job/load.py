@@ -20,13 +20,21 @@ from pipetransformer.data import (
 )
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze import make_policy
-from pipetransformer.models import OwnModel, PipelineModel, build_model, build_units, check_model_spec
+from pipetransformer.models import (
+    HUGGINGFACE,
+    OwnModel,
+    PipelineModel,
+    build_model,
+    build_units,
+    check_model_spec,
+    import_huggingface,
+)
 from pipetransformer.models.metrics import LOSS, make_metrics
-from pipetransformer.schedules import make_schedule
+from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
-from pipetransformer_contract.spec import Goal, Precision, TrainerSpec
+from pipetransformer_contract.spec import SCRIPT, Goal, Precision, TrainerSpec
 
-from .checks import check_model, check_spec
+from .checks import check_model, check_slices, check_spec
 from .job import Job
 from .script_parts import Parts, place_of_function
 
@@ -75,6 +83,9 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     check_model(model)
     stages = spec.pipeline.stages
     inputs, targets = read_batch(dataset.train, [0], None)
+    schedule = make_schedule(spec.pipeline.schedule, parts.schedule)
+    if isinstance(schedule, TeraPipe):
+        check_slices(spec.pipeline, model, _name_of(spec), dataset.info, targets)
     metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)
     if spec.evaluation.best_metric not in metrics:  # the default, accuracy, does not suit every task
         evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
@@ -85,7 +96,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         dataset=dataset,
         order=order,
         policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, own=parts.freeze),
-        schedule=make_schedule(spec.pipeline.schedule, parts.schedule),
+        schedule=schedule,
         model=model,
         callbacks=parts.callbacks,
         metrics=metrics,
@@ -99,6 +110,14 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         model_function=place_of_function(parts.model),
         input_dtype=inputs.dtype,
     )
+
+
+def _name_of(spec: TrainerSpec) -> str:
+    """What the user calls the model."""
+    if spec.model.name == HUGGINGFACE:
+        name: str = import_huggingface().class_name(spec.model)
+        return name
+    return "the program's model" if spec.model.name == SCRIPT else spec.model.name
 
 
 def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:

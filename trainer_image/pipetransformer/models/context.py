@@ -6,6 +6,7 @@ their ids (for keyed randomness) and their lengths (for attention masks).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -54,6 +55,14 @@ class MicroBatchContext:
     def before_unit(self) -> "MicroBatchContext":
         """A copy as before a unit's forward: nothing has been drawn or kept in it."""
         return replace(self, draws={}, kept={})
+
+    def in_slices(self, lengths: Sequence[int]) -> "list[MicroBatchContext]":
+        """The contexts of the slices of these lengths, which share `memory`; this one if there are none."""
+        if not lengths:
+            return [self]
+        total = sum(lengths)
+        slices = [TokenSlice(start, stop, total) for start, stop in pairwise(accumulate(lengths, initial=0))]
+        return [replace(self, tokens=tokens, draws={}, kept={}) for tokens in slices]
 
     def places(self, count: int, device: torch.device) -> Tensor:
         """(count,) positions, within the whole samples, of the `count` positions that this forward runs."""

@@ -49,7 +49,7 @@ class PipelineModel:
         slices_tokens: a promise that the units can run slices of tokens, as `schedule: TeraPipe` needs. The second
             dimension of inputs, activations, outputs and targets is positions. A position sees only itself and earlier
             ones, which a layer gets from `with_earlier`. Positions are counted by `current_micro_batch().places(...)`.
-            `loss` is a sum over positions.
+            `loss` and its weight are sums over positions.
     """
 
     embedding: nn.Module

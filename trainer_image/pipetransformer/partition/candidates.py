@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from pipetransformer.schedules import Schedule, ScheduleError, fit
+from pipetransformer.schedules import RoundShape, Schedule, ScheduleError, fit
 from pipetransformer_contract.spec import ScheduleName
 
 from .contiguous import MemoryBound, MemoryBoundError
@@ -112,7 +112,7 @@ class Search:
         made = [one for option in options for size in self.steps for one in self._candidates(option, size, errors)]
         refused = [one for one in made if one.why_not]
         possible = sorted((one for one in made if not one.why_not), key=lambda one: one.least_seconds)
-        if len(possible) == 1 and (self.limit is None or possible[0].option.spans_per_worker == 1):
+        if len(possible) == 1 and self._surely_runs(possible[0].option):
             return possible + refused
         fitting: list[Candidate] = []
         unlikely: list[Candidate] = []
@@ -132,6 +132,11 @@ class Search:
         if errors:
             raise min(errors, key=lambda error: error.needed)
         raise ScheduleError(refused[0].why_not)
+
+    def _surely_runs(self, option: Option) -> bool:
+        """Whether a cut of this schedule needs no simulation: it was cut within the memory, and runs any round."""
+        within = self.limit is None or option.spans_per_worker == 1
+        return within and option.schedule is not ScheduleName.SCRIPT
 
     def _candidates(self, option: Option, size: int, errors: list[MemoryBoundError]) -> Iterator[Candidate]:
         """The candidates of one schedule at one micro-batch size: with frozen layers spread over the stages, and
@@ -165,7 +170,8 @@ class Search:
             ScheduleError: the schedule cannot run this many micro-batches.
         """
         step = self.steps[size]
-        units, peaks = step.units, ()
+        units = step.units
+        peaks: tuple[int, ...] = ()
         if self.limit is not None and len(owners) == self.stages:
             peaks = _not_rising(peak_chunks(self.schedules[option], self.stages, step.micro_batches))
         halves = option.schedule in _IN_HALVES
@@ -189,16 +195,19 @@ class Search:
         """Simulate a candidate, and refuse it if it does not fit the memory."""
         cut = candidate.cut
         assert cut is not None
+        schedule, step = self.schedules[candidate.option], self.steps[cut.micro_batch_size]
         try:
-            found = self.steps[cut.micro_batch_size].predict(self.schedules[candidate.option], cut.owners, cut.spans)
+            if cut.schedule is ScheduleName.SCRIPT:  # a prediction may ask it for shorter rounds only
+                schedule.actions(RoundShape(cut.owners, step.micro_batches))
+            found = step.predict(schedule, cut.owners, cut.spans)
         except ScheduleError as error:
             return replace(candidate, why_not=str(error))
         if self.limit is None or found.bytes_per_worker <= self.limit:
             return replace(candidate, predicted=found)
         stage = found.bytes_by_worker.index(found.bytes_per_worker)
-        error = MemoryBoundError(self.stages, stage, cut.units_of(stage)[-1], found.bytes_per_worker, self.limit)
-        errors.append(error)
-        return replace(candidate, predicted=found, why_not=str(error))
+        too_much = MemoryBoundError(self.stages, stage, cut.units_of(stage)[-1], found.bytes_per_worker, self.limit)
+        errors.append(too_much)
+        return replace(candidate, predicted=found, why_not=str(too_much))
 
 
 def _not_rising(chunks: Sequence[int]) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ def fit(probes: Sequence[SliceProbe]) -> tuple[SliceCost, float]:
     Args:
         probes: for at least two numbers of samples, and `PROBED_QUARTERS`.
     """
+    if not any(probe.seconds for probe in probes):
+        return SliceCost(), 0.0
     b, length, context, seconds = (np.array(column, dtype=float) for column in zip(*probes, strict=True))
     features = np.stack([np.ones_like(b), b * length, b * context, b * length * context, b * length**2], axis=1)
     scale = 1 / np.maximum(seconds, 1e-12)

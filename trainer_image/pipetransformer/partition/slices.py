@@ -162,6 +162,18 @@ def scaled(lengths: Sequence[int], total: int) -> tuple[int, ...]:
     return tuple(end - start for start, end in pairwise(ends))
 
 
+def round_slices(lengths: Sequence[int], totals: Sequence[int]) -> list[tuple[int, ...]]:
+    """The slices of the micro-batches of a round: as many of each, in the shares of `lengths`.
+
+    Args:
+        lengths: slices of the longest samples.
+        totals: tokens of the samples of each micro-batch. Samples with fewer tokens than slices make all slices equal.
+    """
+    count = min(len(lengths), *totals)
+    shares = lengths if count == len(lengths) else equal_slices(count, count)
+    return [scaled(shares, total) for total in totals]
+
+
 def _with_context(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Each length, with the sum of those before it."""
     return list(zip(lengths, accumulate(lengths, initial=0), strict=False))

@@ -66,11 +66,12 @@ class StepModel:
             MemoryBoundError: no candidate fits the memory.
             ValueError: there are fewer layers than stages.
         """
-        sizes = [self.micro_batch_size]
         if self.micro_batch_size is None:
             samples = self._samples(pipelines)
             sizes = sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
-        steps = {size: self._step(boundary, size, pipelines) for size in sizes if size is not None}
+        else:
+            sizes = [self.micro_batch_size]
+        steps = {size: self._step(boundary, size, pipelines) for size in sizes}
         schedules = {option: self._schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
         search = Search(stages, steps, schedules, self.costs.worker_bytes, self._kept)
         if stages == 1 and len(self.options) > 1:  # the order of a lone stage changes nothing

@@ -79,7 +79,7 @@ class FrozenAhead:
         count = len(batch.micro_batches)
         self.share = len(numbers) / count
         in_place = made or self.cached
-        chunks = batch.chunks(model, prefix, numbers if in_place else range(count))
+        chunks = batch.chunks(model, prefix, made=numbers if in_place else range(count))
         for number, output in outputs.items():
             assert prefix is not None
             prefix.keep(batch, batch.micro_batches[number].sample_ids, output)

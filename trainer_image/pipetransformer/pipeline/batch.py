@@ -19,6 +19,7 @@ from pipetransformer.data import (
 )
 from pipetransformer.device_copies import to_device
 from pipetransformer.models import MicroBatchContext, PipelineModel
+from pipetransformer.partition.slices import round_slices
 
 from .chunk import Chunk
 from .stage import StageSpec
@@ -55,21 +56,38 @@ class Batch:
     def __post_init__(self) -> None:
         self._sample_ids = sample_ids_of(self.micro_batches)
 
-    def chunks(self, model: PipelineModel, prefix: FrozenPrefix | None, made: Collection[int] = ()) -> list[Chunk]:
+    def chunks(
+        self,
+        model: PipelineModel,
+        prefix: FrozenPrefix | None,
+        token_slices: Sequence[int] = (),
+        made: Collection[int] = (),
+    ) -> list[Chunk]:
         """The chunks of a round, with what this worker's spans need of each.
 
         Args:
-            model: for the shapes.
-            prefix: the frozen units that the first span starts with; only on that span's worker.
-            made: numbers of chunks whose prefix is computed otherwise.
+            model: for shapes.
+            prefix: the frozen units that the first span starts with, on its worker.
+            token_slices: lengths of the slices that the longest samples are cut into; empty for whole samples.
+            made: numbers of micro-batches whose prefix is computed otherwise.
         """
-        chunks = self.plain_chunks(model)
+        shapes = [model.activation_shape(len(each.sample_ids), each.length) for each in self.micro_batches]
+        slices = round_slices(token_slices, [shape[1] for shape in shapes]) if token_slices else [()] * len(shapes)
+        chunks = [
+            Chunk(number, context, (len(each.sample_ids), len(context.tokens), *shape[2:]) if context.tokens else shape)
+            for number, (each, shape, lengths) in enumerate(zip(self.micro_batches, shapes, slices, strict=True))
+            for context in self.context(each.sample_ids).in_slices(lengths)
+        ]
         if self.spec.is_last:
             sizes = [len(micro_batch.sample_ids) for micro_batch in self.micro_batches]
             weights = weights_of(self.micro_batches, self.spec.dtype)
-            parts = (torch.split(to_device(each, self.spec.device), sizes) for each in (self.labels(), weights))
-            for chunk, labels, own in zip(chunks, *parts, strict=True):
-                chunk.labels, chunk.weights = labels, own
+            parts = [torch.split(to_device(each, self.spec.device), sizes) for each in (self.labels(), weights)]
+            for chunk in chunks:
+                labels, chunk.weights = (part[chunk.micro_batch] for part in parts)
+                if labels.shape[1:2] == model.activation[:1]:  # one for each position
+                    tokens, length = chunk.context.tokens, self.micro_batches[chunk.micro_batch].length
+                    labels = labels[:, :length] if tokens is None else labels[:, tokens.start : tokens.stop]
+                chunk.labels = labels
         if prefix is not None:
             outputs = prefix.begin(self, self.micro_batches, made)
             for chunk in chunks:

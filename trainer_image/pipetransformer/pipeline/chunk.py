@@ -1,4 +1,4 @@
-"""What flows through the spans of one worker: one object for each micro-batch of a round."""
+"""What flows through the spans of one worker: one object for each micro-batch of a round, or for each slice of it."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from pipetransformer.models import MicroBatchContext
 
 @dataclass(slots=True)
 class Chunk:
-    """A micro-batch of a round, on one worker.
+    """A micro-batch of a round, or a slice of its tokens, on one worker.
 
     Attributes:
-        number: its place in the round.
+        micro_batch: place of the micro-batch in the round.
         context: what units may know of it.
         shape: shape of its activations between units.
         prefix: computes or reads the input of the first span's first unit that trains; only on that span's worker.
@@ -25,7 +25,7 @@ class Chunk:
         weight: summed weight of that loss.
     """
 
-    number: int
+    micro_batch: int
     context: MicroBatchContext
     shape: tuple[int, ...]
     prefix: PrefixOutputs | None = None
@@ -42,4 +42,4 @@ class Chunk:
             made, self.made = self.made, None
             return made
         assert self.prefix is not None
-        return self.prefix.take(self.number)
+        return self.prefix.take(self.micro_batch, self.context)

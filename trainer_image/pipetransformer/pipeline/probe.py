@@ -8,13 +8,13 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import RunningModel
-from pipetransformer.models import MicroBatchContext, run_unit
+from pipetransformer.models import MicroBatchContext, TokenSlice, run_unit
 from pipetransformer.partition import UnitCost
 
 _REPEATS = 3
@@ -34,7 +34,7 @@ class Probe:
 
     units: Sequence[nn.Module]
     num_frozen: int
-    finish: Callable[[Tensor], Tensor] | None
+    finish: Callable[..., Tensor] | None
     context: MicroBatchContext
     device: torch.device
 
@@ -57,6 +57,49 @@ class Probe:
             UnitCost(f, b, min(w, b), kept.total)
             for f, b, w, kept in zip(forward, backward, first[1], saved, strict=True)
         ]
+
+    def measure_slices(self, x: Tensor, slices: Sequence[TokenSlice]) -> list[tuple[list[float], list[float]]]:
+        """Seconds of each unit's forward and backward for each slice of tokens of the first unit's input `x`.
+
+        Raises:
+            ModelError, DeviceError, DeviceMemoryError: as `measure`.
+        """
+        seconds = []
+        with RunningModel("measuring"), self._without_trace():
+            for index, unit in enumerate(self.units):
+                seconds.append(self._slices_of(index, x, slices))
+                with torch.no_grad():
+                    x = run_unit(unit, x.clone(), self.context.before_unit())
+        return seconds
+
+    def _slices_of(self, index: int, x: Tensor, slices: Sequence[TokenSlice]) -> tuple[list[float], list[float]]:
+        laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
+        medians = [[statistics.median(times) for times in zip(*some, strict=True)] for some in laps]
+        return [forward for forward, _ in medians], [backward for _, backward in medians]
+
+    def _slice(self, index: int, x: Tensor, tokens: TokenSlice) -> list[float]:
+        """Seconds of one unit's forward and backward for one slice, after the positions before it."""
+        unit, trains = self.units[index], index >= self.num_frozen
+        before = TokenSlice(0, tokens.start, tokens.total)
+        context = replace(self.context.before_unit(), tokens=tokens, memory={})
+        if tokens.start:
+            with torch.no_grad():
+                run_unit(unit, x[:, : tokens.start].clone(), replace(context, tokens=before, draws={}, kept={}))
+        part = x[:, tokens.start : tokens.stop].detach().clone()
+        part.requires_grad_(trains and part.is_floating_point())
+        wanted = [tensor for tensor in (part, *unit.parameters()) if tensor.requires_grad] if trains else []
+        watch = _Stopwatch(self.device)
+        with torch.set_grad_enabled(trains):
+            watch.mark()
+            result = run_unit(unit, part, context)
+            if self.finish is not None and index == len(self.units) - 1:
+                result = self.finish(result, tokens)
+            watch.mark()
+            if wanted and result.requires_grad:
+                torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
+            watch.mark()
+        forward, backward = watch.laps()
+        return [forward, backward if trains else 0.0]
 
     @contextlib.contextmanager
     def _without_trace(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from pipetransformer.cache import ActivationCache, FrozenPrefix
 from pipetransformer.data import MicroBatch, Readers, Split, Wanted
 from pipetransformer.errors import SpecError
-from pipetransformer.models import PipelineModel, Unchanged
+from pipetransformer.models import PipelineModel, TokenSlice, Unchanged
 from pipetransformer.models.metrics import Metric
 from pipetransformer.partition import UnitCost
+from pipetransformer.partition.slices import round_slices
 from pipetransformer.schedules import (
     Ahead,
     GPipe,
@@ -114,6 +115,17 @@ class StageRunner:
         self._ahead = FrozenAhead(schedule, units, cached, self._micro_batches_of)
         self._executor = replace(self._executor, frozen=units)
 
+    def num_chunks(self, micro_batches: Sequence[MicroBatch]) -> int:
+        """Number of chunks of a round of training over these micro-batches."""
+        lengths = [each.length or self.total_tokens for each in micro_batches]
+        slices = self.spec.token_slices
+        return len(micro_batches) * (len(round_slices(slices, lengths)[0]) if slices else 1)
+
+    @property
+    def total_tokens(self) -> int:
+        """Positions of the longest samples."""
+        return self._model.activation_shape(1)[1]
+
     def train(
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, hooks: RoundHooks | None = None
     ) -> RoundSums:
@@ -200,16 +212,37 @@ class StageRunner:
     def measure(self, micro_batch_size: int, split: Split) -> list[UnitCost]:
         """Cost of each unit of `spec.units` for a micro-batch of that many samples. The backward of frozen units counts
         0. Units and gradients stay unchanged."""
+        return [cost for probe, x in self._probes(micro_batch_size, split) for cost in probe.measure(x)]
+
+    def measure_slices(
+        self, micro_batch_size: int, split: Split, slices: Sequence[tuple[int, int]]
+    ) -> list[list[list[float]]]:
+        """Seconds of slices of tokens, by unit of `spec.units`, for forward and backward, by slice.
+
+        Args:
+            micro_batch_size: samples.
+            split: the split of the samples.
+            slices: (length, tokens before it) of each.
+        """
+        tokens = [TokenSlice(context, context + length, context + length) for length, context in slices]
+        return [
+            [list(row) for row in unit]
+            for probe, x in self._probes(micro_batch_size, split)
+            for unit in probe.measure_slices(x, tokens)
+        ]
+
+    def _probes(self, micro_batch_size: int, split: Split) -> Iterator[tuple[Probe, Tensor]]:
+        """A probe for each span of this worker, and its input."""
         spec = self.spec
         ids = tuple(index % len(split) for index in range(micro_batch_size))
         batch = Batch(spec, split, "train", 0, [MicroBatch(ids, micro_batch_size)])
         labels = batch.labels().to(spec.device)
         weights = torch.ones(micro_batch_size, dtype=spec.dtype, device=spec.device)
 
-        def loss(output: Tensor) -> Tensor:
-            return self._model.loss(output, labels, weights)[0]
+        def loss(output: Tensor, tokens: TokenSlice | None = None) -> Tensor:
+            wanted = labels if tokens is None else labels[:, tokens.start : tokens.stop]
+            return self._model.loss(output, wanted, weights)[0]
 
-        costs = []
         for index, span in spec.own.items():
             x = batch.inputs(ids).to(spec.device)
             if index > 0:
@@ -217,8 +250,7 @@ class StageRunner:
                 shape = self._model.activation_shape(micro_batch_size)
                 x = torch.randn(shape, generator=generator, dtype=spec.dtype, device=spec.device)
             units, finish = [self._units[unit] for unit in span], loss if index == len(spec.spans) - 1 else None
-            costs += Probe(units, spec.num_frozen(span), finish, batch.context(ids), spec.device).measure(x)
-        return costs
+            yield Probe(units, spec.num_frozen(span), finish, batch.context(ids), spec.device), x
 
     def _span(self, index: int, span: range) -> Span:
         units = {self._model.unit_name(unit): self._units[unit] for unit in span}
@@ -240,8 +272,9 @@ class StageRunner:
             SpecError: a forward changed a parameter or a buffer.
         """
         with self._unchanged.over():
-            chunks = batch.chunks(self._model, self._prefix)
-            shape = self.spec.shape(len(chunks), training=training)
+            chunks = batch.chunks(self._model, self._prefix, self.spec.token_slices if training else ())
+            slices = len(chunks) // len(batch.micro_batches)
+            shape = self.spec.shape(len(chunks), training=training, slices=slices)
             self._executor.run(self._operations(shape), shape, chunks, target, hooks)
         return chunks
 
@@ -273,7 +306,8 @@ class StageRunner:
 
     def _plan(self, shape: RoundShape) -> Sequence[Sequence[Operation]]:
         plain = GPipe() if len(shape.owners) > shape.workers else OneForwardOneBackward()
-        if shape.workers == 1 or not shape.trains(len(shape.owners) - 1):
+        alone = shape.workers == 1 and shape.slices == 1
+        if alone or not shape.trains(len(shape.owners) - 1):
             return planned(plain, shape)
         try:
             return planned(self._schedule(self.spec.schedule, shape), shape)

@@ -40,7 +40,7 @@ class WeightGradients:
 
 def begin(
     output: Tensor, span_input: Tensor, output_gradient: Tensor | None, *, at_once: bool = False
-) -> tuple[Tensor, WeightGradients]:
+) -> tuple[Tensor | None, WeightGradients]:
     """The first half of a backward.
 
     It leaves the gradients of each `nn.Parameter` to `finish`, and adds those of other leaves. Hooks of tensors run
@@ -55,22 +55,21 @@ def begin(
             halves would repeat the span's forward.
 
     Returns:
-        The gradient of `span_input`, and what `finish` takes.
+        The gradient of `span_input`, None if the output does not depend on it; and what `finish` takes.
 
     Raises:
-        ValueError: the input needs no gradient, or the output does not depend on it.
+        ValueError: the input needs no gradient.
     """
     if not (span_input.is_leaf and span_input.requires_grad):
         raise ValueError("the input of a span whose backward has two halves must be a leaf that requires a gradient")
     gradients = None if output_gradient is None else [output_gradient]
-    if at_once:
+    groups, others = ([], []) if at_once else _parts(output)
+    if not others:
         torch.autograd.backward([output], gradients)
         return _taken(span_input), WeightGradients()
-    groups, others = _parts(output)
     hooks = [root.register_prehook(_Keep(group, root)) for group in groups for root in group.roots]
     try:
-        if others:
-            torch.autograd.backward([output], gradients, retain_graph=True, inputs=others)
+        torch.autograd.backward([output], gradients, retain_graph=True, inputs=others)
     finally:
         for hook in hooks:
             hook.remove()
@@ -121,10 +120,8 @@ class _Give:
         return self.gradients
 
 
-def _taken(span_input: Tensor) -> Tensor:
+def _taken(span_input: Tensor) -> Tensor | None:
     gradient, span_input.grad = span_input.grad, None
-    if gradient is None:
-        raise ValueError("the span's output does not depend on its input")
     return gradient
 
 

@@ -31,6 +31,8 @@ class StageSpec:
         dtype: type of parameters and activations.
         autocast: type to compute products in; None for `dtype`.
         recompute: whether units that train repeat their forward for their backward.
+        token_slices: lengths of the slices that the longest samples are cut into in training, in tokens; empty if
+            samples stay whole.
     """
 
     worker: int
@@ -43,6 +45,7 @@ class StageSpec:
     dtype: torch.dtype
     autocast: torch.dtype | None = None
     recompute: bool = False
+    token_slices: tuple[int, ...] = ()
 
     @property
     def own(self) -> dict[int, range]:
@@ -68,10 +71,10 @@ class StageSpec:
         """Number of frozen units in a span, which it starts with."""
         return min(max(first_trainable(self.boundary) - span.start, 0), len(span))
 
-    def shape(self, chunks: int, *, training: bool) -> RoundShape:
+    def shape(self, chunks: int, *, training: bool, slices: int = 1) -> RoundShape:
         """The shape of a round. Without `training` no span has a backward."""
         frozen = sum(self.num_frozen(span) == len(span) for span in self.spans)
-        return RoundShape(self.owners, chunks, frozen if training else len(self.owners))
+        return RoundShape(self.owners, chunks, frozen if training else len(self.owners), slices)
 
 
 class Passage:

@@ -19,9 +19,11 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
+from pipetransformer_contract.spec import ScheduleName
+
 from .actions import Action, ActionKind, RoundShape, ScheduleError
-from .complete import check_complete
 from .flushed import OneForwardOneBackward
+from .owners import owners_of
 
 _KINDS = {
     "F": ActionKind.FORWARD,
@@ -88,9 +90,7 @@ class FromTorch:
         if shape.owners != owners:
             raise ScheduleError(f"{self.name} needs the spans on the workers {owners}, not {shape.owners}")
         made = _lists(self.schedule, self.spans, shape.workers, shape.chunks)
-        lists = [[kept for action in mine for kept in _without_frozen(action, shape)] for mine in made]
-        check_complete(lists, shape)
-        return lists
+        return [[kept for action in mine for kept in _without_frozen(action, shape)] for mine in made]
 
     def _check_chunks(self, workers: int, chunks: int) -> None:
         rounds = max(1, chunks // workers)
@@ -155,7 +155,7 @@ class Interleaved:
 
     def owners(self, workers: int) -> tuple[int, ...]:
         """The worker of each span, spans in the order of the model."""
-        return tuple(range(workers)) * self.spans
+        return owners_of(ScheduleName.INTERLEAVED, workers, self.spans)
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         """See `Schedule.actions`."""
@@ -175,7 +175,7 @@ class ZeroBubble:
 
     def owners(self, workers: int) -> tuple[int, ...]:
         """The worker of each span, spans in the order of the model."""
-        return tuple(range(workers)) * self.spans
+        return owners_of(ScheduleName.ZERO_BUBBLE, workers, self.spans)
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         """See `Schedule.actions`."""
@@ -189,7 +189,7 @@ class ZeroBubbleV:
 
     def owners(self, workers: int) -> tuple[int, ...]:
         """The worker of each span, spans in the order of the model."""
-        return (*range(workers), *reversed(range(workers)))
+        return owners_of(ScheduleName.ZERO_BUBBLE_V, workers, 2)
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         """See `Schedule.actions`."""

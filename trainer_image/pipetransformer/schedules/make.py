@@ -7,6 +7,7 @@ from pipetransformer_contract.spec import ScheduleName
 
 from .actions import Schedule, ScheduleError
 from .flushed import GPipe, OneForwardOneBackward
+from .tera import TeraPipe
 
 
 def make_schedule(name: ScheduleName, own: Schedule | type | None = None, *, spans_per_worker: int = 2) -> Schedule:
@@ -25,6 +26,8 @@ def make_schedule(name: ScheduleName, own: Schedule | type | None = None, *, spa
             return GPipe()
         case ScheduleName.ONE_FORWARD_ONE_BACKWARD | ScheduleName.AUTO:  # a layout's cut names what `Auto` chose
             return OneForwardOneBackward()
+        case ScheduleName.TERA_PIPE:
+            return TeraPipe()
         case ScheduleName.SCRIPT:
             return _own(own)
         case ScheduleName.INTERLEAVED | ScheduleName.ZERO_BUBBLE | ScheduleName.ZERO_BUBBLE_V:

@@ -36,7 +36,7 @@ def fit(schedule: ScheduleName, stages: int, spans_per_worker: int, micro_batche
         micro_batches: micro-batches of a round (M).
         num_layers: layers of the model (L).
     """
-    if spans_per_worker == 1:
+    if spans_per_worker == 1 and schedule not in _IN_ROUNDS:
         return Fitted(schedule, owners_of(schedule, stages, 1))
     if reason := _why_not(schedule, stages, spans_per_worker, micro_batches, num_layers):
         return one_each(stages, f"{schedule} {reason}")

@@ -344,7 +344,7 @@ class _Linker:
 def _largest(kept: Collection[_Kept]) -> list[dict[int, int]]:
     """Those of which no other has as many chunks of each span."""
     found: list[dict[int, int]] = []
-    for each in sorted(map(dict, kept), key=lambda one: -sum(one.values())):
+    for each in sorted((dict(one) for one in kept), key=lambda one: -sum(one.values())):
         if not any(all(other.get(span, 0) >= chunks for span, chunks in each.items()) for other in found):
             found.append(each)
     return found or [{}]

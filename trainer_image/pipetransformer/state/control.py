@@ -29,6 +29,7 @@ class Control:
         evaluations_since_best: evaluations since the best one.
         round_ended_at: wall clock at the end of the last round, 0 before the first. Pauses are counted from it.
         costs: fields of the measured `ModelCosts`; None before the measurement.
+        slice_costs: fields of the measured `SliceCosts`; None before the measurement, or if nothing needs it.
         skipped_steps: consecutive steps up to now that were skipped because they were not finite.
         last_vote: the vote that committed the last step. A worker that missed the commit uses it to catch up.
         last_similarities: similarities in that vote.
@@ -54,6 +55,7 @@ class Control:
     evaluations_since_best: int = 0
     round_ended_at: float = 0.0
     costs: dict[str, Any] | None = None
+    slice_costs: dict[str, Any] | None = None
     skipped_steps: int = 0
     last_vote: list[float] = field(default_factory=list)
     last_similarities: list[float] = field(default_factory=list)

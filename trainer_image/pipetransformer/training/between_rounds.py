@@ -20,6 +20,7 @@ from .final_model import gather_model, write_final_model
 from .kit import Kit
 from .membership import Membership
 from .non_finite import find_beginning
+from .slice_measurement import measure_slices, slices_due
 from .vote import Vote
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class BetweenRounds:
         return done
 
     def measure(self, state: WorkerState, member: Membership, round_seconds: float) -> None:
-        """Measure what the units cost, where cuts follow measurements and it is time."""
+        """Measure what the units cost, where cuts or slices of tokens follow measurements and it is time."""
         kit, control = self._kit, state.control
         if kit.job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
             split = kit.job.dataset.train
@@ -94,6 +95,13 @@ class BetweenRounds:
                     member.runner, member.layout, member.groups, split, control, round_seconds, kit.usable_bytes
                 )
             control.costs = costs.model_dump()
+        if slices_due(kit.job, control, member.layout):
+            with kit.watchdog.timing("measurement", member.groups.connections):
+                slice_costs = measure_slices(
+                    member.runner, member.layout, member.groups, kit.job.dataset.train, control
+                )
+            control.slice_costs = slice_costs.model_dump()
+            kit.equip(state, member)
 
     def mirror(self, state: WorkerState, member: Membership) -> None:
         """Mirror the committed state to the next worker, where that is due."""

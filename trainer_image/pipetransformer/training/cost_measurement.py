@@ -22,7 +22,7 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 
 #: Steps before the first measurement, which warm up allocators and thread pools.
-_WARM_UP_STEPS = 2
+WARM_UP_STEPS = 2
 #: The share of time that measurements may take.
 LARGEST_SHARE = 0.01
 _LINK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ def measurement_due(control: Control) -> bool:
     """Whether to measure now: early in a job and after each change of the boundary, by the control state alone."""
     before = control.costs
     if before is None:
-        return control.step >= _WARM_UP_STEPS
+        return control.step >= WARM_UP_STEPS
     return bool(before["boundary"] != control.boundary and control.step >= before["not_before"])
 
 
@@ -124,7 +124,7 @@ class _Constant:
     def __init__(self, device: torch.device) -> None:
         self._value = torch.zeros(1, device=device)
 
-    def take(self, number: int) -> torch.Tensor:
+    def take(self, number: int, context: MicroBatchContext) -> torch.Tensor:
         return self._value
 
 

@@ -1,6 +1,7 @@
 """What a worker holds while it belongs to a generation, and how it releases it."""
 
 import gc
+import logging
 import threading
 from dataclasses import dataclass, field
 
@@ -21,6 +22,8 @@ from .commit import Committer
 from .gradient_reduction import GradientReducer
 from .leader import Leader
 from .vote import Vote
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -99,7 +102,10 @@ class Membership:
             dtype=job.dtype,
             autocast=job.autocast,
             recompute=job.spec.training.activation_checkpointing,
+            token_slices=job.token_slices(state.control, layout.cut, layout.pipelines),
         )
+        if spec.token_slices:
+            logger.info("the longest samples run in slices of %s tokens", ", ".join(map(str, spec.token_slices)))
         units = [state.units[index] for index in layout.units]
         self.runner = StageRunner(
             spec, job.model, units, activations, lambda step: job.training_share(step, layout), readers

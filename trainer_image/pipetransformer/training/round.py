@@ -40,7 +40,7 @@ class Rounds:
         reducer = member.reducer
         assert reducer is not None
         own = micro_batches[layout.pipeline]
-        reducer.begin(len(own))
+        reducer.begin(member.runner.num_chunks(own))
         member.ballots.expect()
         sums = member.runner.train(step, own, kit.job.dataset.train, reducer if reducer.sums else None)
         kit.hooks.on_point(HookPoint.COMPUTED, step)

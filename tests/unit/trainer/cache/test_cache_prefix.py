@@ -93,7 +93,7 @@ class Bench:
             with torch.no_grad():
                 for unit in self.units[: self._num_units]:
                     expected = torch.tanh(unit.linear(expected))
-            self.check(outputs.take(number), expected)
+            self.check(outputs.take(number, MicroBatchContext(0, ids)), expected)
 
     def check(self, output: Tensor, expected: Tensor) -> None:
         assert torch.equal(output, expected)
@@ -285,3 +285,21 @@ def test_auto_goes_on_without_a_disk_that_is_too_slow(tmp_path: Path) -> None:
     assert outcome(bench.epoch()) == (5, 0, SAMPLES - 5)
     assert bench.cache.store.used_bytes == (5 * ROW_BYTES, 0)
     bench.cache.close()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_slices_of_tokens_are_those_of_whole_samples(cached: bool, bench: Bench) -> None:
+    """A cache computes and keeps whole samples; without one each slice runs by itself."""
+    ids = (0, 1, 2, 3)
+    units = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2)]
+    bench.cache.use(units)
+    cache = bench.cache if cached else None
+    prefix = FrozenPrefix(units, device=torch.device("cpu"), dtype=torch.float32, cache=cache)
+    with torch.no_grad():
+        expected = nn.Sequential(*units)(INPUTS[list(ids)])
+    for _ in range(2):  # computed, then read
+        outputs = prefix.begin(Samples(0), [MicroBatch(ids, len(ids))])
+        parts = [outputs.take(0, context) for context in MicroBatchContext(0, ids).in_slices((2, 1))]
+        assert [part.shape[1] for part in parts] == [2, 1]
+        torch.testing.assert_close(torch.cat(parts, dim=1), expected)
+    assert outcome(bench.cache.take_counts()) == ((SIZE, 0, SIZE) if cached else (0, 0, 0))

@@ -118,6 +118,13 @@ def test_a_group_of_our_own_reduces_and_sends_by_its_own_ranks(store: TCPStore) 
     assert in_ranks(2, work) == [(3.0, 7.0), (3.0, 7.0)]
 
 
+def test_a_group_is_bound_to_no_device(store: TCPStore) -> None:
+    """NCCL would send all messages of a worker in one stream."""
+    group = make_group(store, "alone", 0, 1, TRANSPORT)
+    assert group.bound_device_id is None
+    drop_group(group)
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
 def test_all_ranks_have_the_rows_of_all(size: int, store: TCPStore) -> None:
     groups = in_ranks(size, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, size, TRANSPORT))

@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.testkit.trainer.equality import BAR_FLOAT32, BAR_FLOAT64, BOUNDARIES_FLOAT32, compare, draw, worst_gradient
+from tests.testkit.trainer.equality import (
+    BAR_FLOAT32,
+    BAR_FLOAT64,
+    BOUNDARIES_FLOAT32,
+    SCHEDULES,
+    compare,
+    draw,
+    worst_gradient,
+)
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -13,8 +21,9 @@ pytestmark = pytest.mark.timeout(300)
 def test_a_random_scenario_computes_what_one_worker_does(seed: int, tmp_path: Path) -> None:
     scenario = draw(seed)
     print(scenario)
+    few = [SCHEDULES[(seed + other) % len(SCHEDULES)] for other in (0, 2)]  # each schedule has four of ten scenarios
 
-    for schedule, worst in compare(scenario, tmp_path).worst().items():
+    for schedule, worst in compare(scenario, tmp_path, schedules=few if seed < 10 else SCHEDULES).worst().items():
         assert worst <= BAR_FLOAT64, schedule
 
 

@@ -58,7 +58,12 @@ def make_model(
 
     def at(size: int) -> list[UnitCost]:
         return [
-            UnitCost(*(fixed * bool(value) + value * size for value in unit[:3]), unit.saved_bytes * size)
+            UnitCost(
+                fixed * bool(unit.forward) + unit.forward * size,
+                fixed * bool(unit.backward) + unit.backward * size,
+                fixed * bool(unit.weights_backward) + unit.weights_backward * size,
+                unit.saved_bytes * size,
+            )
             for unit in units
         ]
 
@@ -122,7 +127,7 @@ UNIT = st.tuples(st.floats(0.2, 3), st.floats(0.2, 4), st.floats(0.1, 1), st.flo
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=10)
 @given(
     units=st.lists(UNIT, min_size=8, max_size=10),
     stages=st.integers(2, 4),
@@ -134,11 +139,12 @@ UNIT = st.tuples(st.floats(0.2, 3), st.floats(0.2, 4), st.floats(0.1, 1), st.flo
 def test_the_choice_is_the_fastest_of_all_candidates(
     units: list[UnitCost], stages: int, boundary: int, link: float, action: float, cache_bytes: int
 ) -> None:
-    model = make_model(units, link=link, action=action, cache_bytes=cache_bytes)
+    model = make_model(units, link=link, action=action, cache_bytes=cache_bytes, global_batch=12)
     found = model.candidates(boundary, stages, 1)
     possible = [one for one in found if one.cut is not None]
     seconds = [independent_seconds(model, boundary, one) for one in possible]
-    assert seconds[0] == pytest.approx(min(seconds))
+    stopped = any("others had lower bounds" in one.why_not for one in found)  # after 12 simulations
+    assert seconds[0] <= min(seconds) * (1.03 if stopped else 1 + 1e-9)
     assert sum(one.predicted is not None for one in found) <= 12
     for one, taken in zip(possible, seconds, strict=True):
         assert one.least_seconds <= taken * (1 + 1e-9)
@@ -146,7 +152,7 @@ def test_the_choice_is_the_fastest_of_all_candidates(
         if one.predicted is not None:
             assert one.predicted.seconds == pytest.approx(taken)
     assert {(one.option, one.micro_batches) for one in found} == {
-        (option, -(-24 // size)) for option in model.options for size in {-(-24 // (stages * n)) for n in range(1, 7)}
+        (option, -(-12 // size)) for option in model.options for size in {-(-12 // (stages * n)) for n in range(1, 7)}
     }
     assert model.step_seconds(boundary, model.cut(boundary, stages, 1), 1) == pytest.approx(seconds[0])
 
@@ -163,14 +169,14 @@ def test_equal_times_go_to_less_memory_and_then_to_the_simpler_schedule() -> Non
 
 
 def test_a_candidate_above_the_memory_is_not_chosen_and_says_what_it_needs() -> None:
-    units = even(8, saved=20)
-    free, tight = make_model(units, options=(ONE_F_ONE_B, INTERLEAVED)), make_model(units, worker_bytes=420)
+    units, options = even(8, saved=20), (ONE_F_ONE_B, INTERLEAVED)
+    free, tight = (make_model(units, options=options, micro_batch_size=3, worker_bytes=most) for most in (None, 700))
     assert free.cut(0, 4, 1).schedule is ScheduleName.INTERLEAVED
     found = tight.candidates(0, 4, 1)
     assert found[0].option == ONE_F_ONE_B
-    assert found[0].cut is not None and tight.bytes_per_worker(0, found[0].cut, 1) <= 420
+    assert found[0].cut is not None and tight.bytes_per_worker(0, found[0].cut, 1) <= 700
     refused = [one.why_not for one in found if one.option == INTERLEAVED and one.predicted is not None]
-    assert refused and all("bytes" in why and "a worker has 420" in why for why in refused)
+    assert refused and all("bytes" in why and "a worker has 700" in why for why in refused)
     with pytest.raises(MemoryBoundError, match="a worker has 100"):
         make_model(units, worker_bytes=100).cut(0, 4, 1)
 
@@ -196,9 +202,9 @@ def test_a_layout_that_cannot_run_the_schedule_runs_1f1b_and_says_why() -> None:
     assert cut.why_schedule == "Interleaved needs a layer for each of 8 spans (4 stages of 2), not 5"
     assert model.cut(0, 2, 1).schedule is ScheduleName.INTERLEAVED
     assert model.cut(0, 2, 1).owners == (0, 1, 0, 1)
-    tight = make_model(even(8, saved=20), options=(INTERLEAVED,), worker_bytes=420).cut(0, 4, 1)
+    tight = make_model(even(8, saved=20), options=(INTERLEAVED,), micro_batch_size=3, worker_bytes=700).cut(0, 4, 1)
     assert tight.schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD
-    assert tight.why_schedule.startswith("Interleaved needs more memory than a worker has: ")
+    assert tight.why_schedule.startswith("Interleaved needs more memory than a worker has (4 stages do not fit")
 
 
 def test_a_lone_stage_has_nothing_to_put_in_order() -> None:
@@ -216,11 +222,21 @@ def test_a_schedule_that_refuses_is_not_chosen() -> None:
     found = replace(make_model(even(8), options=(script, GPIPE)), own=Refusing()).candidates(0, 2, 1)
     assert found[0].option == GPIPE
     assert "it does not like this round" in {one.why_not for one in found if one.option == script}
-    alone = replace(make_model(even(8), options=(script,)), own=Refusing()).cut(0, 2, 1)
+    alone = replace(make_model(even(8), options=(script,), micro_batch_size=1), own=Refusing()).cut(0, 2, 1)
     assert (alone.schedule, alone.why_schedule) == (
         ScheduleName.ONE_FORWARD_ONE_BACKWARD,
         "it does not like this round",
     )
+
+
+@pytest.mark.parametrize("stages", [4, 16])
+def test_zero_bubble_needs_rounds_of_equal_length_with_one_span_a_worker_too(stages: int) -> None:
+    option = Option(ScheduleName.ZERO_BUBBLE)
+    model = replace(make_model(even(16), options=(option,), global_batch=50, micro_batch_size=1), num_shards=50)
+    assert model.cut(0, stages, 1).schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD
+    assert "equal rounds" in model.cut(0, stages, 1).why_schedule
+    even_rounds = replace(model, global_batch=48, num_shards=48).cut(0, stages, 1)
+    assert (even_rounds.schedule, even_rounds.owners) == (ScheduleName.ZERO_BUBBLE, tuple(range(stages)))
 
 
 def test_seconds_an_action_choose_fewer_micro_batches() -> None:
@@ -235,9 +251,9 @@ def test_a_change_of_the_schedule_alone_pays_for_a_regroup() -> None:
     assert best.schedule is not now.schedule
     present, promised = (model.step_seconds(0, cut, 1) for cut in (now, best))
     times = [StepTime(pipelines=1, seconds=promised)]
-    offers = [Offer(stages=4, bytes_per_worker=1, step_seconds=times, pause_seconds=10)]
+    offers = [Offer(stages=4, bytes_per_worker=1, step_seconds=times, pause_seconds=1000)]
     gain = present - promised
-    for steps, pays in [(1 + 10 / gain, True), (10 / gain - 1, False)]:
+    for steps, pays in [(1100 / gain, True), (900 / gain, False)]:
         assert pays_to_recut(offers, Present(layout, present, round(steps)), Packing.MEASURED) is pays
     recut = Present(layout, promised, 10**6)
     assert not pays_to_recut(offers, recut, Packing.MEASURED), "the best schedule promises no further gain"

@@ -168,7 +168,7 @@ class Inputs:
     def __init__(self, rows: Sequence[Tensor], contexts: Sequence[MicroBatchContext], frozen: Sequence[Mixer]) -> None:
         self.rows, self.contexts, self.frozen = rows, contexts, frozen
 
-    def take(self, number: int) -> Tensor:
+    def take(self, number: int, context: MicroBatchContext) -> Tensor:
         x = self.rows[number].clone()
         with torch.no_grad():
             for unit in self.frozen:

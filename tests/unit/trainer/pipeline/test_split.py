@@ -197,6 +197,7 @@ def whole(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) ->
 def in_halves(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) -> Tensor:
     gradient, rest = split.begin(output, span_input, output_gradient)
     split.finish(rest)
+    assert gradient is not None
     return gradient
 
 
@@ -228,6 +229,7 @@ def test_halves_in_another_order_than_the_chunks_give_the_same() -> None:
 
     def begin(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) -> Tensor:
         gradient, rest = split.begin(output, span_input, output_gradient)
+        assert gradient is not None
         left.append(rest)
         return gradient
 
@@ -270,7 +272,7 @@ def test_all_at_once_leaves_nothing_and_repeats_a_forward_once() -> None:
     def at_once(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) -> Tensor:
         forwards.clear()
         gradient, rest = split.begin(output, span_input, output_gradient, at_once=True)
-        assert rest.groups == []
+        assert gradient is not None and rest.groups == []
         split.finish(rest)
         return gradient
 
@@ -318,5 +320,12 @@ def test_an_input_without_a_gradient_is_refused() -> None:
     output, span_input = run(span, context_of())
     with pytest.raises(ValueError, match="must be a leaf that requires a gradient"):
         split.begin(output, span_input.detach(), torch.ones_like(output))
-    with pytest.raises(ValueError, match="does not depend on its input"):
-        split.begin(output, torch.ones(1, requires_grad=True), torch.ones_like(output))
+
+
+def test_a_span_that_does_not_use_its_input_trains_all_the_same() -> None:
+    span = make_span(Square)
+    output = span[0].weight * 2
+    gradient, rest = split.begin(output, torch.ones(1, requires_grad=True), torch.ones_like(output))
+    split.finish(rest)
+    assert gradient is None
+    assert torch.equal(span[0].weight.grad, torch.full_like(output, 2))

@@ -23,7 +23,7 @@ from pipetransformer.schedules import (
 from pipetransformer.schedules.from_torch import Interleaved, ZeroBubble, ZeroBubbleV
 from tests.testkit.trainer import judge_schedule, schedule_mutants
 from tests.testkit.trainer.judge_schedule import judge
-from tests.testkit.trainer.judged_schedules import MOST_WORKERS, document, generators, owners_of
+from tests.testkit.trainer.judged_schedules import MOST_WORKERS, document, generators, owners_of, shape_of
 from tests.testkit.trainer.schedule_mutants import in_a_circle, mutants
 
 
@@ -33,7 +33,7 @@ def rounds(draw: st.DrawFn) -> tuple[Schedule, RoundShape]:
     schedule, spans = draw(st.sampled_from(generators()))
     workers = draw(st.integers(1, MOST_WORKERS))
     owners = owners_of(schedule, spans, workers)
-    return schedule, RoundShape(owners, draw(st.integers(1, 4 * workers)), draw(st.integers(0, len(owners))))
+    return schedule, shape_of(schedule, owners, draw(st.integers(1, 4 * workers)), draw(st.integers(0, len(owners))))
 
 
 def written(schedule: Schedule, owners: tuple[int, ...], chunks: int, frozen: int = 0) -> str:

@@ -226,10 +226,10 @@ def sums_at_the_end_of_a_backward(group: dist.ProcessGroup, port: int, folder: s
 
 
 def test_the_stage_of_a_job_tells_of_units_while_its_backward_goes_on(tmp_path: Path) -> None:
-    """Only the embedding has no input whose gradient would tell."""
+    """Also of the embedding, which has no input whose gradient would tell: the end of the backward does."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
-    assert run_ranks(2, sums_at_the_end_of_a_backward, store.port, str(tmp_path)) == [[[4, 3, 2, 1]] * 2] * 2
+    assert run_ranks(2, sums_at_the_end_of_a_backward, store.port, str(tmp_path)) == [[[4, 3, 2, 1, 0]] * 2] * 2
 
 
 def test_what_is_measured_between_rounds_is_not_summed(replicas: list[Replica]) -> None:

@@ -1,0 +1,95 @@
+"""A runner that cuts micro-batches into slices of tokens trains as one that runs them whole, and times slices without
+leaving a trace."""
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+
+from pipetransformer.data import DataInfo, MicroBatch
+from pipetransformer.elastic.transport.groups import Transport, drop_group, make_group
+from pipetransformer.models import PipelineModel, build_model
+from pipetransformer.models.randomness.keyed import with_keyed_dropout
+from pipetransformer.pipeline import StageRunner
+from pipetransformer.schedules import TeraPipe
+from pipetransformer_contract.spec import Model
+from tests.testkit.trainer.stages import make_runner
+from tests.testkit.user_code import causal_model
+
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_head": 2}
+LENGTH, VOCABULARY = 16, 11
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[dist.ProcessGroup]:
+    group = make_group(HashStore(), "one", 0, 1, Transport("127.0.0.1", datetime.timedelta(seconds=20)))
+    yield group
+    drop_group(group)
+
+
+def make_gpt2(frozen: int) -> PipelineModel:
+    info = DataInfo((LENGTH,), VOCABULARY, VOCABULARY)
+    model = build_model(Model(name="huggingface", num_layers=3, options=GPT2), info, seed=0, dtype=torch.float64)
+    return freeze(model, frozen)
+
+
+def make_own(frozen: int) -> PipelineModel:
+    torch.manual_seed(0)
+    info = DataInfo((LENGTH,), VOCABULARY, VOCABULARY)
+    model = causal_model.make_model(info, 3)
+    for unit in model.units:
+        unit.double()
+    return freeze(with_keyed_dropout(model, seed=0), frozen)
+
+
+def freeze(model: PipelineModel, frozen: int) -> PipelineModel:
+    for index, unit in enumerate(model.units):
+        trains = index > frozen or not frozen
+        unit.requires_grad_(trains).train(trains)
+    return model
+
+
+def run(
+    group: dist.ProcessGroup, model: PipelineModel, frozen: int, slices: tuple[int, ...]
+) -> tuple[tuple[float, float], list[Tensor | None], StageRunner]:
+    """One round over micro-batches of two lengths: loss and weight, gradients, and the runner."""
+    runner = make_runner(group, model, TeraPipe(), boundary=frozen, dtype=torch.float64)
+    runner.spec = replace(runner.spec, token_slices=slices)
+    micro_batches = [MicroBatch((0, 1, 2), 3, 16), MicroBatch((3, 4, 3), 2, 16), MicroBatch((5, 6, 7), 3, 7)]
+    sums = runner.train(3, micro_batches, causal_model.Rows(0, 8))
+    assert runner.num_chunks(micro_batches) == 3 * max(1, len(slices))
+    return (sums.loss, sums.weight), [p.grad for unit in model.units for p in unit.parameters()], runner
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_own])
+@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("slices", [(5, 3, 8), (1,) * 7], ids=str)
+def test_a_runner_that_slices_tokens_trains_as_one_that_does_not(
+    group: dist.ProcessGroup, make: Callable[[int], PipelineModel], frozen: int, slices: Sequence[int]
+) -> None:
+    sums, gradients, _ = run(group, make(frozen), frozen, tuple(slices))
+    whole, expected, _ = run(group, make(frozen), frozen, ())
+    assert sums == pytest.approx(whole, rel=1e-12)
+    for got, wanted in zip(gradients, expected, strict=True):
+        assert (got is None) == (wanted is None)
+        if got is not None and wanted is not None:
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_timing_slices_leaves_no_trace(group: dist.ProcessGroup) -> None:
+    model = make_own(1)
+    runner = make_runner(group, model, TeraPipe(), boundary=1, dtype=torch.float64)
+    state = torch.get_rng_state()
+    seconds = runner.measure_slices(2, causal_model.Rows(0, 8), [(4, 0), (4, 12), (16, 0)])
+    assert torch.equal(state, torch.get_rng_state())
+    assert [[len(row) for row in unit] for unit in seconds] == [[3, 3]] * 5
+    forward = [unit[0] for unit in seconds]
+    backward = [unit[1] for unit in seconds]
+    assert all(each > 0 for unit in forward for each in unit)
+    assert [[each > 0 for each in unit] for unit in backward] == [[unit > 1] * 3 for unit in range(5)]
+    assert all(parameter.grad is None for unit in model.units for parameter in unit.parameters())

@@ -1,0 +1,54 @@
+"""Measures the cost of slices of tokens: each worker times its own units, and one all-reduce tells all the result.
+
+This happens between rounds, once the allocators are warm. If several workers hold a unit, the slowest counts.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.data import Split
+from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.job.job import Job
+from pipetransformer.partition.slice_costs import PROBED_QUARTERS, SliceCosts, SliceProbe, fit
+from pipetransformer.pipeline import StageRunner
+from pipetransformer.state.control import Control
+from pipetransformer.state.layout import StageLayout
+
+from .cost_measurement import WARM_UP_STEPS
+
+
+def slices_due(job: Job, control: Control, layout: StageLayout) -> bool:
+    """Whether to measure slices now: early in a job, and when layers train whose backward was not measured."""
+    if not job.plans_slices or layout.stages == 1:
+        return False
+    before = control.slice_costs
+    if before is None:
+        return control.step >= WARM_UP_STEPS
+    return bool(control.boundary < before["boundary"])
+
+
+def measure_slices(
+    runner: StageRunner, layout: StageLayout, groups: GenerationGroups, split: Split, control: Control
+) -> SliceCosts:
+    """Measure all units. All members call this between two rounds."""
+    quarter = max(1, runner.total_tokens // 4)
+    slices = [(quarter * length, quarter * context) for length, context in PROBED_QUARTERS]
+    sizes = (1, max(2, layout.micro_batch_size))
+    seconds = torch.zeros(layout.cut.num_units, 2, len(sizes) * len(slices), dtype=torch.float64)
+    measured = [torch.tensor(runner.measure_slices(size, split, slices), dtype=torch.float64) for size in sizes]
+    seconds[layout.units] = torch.cat(measured, dim=2)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=groups.world)
+    places = [(size, *each) for size in sizes for each in slices]
+    fits = [
+        [fit([SliceProbe(*place, taken) for place, taken in zip(places, direction, strict=True)]) for direction in unit]
+        for unit in seconds.tolist()
+    ]
+    squares = [residual**2 for unit in fits for _, residual in unit]
+    return SliceCosts(
+        forward=[forward for (forward, _), _ in fits],
+        backward=[backward for _, (backward, _) in fits],
+        residual=math.sqrt(sum(squares) / len(squares)),
+        boundary=control.boundary,
+    )
