@@ -1,14 +1,17 @@
 """Judges the lists of a round: an independent proof, which imports nothing of ours and knows no schedule.
 
 It reads a document of JSON: `owners` (worker of each span), `chunks`, `first_trained` (number of leading spans that
-only run forwards), `slices` (chunks of each micro-batch), and `lists`, the operations of each worker in order. An
-operation is one of
+only run forwards), `slices` (chunks of each micro-batch), and `lists`, the operations of each worker in order.
+`prefix`, if it is there, has the number of frozen `units` before span 0, the number of chunks of the `next` round, and
+whether the round before has `made` this round's prefixes. Chunks of the next round count on. An operation is one of
 
     ["F", span, chunk]   forward
     ["B", span, chunk]   backward; or in halves: ["I", ...] for the input, later ["W", ...] for the weights
     ["S", span]          the span's weights change
+    ["P", chunk, start, stop]   the frozen units from `start` to before `stop`, on any one worker
     ["send" or "receive", "a", span, chunk, peer]   the activation that goes into the span
     ["send" or "receive", "g", span, chunk, peer]   the gradient of the span's output
+    ["send" or "receive", "p", 0, chunk, peer]   the output of the frozen units
 
 A new kind of computation, such as one for the next round, needs a row in `KINDS`, and what it takes and gives in
 `_Play._needs` and `_Play._gives`.
@@ -22,7 +25,10 @@ from typing import Any
 #: What a chunk on a span may do next, after its last computation.
 KINDS = {"": ("F",), "F": ("B", "I"), "I": ("W",), "B": (), "W": ()}
 
-_Value = tuple[str, int, int]  # "a" or "g", span, chunk
+#: Without frozen forwards ahead.
+_NO_PREFIX = {"units": 0, "made": False, "next": 0}
+
+_Value = tuple[str, int, int]  # "a", "g" or "p", span, chunk
 
 
 @dataclass
@@ -46,6 +52,7 @@ def judge(document: str) -> Verdict:
     verdict = Verdict()
     _check_computations(read, verdict)
     _check_slices(read, verdict)
+    _check_prefixes(read, verdict)
     _check_pairs(read, verdict)
     if not verdict.faults:  # otherwise the games would only repeat it
         for rendezvous in (False, True):
@@ -60,7 +67,7 @@ def _check_computations(read: dict[str, Any], verdict: Verdict) -> None:
     for worker, operations in enumerate(read["lists"]):
         flying = most = 0
         for kind, span, *rest in operations:
-            if kind in ("send", "receive"):
+            if kind in ("send", "receive", "P"):
                 continue
             if span not in range(len(read["owners"])) or read["owners"][span] != worker:
                 verdict.faults.append(f"worker {worker} computes {kind} on span {span}, which is not its own")
@@ -111,6 +118,23 @@ def _check_slices(read: dict[str, Any], verdict: Verdict) -> None:
             last[str(forward), span, micro_batch] = number
 
 
+def _check_prefixes(read: dict[str, Any], verdict: Verdict) -> None:
+    """One worker runs all frozen units, in order and once, of each chunk whose prefix this round computes."""
+    prefix = read.get("prefix", _NO_PREFIX)
+    first = read["chunks"] if prefix["made"] else 0
+    expected = range(first, read["chunks"] + prefix["next"]) if prefix["units"] else range(0)
+    reached: dict[int, tuple[int, int]] = {}  # by chunk: the worker, and the unit that is next
+    for worker, operations in enumerate(read["lists"]):
+        for kind, *rest in operations:
+            if kind == "P":
+                chunk, start, stop = rest
+                if reached.get(chunk, (worker, 0)) != (worker, start) or stop <= start:
+                    verdict.faults.append(f"worker {worker} runs units {start} to {stop} of chunk {chunk} out of order")
+                reached[chunk] = worker, stop
+    if {chunk: stop for chunk, (_, stop) in reached.items()} != dict.fromkeys(expected, prefix["units"]):
+        verdict.faults.append(f"of chunks {list(expected)}, frozen units {reached} have run")
+
+
 def _check_pairs(read: dict[str, Any], verdict: Verdict) -> None:
     """Both ends of each pair of workers issue the same messages in the same order, both directions together, because
     NCCL matches them by order alone."""
@@ -137,6 +161,7 @@ class _Play:
     def __init__(self, read: dict[str, Any], rendezvous: bool) -> None:
         self.owners, self.first_trained = read["owners"], read["first_trained"]
         self.lists, self.rendezvous = read["lists"], rendezvous
+        self.prefix, self.chunks = read.get("prefix", _NO_PREFIX), read["chunks"]
         self.place = [0] * len(self.lists)
         self.held: set[tuple[int, _Value]] = set()  # by the worker that may compute with it, or send it
         self.queues: dict[tuple[int, int], deque[_Value]] = defaultdict(deque)
@@ -155,6 +180,9 @@ class _Play:
             self.faults = [f"worker {worker} waits for ever at {self._next(worker)}, {how}" for worker in stuck]
         if not self.faults and any(self.queues.values()):
             self.faults.append("a message is never received")
+        for chunk in range(self.chunks, self.chunks + self.prefix["next"]):
+            if not self.faults and (self.owners[0], ("p", 0, chunk)) not in self.held:
+                self.faults.append(f"the output of the frozen units of chunk {chunk} does not reach its worker")
         return self.faults
 
     def _next(self, worker: int) -> list[Any]:
@@ -173,7 +201,8 @@ class _Play:
     def _send(self, worker: int, _: str, what: str, span: int, chunk: int, peer: int) -> bool:
         value = what, span, chunk
         giver = span - 1 if what == "a" else span + 1
-        if peer != self.owners[span] or giver not in range(len(self.owners)) or self.owners[giver] != worker:
+        known = what == "p" or (giver in range(len(self.owners)) and self.owners[giver] == worker)
+        if peer != self.owners[span] or not known:
             self.faults.append(f"worker {worker} sends {value} to worker {peer}, where it does not belong")
         elif (worker, value) not in self.held:
             self.faults.append(f"worker {worker} sends {value} before it has computed it")
@@ -197,6 +226,11 @@ class _Play:
         self.held.add((worker, got))
         return True
 
+    def _P(self, worker: int, _: str, chunk: int, start: int, stop: int) -> bool:
+        if stop == self.prefix["units"]:
+            self.held.add((worker, ("p", 0, chunk)))
+        return True
+
     def _compute(self, worker: int, kind: str, span: int, chunk: int = -1) -> bool:
         needs, gives = self._needs(kind, span, chunk), self._gives(kind, span, chunk)
         if needs is not None:
@@ -210,6 +244,8 @@ class _Play:
     def _needs(self, kind: str, span: int, chunk: int) -> _Value | None:
         if kind == "F" and span > 0:
             return "a", span, chunk
+        if kind == "F" and self.prefix["units"] and not self.prefix["made"]:
+            return "p", 0, chunk
         return ("g", span, chunk) if kind in "BI" and span < len(self.owners) - 1 else None
 
     def _gives(self, kind: str, span: int, chunk: int) -> _Value | None:

@@ -36,7 +36,7 @@ _KINDS = {
     ActionKind.WEIGHT_GRADIENT: "W",
     ActionKind.STEP: "S",
 }
-_VALUES = {MessageKind.ACTIVATION: "a", MessageKind.GRADIENT: "g"}
+_VALUES = {MessageKind.ACTIVATION: "a", MessageKind.GRADIENT: "g", MessageKind.PREFIX: "p"}
 
 
 def generators() -> list[tuple[Schedule, int]]:
@@ -82,12 +82,15 @@ def document(lists: Sequence[Sequence[Operation]], shape: RoundShape) -> str:
             "chunks": shape.chunks,
             "first_trained": shape.first_trained,
             "slices": shape.slices,
+            "prefix": {"units": shape.prefix_units, "made": shape.prefix_made, "next": shape.next_chunks},
             "lists": [[_written(operation) for operation in mine] for mine in lists],
         }
     )
 
 
 def _written(operation: Operation) -> list[str | int]:
+    if isinstance(operation, Action) and operation.kind is ActionKind.PREFIX:
+        return ["P", operation.chunk, operation.units.start, operation.units.stop]
     if isinstance(operation, Action):
         chunk = [] if operation.kind is ActionKind.STEP else [operation.chunk]
         return [_KINDS[operation.kind], operation.span, *chunk]

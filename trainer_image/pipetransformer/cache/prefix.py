@@ -6,7 +6,7 @@ same shape as without a cache, so the same kernels give the same numbers.
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +60,14 @@ class PrefixOutputs(Protocol):
         ...
 
 
+def run_frozen(units: Sequence[nn.Module], rows: Tensor, context: MicroBatchContext) -> Tensor:
+    """Run `rows` through frozen units, without a graph."""
+    with torch.no_grad():
+        for unit in units:
+            rows = run_unit(unit, rows, context)
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class _Prefix:
     """The frozen units, and where they run."""
@@ -70,10 +78,7 @@ class _Prefix:
 
     def run(self, num_units: int, rows: Tensor, context: MicroBatchContext) -> Tensor:
         """Run `rows`, the outputs of the first `num_units` units, through the other units."""
-        with torch.no_grad():
-            for unit in self.units[num_units:]:
-                rows = run_unit(unit, rows, context)
-        return rows
+        return run_frozen(self.units[num_units:], rows, context).contiguous()
 
     def gather(self, entries: Sequence[Tensor]) -> Tensor:
         """(len(entries), ...) on the device."""
@@ -105,21 +110,43 @@ class FrozenPrefix:
         self._cache = cache if units else None
         self._watch = Stopwatch(device)
 
-    def begin(self, source: Source, micro_batches: Sequence[MicroBatch]) -> PrefixOutputs:
-        """Start a round over these micro-batches, including padding. They are taken in this order, or nearly."""
+    def holds(self, source: Source, sample_ids: Sequence[int]) -> bool:
+        """Whether the cache has an entry of the whole prefix for each of these samples."""
+        if self._cache is None or not self._cache.ready():
+            return False
+        variants = {sample: source.variant(sample) for sample in sample_ids}
+        places = [
+            None if variant is None else self._cache.find(source.name, sample, variant)
+            for sample, variant in variants.items()
+        ]
+        return all(place is not None and place[0] == len(self._prefix.units) for place in places)
+
+    def keep(self, source: Source, sample_ids: Sequence[int], outputs: Tensor) -> None:
+        """Keep outputs that were computed elsewhere in the cache."""
+        if self._cache is None or not self._cache.ready():
+            return
+        host = outputs.to("cpu")
+        for sample, row in dict(zip(sample_ids, host, strict=True)).items():
+            variant = source.variant(sample)
+            place = None if variant is None else self._cache.find(source.name, sample, variant)
+            if variant is not None and (place is None or place[0] < len(self._prefix.units)):
+                self._cache.keep(source.name, sample, variant, row.clone(), None if place is None else place[1])
+
+    def begin(self, source: Source, micro_batches: Sequence[MicroBatch], made: Collection[int] = ()) -> PrefixOutputs:
+        """Start a round over these micro-batches, including padding. They are taken in this order, or nearly, except
+        for the numbers in `made`, which are not taken."""
+        rest = {number: each for number, each in enumerate(micro_batches) if number not in made}
         if self._cache is not None and self._cache.ready():
-            return _Cached(self._prefix, self._cache, self._watch, source, micro_batches)
-        return _Computed(self._prefix, source, micro_batches)
+            return _Cached(self._prefix, self._cache, self._watch, source, rest)
+        return _Computed(self._prefix, source, rest)
 
 
 class _Computed:
     """A round without a cache."""
 
-    def __init__(self, prefix: _Prefix, source: Source, micro_batches: Sequence[MicroBatch]) -> None:
+    def __init__(self, prefix: _Prefix, source: Source, micro_batches: Mapping[int, MicroBatch]) -> None:
         self._prefix = prefix
-        rows = source.inputs([sample for each in micro_batches for sample in each.sample_ids])
-        parts = torch.split(rows, [len(each.sample_ids) for each in micro_batches])
-        self._rows = {number: _cut(part, micro_batches[number].length) for number, part in enumerate(parts)}
+        self._rows = inputs_of(source, micro_batches)
 
     def take(self, number: int, context: MicroBatchContext) -> Tensor:
         rows = to_device(_slice_of(self._rows, number, context.tokens), self._prefix.device)
@@ -136,15 +163,15 @@ class _Cached:
         cache: ActivationCache,
         watch: Stopwatch,
         source: Source,
-        micro_batches: Sequence[MicroBatch],
+        micro_batches: Mapping[int, MicroBatch],
     ) -> None:
         """Find entries, list what is missing and what to read ahead."""
         self._prefix, self._cache, self._watch = prefix, cache, watch
         self._source, self._micro_batches = source, micro_batches
         #: Length that each sample is cut to.
-        self._lengths = {sample: each.length for each in micro_batches for sample in each.sample_ids}
+        self._lengths = {sample: each.length for each in micro_batches.values() for sample in each.sample_ids}
         #: Number of micro-batches that still need a sample (padding repeats some).
-        self._uses = Counter(sample for each in micro_batches for sample in set(each.sample_ids))
+        self._uses = Counter(sample for each in micro_batches.values() for sample in set(each.sample_ids))
         #: Entries by sample, with the number of units that computed each.
         self._found: dict[int, tuple[int, Key]] = {}
         #: Samples to compute, by that number and their length, in the order of need.
@@ -273,6 +300,15 @@ class _Cached:
             self._inputs[sample] = _cut(self._source.inputs([sample])[0], length, 0)
             self._waiting[0, length].appendleft(sample)
         return entry
+
+
+def inputs_of(source: Source, micro_batches: Mapping[int, MicroBatch]) -> dict[int, Tensor]:
+    """(micro-batch, *input shape) inputs of each micro-batch, on the CPU."""
+    if not micro_batches:
+        return {}
+    rows = source.inputs([sample for each in micro_batches.values() for sample in each.sample_ids])
+    parts = torch.split(rows, [len(each.sample_ids) for each in micro_batches.values()])
+    return {number: _cut(part, each.length) for (number, each), part in zip(micro_batches.items(), parts, strict=True)}
 
 
 def _slice_of(rows: dict[int, Tensor], number: int, tokens: TokenSlice | None) -> Tensor:

@@ -324,16 +324,17 @@ class Job:
     def _deal(self) -> Callable[[int, int, int], list[list[MicroBatch]]]:
         lengths = padded_lengths(self.dataset.train, self.dataset.info)
 
-        @lru_cache(maxsize=2)  # a round trains them, and the ledger notes them
+        @lru_cache(maxsize=4)  # a round trains them, the ledger notes them, and the next two are read ahead
         def dealt(step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
             return deal(self.order.batch(step), pipelines, micro_batch_size, lengths)
 
         return dealt
 
-    def training_samples(self, step: int, layout: StageLayout) -> list[int]:
-        """Sample ids of this worker's pipeline at a global step, in order and with padding."""
-        dealt = self.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
-        return [sample_id for micro_batch in dealt for sample_id in micro_batch.sample_ids]
+    def training_share(self, step: int, layout: StageLayout) -> list[MicroBatch]:
+        """Micro-batches of this worker's pipeline at a global step; none after the last step."""
+        if step >= self.total_steps:
+            return []
+        return self.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
 
     def test_micro_batches(self, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline for the whole held-out split."""

@@ -51,12 +51,17 @@ class Batch:
     _sample_ids: list[int] = field(init=False)
     _uncached: Collection[int] | None = field(default=None, init=False)
     _inputs: Tensor | None = field(default=None, init=False)
+    _labels: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._sample_ids = sample_ids_of(self.micro_batches)
 
     def chunks(
-        self, model: PipelineModel, prefix: FrozenPrefix | None, token_slices: Sequence[int] = ()
+        self,
+        model: PipelineModel,
+        prefix: FrozenPrefix | None,
+        token_slices: Sequence[int] = (),
+        made: Collection[int] = (),
     ) -> list[Chunk]:
         """The chunks of a round, with what this worker's spans need of each.
 
@@ -64,6 +69,7 @@ class Batch:
             model: for shapes.
             prefix: the frozen units that the first span starts with, on its worker.
             token_slices: lengths of the slices that the longest samples are cut into; empty for whole samples.
+            made: numbers of micro-batches whose prefix is computed otherwise.
         """
         shapes = [model.activation_shape(len(each.sample_ids), each.length) for each in self.micro_batches]
         slices = round_slices(token_slices, [shape[1] for shape in shapes]) if token_slices else [()] * len(shapes)
@@ -83,15 +89,27 @@ class Batch:
                     labels = labels[:, :length] if tokens is None else labels[:, tokens.start : tokens.stop]
                 chunk.labels = labels
         if prefix is not None:
-            outputs = prefix.begin(self, self.micro_batches)
+            outputs = prefix.begin(self, self.micro_batches, made)
             for chunk in chunks:
                 chunk.prefix = outputs
         return chunks
 
+    def plain_chunks(self, model: PipelineModel) -> list[Chunk]:
+        """The chunks with their contexts and shapes alone."""
+        return [
+            Chunk(
+                number,
+                self.context(micro_batch.sample_ids),
+                model.activation_shape(len(micro_batch.sample_ids), micro_batch.length),
+            )
+            for number, micro_batch in enumerate(self.micro_batches)
+        ]
+
     def labels(self) -> Tensor:
-        """Labels of all samples, on the CPU. Keeps their inputs, which are read at the same time."""
-        self._inputs, labels = self._read(self._sample_ids)
-        return labels
+        """Labels of all samples, on the CPU. Keeps them and their inputs, which are read at the same time."""
+        if self._labels is None:
+            self._inputs, self._labels = self._read(self._sample_ids)
+        return self._labels
 
     def inputs(self, sample_ids: Sequence[int]) -> Tensor:
         """(len(sample_ids), *input shape) of some of the samples, on the CPU."""

@@ -17,6 +17,8 @@ class Chunk:
         context: what units may know of it.
         shape: shape of its activations between units.
         prefix: computes or reads the input of the first span's first unit that trains; only on that span's worker.
+        made: that input, if a `PREFIX` action has computed it.
+        piece: input of the next frozen unit that a `PREFIX` action of this worker computes.
         labels: (samples, ...) labels; only on the last span's worker.
         weights: (samples,) weights of the samples; only on the last span's worker.
         loss: summed loss, once the last span has trained it.
@@ -27,6 +29,8 @@ class Chunk:
     context: MicroBatchContext
     shape: tuple[int, ...]
     prefix: PrefixOutputs | None = None
+    made: Tensor | None = None
+    piece: Tensor | None = None
     labels: Tensor | None = None
     weights: Tensor | None = None
     loss: Tensor | None = None
@@ -34,5 +38,8 @@ class Chunk:
 
     def first_input(self) -> Tensor:
         """The first span's input, behind the frozen units that it starts with."""
+        if self.made is not None:
+            made, self.made = self.made, None
+            return made
         assert self.prefix is not None
         return self.prefix.take(self.micro_batch, self.context)

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from pipetransformer.cache import run_frozen
+from pipetransformer.device_copies import to_device
 from pipetransformer.errors import RunningModel
 from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation, Receive, RoundShape, Send, Value
+from pipetransformer.schedules.order import given
 
 from . import split
 from .chunk import Chunk
@@ -34,12 +37,14 @@ class Executor:
         group: the workers of the pipeline in order.
         device: where it computes.
         dtype: type of activations.
+        frozen: the units that `PREFIX` actions run.
     """
 
     spans: Mapping[int, Span]
     group: dist.ProcessGroup
     device: torch.device
     dtype: torch.dtype
+    frozen: Sequence[nn.Module] = ()
 
     def run(
         self,
@@ -54,7 +59,7 @@ class Executor:
         Args:
             operations: of this worker, as `schedules.planned` returns them.
             shape: the shape that they were planned for.
-            chunks: of the round, in order.
+            chunks: of the round, in order, and behind them those of the next round whose prefix this one computes.
             target: takes the outputs of the last span.
             hooks: what a system does around computations; None if it does nothing.
 
@@ -108,6 +113,9 @@ class _Round:
                     self._post(value, peer)
                 case Send(value, peer):
                     self._send(value, peer)
+        if 0 in self._executor.spans:
+            for number in range(self._shape.chunks, len(self._chunks)):
+                self._chunks[number].made = self._take(Value(MessageKind.PREFIX, 0, number))
         for _, work in self._sent:
             work.wait()
 
@@ -121,12 +129,27 @@ class _Round:
                 self._input_half(action.span, action.chunk)
             case ActionKind.WEIGHT_GRADIENT:
                 self._weight_half(action.span, action.chunk)
+            case ActionKind.PREFIX:
+                self._piece(action)
             case ActionKind.STEP:
                 if self._hooks is not None:
                     self._hooks.step(action.span)
 
+    def _piece(self, action: Action) -> None:
+        """Run some frozen units of a chunk, which may be of the next round."""
+        chunk = self._chunks[action.chunk]
+        assert chunk.piece is not None
+        units = [self._executor.frozen[unit] for unit in action.units]
+        with RunningModel("forward of the frozen layers"):
+            chunk.piece = run_frozen(units, to_device(chunk.piece, self._executor.device), chunk.context)
+        value = given(action, self._shape)
+        if value is not None:
+            self._given[value], chunk.piece = chunk.piece.contiguous(), None
+
     def _forward(self, index: int, number: int) -> None:
         span, chunk, trains = self._executor.spans[index], self._chunks[number], self._shape.trains(index)
+        if index == 0 and self._shape.prefix_units and not self._shape.prefix_made:
+            chunk.made = self._take(Value(MessageKind.PREFIX, 0, number))
         x = self._take(Value(MessageKind.ACTIVATION, index, number)) if index else None
         if x is not None and self._shape.gives_gradient(index):
             x.requires_grad_()

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
@@ -17,8 +17,18 @@ from pipetransformer.models import PipelineModel, TokenSlice, Unchanged
 from pipetransformer.models.metrics import Metric
 from pipetransformer.partition import UnitCost
 from pipetransformer.partition.slices import round_slices
-from pipetransformer.schedules import GPipe, OneForwardOneBackward, Operation, RoundShape, ScheduleError, planned
+from pipetransformer.schedules import (
+    Ahead,
+    GPipe,
+    OneForwardOneBackward,
+    Operation,
+    RoundShape,
+    Schedule,
+    ScheduleError,
+    planned,
+)
 
+from .ahead import FrozenAhead
 from .batch import Batch, sample_ids_of
 from .chunk import Chunk
 from .executor import Executor
@@ -54,7 +64,7 @@ class StageRunner:
         model: PipelineModel,
         units: Sequence[nn.Module],
         cache: ActivationCache | None = None,
-        samples_of: Callable[[int], Sequence[int]] = lambda step: (),
+        micro_batches_of: Callable[[int], Sequence[MicroBatch]] = lambda step: (),
         readers: Readers | None = None,
     ) -> None:
         """
@@ -63,12 +73,13 @@ class StageRunner:
             model: for shapes and the loss.
             units: the modules of `spec.units`, on the device.
             cache: this worker's cache; only the first span's worker uses it.
-            samples_of: returns the samples that this pipeline trains at a step, to read them ahead.
+            micro_batches_of: returns what this pipeline trains at a step, to read and compute it ahead; nothing after
+                the last step.
             readers: readers of this worker's samples; None to read them in the round.
         """
         self.spec = spec
         self._model = model
-        self._samples_of = samples_of
+        self._micro_batches_of = micro_batches_of
         self._readers = readers
         self._units = dict(zip(spec.units, units, strict=True))
         frozen = (
@@ -85,6 +96,24 @@ class StageRunner:
         spans = {index: self._span(index, span) for index, span in spec.own.items()}
         self._executor = Executor(spans, spec.group, spec.device, spec.dtype)
         self._planned: dict[RoundShape, Sequence[Operation]] = {}
+        self._ahead: FrozenAhead | None = None
+
+    @property
+    def ahead_share(self) -> float:
+        """Of the last round's frozen forwards, the share that was computed in the round before."""
+        return 0.0 if self._ahead is None else self._ahead.share
+
+    def run_ahead(self, schedule: Ahead, units: Sequence[nn.Module], *, cached: bool) -> None:
+        """From now on compute frozen forwards of the next round in each round of training. All workers of the pipeline
+        call this alike.
+
+        Args:
+            schedule: orders the rounds.
+            units: the frozen units, from the model's first on; copies of them, except on the first span's worker.
+            cached: whether the first span's worker has a cache for their outputs.
+        """
+        self._ahead = FrozenAhead(schedule, units, cached, self._micro_batches_of)
+        self._executor = replace(self._executor, frozen=units)
 
     def num_chunks(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Number of chunks of a round of training over these micro-batches."""
@@ -108,9 +137,13 @@ class StageRunner:
             split: the split of their samples.
             hooks: what a system does around the round's computations.
         """
-        following = partial(_next_step, step, self._samples_of)
-        batch = Batch(self.spec, split, "train", step, micro_batches, following=following, readers=self._readers)
-        chunks = self._run(batch, Loss(self._model), hooks, training=True)
+        batch = self._batch(step, micro_batches, split)
+        if self._ahead is None:
+            chunks = self._run(batch, Loss(self._model), hooks, training=True)
+        else:
+            later = self._micro_batches_of(step + 1)
+            upcoming = self._batch(step + 1, later, split) if later else None
+            chunks = self._run_ahead(self._ahead, batch, upcoming, hooks)
         losses = [chunk.loss for chunk in chunks if chunk.loss is not None]
         weights = [chunk.weight for chunk in chunks if chunk.weight is not None]
         if not losses:
@@ -245,6 +278,22 @@ class StageRunner:
             self._executor.run(self._operations(shape), shape, chunks, target, hooks)
         return chunks
 
+    def _run_ahead(
+        self, ahead: FrozenAhead, batch: Batch, upcoming: Batch | None, hooks: RoundHooks | None
+    ) -> list[Chunk]:
+        """As `_run`, and compute frozen forwards of the next round in idle time."""
+        with self._unchanged.over():
+            round_ = ahead.begin(batch, upcoming, self._model, self._prefix)
+            operations = self._operations(round_.shape)
+            ahead.read(round_, operations)
+            self._executor.run(operations, round_.shape, round_.chunks, Loss(self._model), hooks)
+            ahead.end(round_)
+        return round_.chunks[: len(batch.micro_batches)]
+
+    def _batch(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> Batch:
+        following = partial(_next_step, step, self._micro_batches_of)
+        return Batch(self.spec, split, "train", step, micro_batches, following=following, readers=self._readers)
+
     def _operations(self, shape: RoundShape) -> Sequence[Operation]:
         """This worker's operations. All workers of the pipeline plan alike.
 
@@ -261,18 +310,21 @@ class StageRunner:
         if alone or not shape.trains(len(shape.owners) - 1):
             return planned(plain, shape)
         try:
-            return planned(self.spec.schedule, shape)
+            return planned(self._schedule(self.spec.schedule, shape), shape)
         except ScheduleError as error:
             logger.warning(
                 "%s cannot run %d micro-batches: %s; running %s", self.spec.schedule, shape.chunks, error, plain
             )
-            return planned(plain, shape)
+            return planned(self._schedule(plain, shape), shape)
         except Exception as error:
             raise SpecError("schedule", f"{self.spec.schedule}: {type(error).__name__}: {error}") from error
 
+    def _schedule(self, inner: Schedule, shape: RoundShape) -> Schedule:
+        return replace(self._ahead.schedule, inner=inner) if self._ahead is not None and shape.prefix_units else inner
 
-def _next_step(step: int, samples_of: Callable[[int], Sequence[int]]) -> list[Wanted]:
-    return [(step + 1, sample) for sample in samples_of(step + 1)]
+
+def _next_step(step: int, micro_batches_of: Callable[[int], Sequence[MicroBatch]]) -> list[Wanted]:
+    return _wanted(step + 1, micro_batches_of(step + 1))
 
 
 def _wanted(step: int | None, micro_batches: Sequence[MicroBatch]) -> list[Wanted]:

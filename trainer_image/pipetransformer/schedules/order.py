@@ -9,7 +9,7 @@ predecessors are done.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -116,8 +116,12 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
     if len(lists) != shape.workers:
         raise ScheduleError(f"there are {len(lists)} lists for {shape.workers} workers")
     found: dict[tuple[int, int], list[ActionKind]] = defaultdict(list)
+    pieces: dict[int, list[tuple[int, range]]] = defaultdict(list)
     for worker, actions in enumerate(lists):
         for action in actions:
+            if action.kind is ActionKind.PREFIX:
+                pieces[action.chunk].append((worker, action.units))
+                continue
             if action.span not in shape.spans_of(worker):
                 raise ScheduleError(f"worker {worker} has no span {action.span}")
             if action.kind is not ActionKind.STEP:
@@ -131,6 +135,22 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
     if found:
         span, chunk = min(found)
         raise ScheduleError(f"span {span} computes chunk {chunk} of {shape.chunks}")
+    _check_prefixes(pieces, shape)
+
+
+def _check_prefixes(pieces: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:
+    """Check that one worker runs all frozen units, in order, of each chunk whose prefix this round makes.
+
+    Raises:
+        ScheduleError: it does not.
+    """
+    if sorted(pieces) != list(shape.prefixes):
+        raise ScheduleError(f"the prefixes of chunks {sorted(pieces)} are made, and not {list(shape.prefixes)}")
+    for chunk, parts in pieces.items():
+        units = [unit for _, part in parts for unit in part]
+        workers = sorted({worker for worker, _ in parts})
+        if len(workers) > 1 or units != list(range(shape.prefix_units)):
+            raise ScheduleError(f"frozen units {units} of chunk {chunk} run on workers {workers}")
 
 
 def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[tuple[Operation, ...], ...]:

@@ -108,7 +108,7 @@ class Membership:
             logger.info("the longest samples run in slices of %s tokens", ", ".join(map(str, spec.token_slices)))
         units = [state.units[index] for index in layout.units]
         self.runner = StageRunner(
-            spec, job.model, units, activations, lambda step: job.training_samples(step, layout), readers
+            spec, job.model, units, activations, lambda step: job.training_share(step, layout), readers
         )
         if self.reducer is not None:
             self.reducer.close()

@@ -1,10 +1,11 @@
 """Frozen forwards of the next round fill the idle time of this one, and each frozen unit runs once for each chunk."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.partition.contiguous import partition
@@ -26,6 +27,8 @@ from pipetransformer.schedules import (
 )
 from pipetransformer.schedules.order import needed
 from pipetransformer.schedules.simulate import RoundCosts, simulate
+from tests.testkit.trainer.judge_schedule import judge
+from tests.testkit.trainer.judged_schedules import document
 
 
 @st.composite
@@ -93,6 +96,44 @@ def test_both_ends_of_a_pair_issue_the_same_messages_and_all_that_is_needed_is_t
                 value = needed(operation, shape)
                 own = value is not None and value.kind == "Prefix" and worker == shape.owners[0]
                 assert value is None or own or value in there, (worker, operation)
+
+
+@settings(deadline=None)
+@given(rounds())
+def test_the_judge_accepts_the_lists(case: tuple[Ahead, RoundShape]) -> None:
+    ahead, shape = case
+    assert judge(document(planned(ahead, shape), shape)).faults == []
+
+
+@settings(deadline=None)
+@given(rounds(), st.data())
+def test_the_judge_refuses_lists_with_a_piece_left_out_doubled_or_moved(
+    case: tuple[Ahead, RoundShape], data: st.DataObject
+) -> None:
+    ahead, shape = case
+    assume(shape.prefixes)
+    read = json.loads(document(planned(ahead, shape), shape))
+    places = [
+        (worker, place)
+        for worker, operations in enumerate(read["lists"])
+        for place, operation in enumerate(operations)
+        if operation[0] == "P"
+    ]
+    worker, place = data.draw(st.sampled_from(places))
+    mine = read["lists"][worker]
+    match data.draw(st.sampled_from(["left out", "doubled", "moved", "last"])):
+        case "left out":
+            del mine[place]
+        case "doubled":
+            mine.insert(place, mine[place])
+        case "moved":
+            assume(shape.workers > 1 and mine[place][2:] != [0, shape.prefix_units])
+            read["lists"][worker - 1].append(mine.pop(place))
+        case "last":
+            sends = [each for each in mine if each[:2] == ["send", "p"] and each[3] == mine[place][1]]
+            assume(sends)
+            mine.append(mine.pop(place))
+    assert judge(json.dumps(read)).faults
 
 
 @given(rounds())
