@@ -111,9 +111,7 @@ def test_the_first_worker_gets_the_output_of_each_prefix_once(case: tuple[Ahead,
 @given(rounds())
 def test_messages_and_the_simulation_delay_no_round_without_link_time(case: tuple[Ahead, RoundShape]) -> None:
     ahead, shape = case
-    costs = replace(
-        RoundCosts.by_span(ahead.seconds.forward, ahead.seconds.backward), prefix=ahead.seconds.prefix
-    )
+    costs = replace(RoundCosts.by_span(ahead.seconds.forward, ahead.seconds.backward), prefix=ahead.seconds.prefix)
     seconds = simulate(planned(ahead, shape), shape, costs).seconds
     assert seconds == pytest.approx(ahead.round_seconds(shape))
 
