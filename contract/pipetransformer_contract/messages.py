@@ -234,6 +234,9 @@ class Report(Wire):
     epoch: Count = Field(default=0, description="Present epoch, counted from 0.")
     boundary: Count = Field(description="Frozen layers.")
     boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
+    why_thawed: str = Field(
+        default="", max_length=256, description="Why layers thawed there. Empty if no trial of a freeze failed."
+    )
     num_layers: Positive = Field(description="Layers of the model.")
     stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Layers of each stage.")
     stage_frozen_layers: list[Count] = Field(

@@ -232,6 +232,25 @@ class FreezePoint(SpecModel):
     boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen layers from then on.")
 
 
+class FreezeTrial(SpecModel):
+    """Layers that freeze stay frozen only if the loss stays on its trend. Otherwise they thaw."""
+
+    steps: Annotated[int, Field(ge=10, le=1000)] = Field(
+        description="Steps of a trial. A freeze also waits until as many steps are trained, for the trend."
+    )
+    tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.02, description="How far the loss may be above its trend, as a share of it."
+    )
+    backoff: Annotated[float, Field(ge=1, le=100)] = Field(
+        default=2.0,
+        description="After n failed trials in a row nothing freezes for `steps * backoff^n` steps.",
+    )
+
+
+#: Patterns of names in the whole model.
+Patterns = Annotated[list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=64)]
+
+
 class Freeze(SpecModel):
     """Which layers no longer train; by default none. An imported policy gets `options` as keyword arguments."""
 
@@ -284,6 +303,17 @@ class Freeze(SpecModel):
         description="Policy Explicit: how many layers are frozen from which step.",
     )
     options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of an imported policy.")
+    trial: FreezeTrial | None = None
+    never: Patterns = Field(
+        default_factory=list,
+        description="Parameters that never freeze, as patterns of their names in the whole model or of modules that"
+        " hold them, such as `blocks.8` or `*.adapter`. No layer from the first such one on freezes.",
+    )
+    always: Patterns = Field(
+        default_factory=list,
+        description="Parameters that never train, as patterns like those of `never`. Leading layers in which nothing"
+        " is left to train are frozen from the start, also with policy None.",
+    )
     rules = (
         Rule(
             _known_or_imported("policy", FreezePolicyName),
@@ -305,14 +335,19 @@ class Freeze(SpecModel):
             "policy Explicit needs boundaries",
             ".boundaries",
         ),
+        Rule(
+            field("policy").is_not("None") | ~given("trial"),
+            "policy None freezes nothing, so there is nothing to try: set a policy, or remove trial",
+            ".trial",
+        ),
     )
 
     @property
     def ignored(self) -> list[str]:
-        """Fields that are set but not read, because policy None reads no fields."""
+        """Fields that are set but not read, because policy None reads only `always`."""
         if self.policy != FreezePolicyName.NONE:
             return []
-        return sorted(self.model_dump(by_alias=True, exclude_defaults=True))
+        return sorted(self.model_dump(by_alias=True, exclude_defaults=True, exclude={"always"}))
 
 
 class ScheduleName(StrEnum):

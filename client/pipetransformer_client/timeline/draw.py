@@ -230,10 +230,11 @@ class _Chart:
             self.drawing.label(x, bottom + 22, words, colour=FAINT, anchor="middle")
 
     def _marks(self, top: float, bottom: float) -> None:
-        """Draws a line for each regroup and a dashed line for each freeze."""
+        """Draws a line for each regroup, a dashed line for each freeze, and a dotted one for layers that thawed."""
         for freeze in self._record.freezes:
             x = self._x.at(freeze.time)
-            self.drawing.polyline([(x, top), (x, bottom)], colour=FROZEN, width=1, dashes="3 3")
+            colour, dashes = (_FAILED, "1 3") if freeze.why_thawed else (FROZEN, "3 3")
+            self.drawing.polyline([(x, top), (x, bottom)], colour=colour, width=1, dashes=dashes)
         for regroup in self._record.regroups[1:]:
             x = self._x.at(regroup.time)
             colour = _FAILED if regroup.after_failure else MOVED

@@ -27,7 +27,8 @@ th:first-child, td:first-child { text-align: left; padding-left: 0 }
 """
 _CAPTION = (
     "Layers by the stage that holds them, the first at the bottom. On top: stages × pipelines"  # noqa: RUF001
-    " of each layout, and the reason for it. A dashed line is a freeze."
+    " of each layout, and the reason for it. A dashed line is a freeze,"
+    " a dotted red one the end of a failed trial."
 )
 
 
@@ -60,8 +61,11 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
     freezes = _table(
         "freezes",
         "Freezes",
-        ("at s", "step", "frozen layers"),
-        ((f"{one.time:.1f}", one.step, f"{one.frozen} of {record.num_layers}") for one in record.freezes),
+        ("at s", "step", "frozen layers", "why"),
+        (
+            (f"{one.time:.1f}", one.step, f"{one.frozen} of {record.num_layers}", one.why_thawed)
+            for one in record.freezes
+        ),
     )
     title = escape(name)
     return f"""<!DOCTYPE html>

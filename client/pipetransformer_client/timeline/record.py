@@ -66,11 +66,13 @@ class Regroup:
 
 @dataclass(frozen=True)
 class Freeze:
-    """The number of frozen layers changed to `frozen` before a step."""
+    """The number of frozen layers changed to `frozen` before a step. `why_thawed` is why a trial thawed layers; empty
+    if none did."""
 
     time: float
     step: int
     frozen: int
+    why_thawed: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,9 @@ def read(folder: Path) -> Record:
         spans=spans,
         regroups=tuple(_regroups(events, end)),
         freezes=tuple(
-            Freeze(event["time"], event["step"], event["frozenLayers"]) for event in events if event["kind"] == "Frozen"
+            Freeze(event["time"], event["step"], event["frozenLayers"], event.get("whyThawed", ""))
+            for event in events
+            if event["kind"] == "Frozen"
         ),
         steps=tuple(Step(line["time"], _finite(line["loss"]), line["samplesPerSecond"]) for line in steps),
         evaluations=tuple(

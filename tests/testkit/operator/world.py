@@ -229,6 +229,7 @@ class World:
         steps: int = 10,
         schedule: str = "",
         why_schedule: str = "",
+        why_thawed: str = "",
     ) -> None:
         """The leader reports: it trains in the published generation, with so many layers frozen and checkpointed.
 
@@ -263,6 +264,7 @@ class World:
             total_steps=TOTAL_STEPS,
             schedule=schedule,
             why_schedule=why_schedule,
+            why_thawed=why_thawed,
         )
         for member in self.generation.members:
             self._committed[member.uid] = self.generation.layout_generation

@@ -1,5 +1,6 @@
 """The timeline of a run: its record, its drawing, and its page in a real browser."""
 
+import json
 import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
@@ -105,6 +106,22 @@ def test_a_drawing_shows_layouts_gpus_speed_loss_and_metrics_over_one_time(run_d
     found = texts(draw(read(run_dir), "digits", 1100))
     assert {"4 × 1", "2 × 1", "1 × 1", "stage 3", "4 GPUs", "2 released", "samples/s"} <= set(found)  # noqa: RUF001
     assert {"loss (dots: held-out)", "last 0.25", "held-out accuracy", "last 0.875", "100 s"} <= set(found)
+
+
+def test_layers_that_a_trial_thawed_are_marked_and_the_page_says_why(run_dir: Path, tmp_path: Path) -> None:
+    why = "layers 0-8 thawed: training loss 2.1 % above its trend"
+    thaw = {"time": 1045.0, "kind": "Frozen", "step": 45, "frozenLayers": 0, "generation": 1, "whyThawed": why}
+    with (run_dir / "events.jsonl").open() as file:
+        events = file.read().splitlines()
+    events.insert(4, json.dumps(thaw))
+    (run_dir / "events.jsonl").write_text("\n".join(events) + "\n")
+
+    record = read(run_dir)
+
+    assert [(one.time, one.why_thawed) for one in record.freezes] == [(40, ""), (45, why)]
+    assert draw(record, "", 1100).count('stroke-dasharray="1 3"') == 1
+    page, _ = write(record, "digits", tmp_path)
+    assert why in page.read_text()
 
 
 def test_a_layout_after_a_failure_is_told_apart(run_dir: Path) -> None:

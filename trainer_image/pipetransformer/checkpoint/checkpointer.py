@@ -149,7 +149,7 @@ class Checkpointer:
             layout_generation=control.lasting_generation(layout.number),
             nonce=layout.generation.nonce,
             num_layers=self._job.num_layers,
-            min_stages=self._job.min_stages(control.boundary),
+            min_stages=self._job.min_stages(control.settled_boundary),
             num_shards=self._job.order.num_shards,
             state=control.to_file(),
             run=self._job.identity,

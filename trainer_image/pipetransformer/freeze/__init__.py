@@ -3,12 +3,14 @@
 from .explicit import Explicit
 from .gradient_norm import GradientNorm
 from .guarded_copy import PolicyCopy
+from .limits import Limits, constants, limits_of
 from .make import make_policy
 from .none import NoFreeze
 from .norm_change import NormChange
 from .paper_schedule import PaperSchedule
 from .plasticity import Plasticity
 from .policy import FreezeObservation, FreezePolicy, Instants
+from .trial import Trial, Verdict
 
 __all__ = [
     "Explicit",
@@ -16,10 +18,15 @@ __all__ = [
     "FreezePolicy",
     "GradientNorm",
     "Instants",
+    "Limits",
     "NoFreeze",
     "NormChange",
     "PaperSchedule",
     "Plasticity",
     "PolicyCopy",
+    "Trial",
+    "Verdict",
+    "constants",
+    "limits_of",
     "make_policy",
 ]

@@ -1,4 +1,4 @@
-"""A worker's own copy of the job's policy, whose errors become `SpecError`.
+"""A worker's own copy of the job's policy, whose errors become `SpecError`, within the limits of the spec.
 
 A policy may be the user's code. If it raised a `RuntimeError`, that would look like a broken connection, and the
 workers would regroup without end.
@@ -10,19 +10,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipetransformer.errors import SpecError
+from pipetransformer_contract.spec import FreezeTrial
 
+from .limits import Limits
 from .policy import FreezeObservation, FreezePolicy
+from .trial import Trial, Verdict
 
 
 class PolicyCopy:
     """Asks a copy of `pristine`, which stays unchanged. The copy resumes from `state`, another copy's `state_dict`.
 
-    All methods raise `SpecError` if the policy fails.
+    `trial` puts its freezes on trial. All methods raise `SpecError` if the policy fails.
     """
 
-    def __init__(self, pristine: FreezePolicy, state: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        pristine: FreezePolicy,
+        state: Mapping[str, Any],
+        limits: Limits | None = None,
+        trial: FreezeTrial | None = None,
+    ) -> None:
         self._name = type(pristine).__name__
         self._checked = False
+        self._limits = limits or Limits()
+        self._trial = None if trial is None else Trial(trial)
+        if self._trial is not None and "trial" in state:
+            self._trial.load_state_dict(state["trial"])
         try:
             self._policy = copy.deepcopy(pristine)
             if state.get("policy") == self._name:  # a resumed run may use another policy
@@ -38,14 +51,24 @@ class PolicyCopy:
             raise self._failed(error) from error
 
     def decide(self, observation: FreezeObservation) -> int:
-        """As `FreezePolicy.decide`, with its limits checked."""
+        """As `FreezePolicy.decide`, within the limits and after the trial."""
         try:
             boundary = int(self._policy.decide(observation))
             if not 0 <= boundary <= observation.num_layers:
                 raise ValueError(f"boundary {boundary} of {observation.num_layers} layers")
-            return boundary
         except Exception as error:
             raise self._failed(error) from error
+        boundary = self._limits.clamp(boundary)
+        return boundary if self._trial is None else self._trial.decide(observation, boundary)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How a trial ended in the newest decision; None if none did."""
+        return None if self._trial is None else self._trial.verdict
+
+    def on_trial(self, boundary: int) -> int:
+        """How many of `boundary` frozen layers are on trial."""
+        return 0 if self._trial is None else self._trial.on_trial(boundary)
 
     def state_dict(self) -> dict[str, Any]:
         """State to resume another copy with."""
@@ -54,9 +77,11 @@ class PolicyCopy:
             if state and not self._checked:
                 json.dumps(state)  # checkpoints and messages store it as JSON
                 self._checked = True
-            return {"policy": self._name, "state": state}
         except Exception as error:
             raise self._failed(error) from error
+        return {"policy": self._name, "state": state} | (
+            {} if self._trial is None else {"trial": self._trial.state_dict()}
+        )
 
     def _failed(self, error: Exception) -> SpecError:
         message = f"{self._name} failed: {type(error).__name__}: {error}"

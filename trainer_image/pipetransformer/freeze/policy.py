@@ -20,6 +20,8 @@ class FreezeObservation:
             that shares all its parameters with later units has the norm of those. Empty at step 0 and after a step that
             was skipped because it was not finite.
         learning_rate: learning rate of the last step, 0 at step 0.
+        loss: mean training loss of the last step; None at step 0 and after a skipped step.
+        held_out_loss: held-out loss if the model was evaluated after the last step; otherwise None.
         similarities: if the policy needs them, the similarities of a fixed set of samples in the output of the first
             layer that trains: a flat (n, n) matrix with normalised rows, by the weights before the step.
     """
@@ -31,6 +33,8 @@ class FreezeObservation:
     unit_gradient_norms: Sequence[float]
     learning_rate: float = 0.0
     similarities: Sequence[float] = ()
+    loss: float | None = None
+    held_out_loss: float | None = None
 
 
 class FreezePolicy(ABC):

@@ -28,7 +28,7 @@ from pipetransformer.data import (
     shards_of,
 )
 from pipetransformer.errors import SpecError
-from pipetransformer.freeze import FreezePolicy
+from pipetransformer.freeze import FreezePolicy, Limits
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.models import PipelineModel
 from pipetransformer.models.metrics import Metric
@@ -68,6 +68,7 @@ class Job:
 
     Attributes:
         policy: decides the frozen boundary. It stays as before the first step; a worker uses a copy.
+        freeze_limits: bounds of the boundary, whatever the policy decides.
         schedule: the pipeline schedule.
         model: for its names, shapes, loss and metric; its units are on the meta device.
         metrics: metrics of an evaluation, by name.
@@ -86,6 +87,7 @@ class Job:
     dataset: Dataset
     order: EpochOrder
     policy: FreezePolicy
+    freeze_limits: Limits
     schedule: Schedule
     model: PipelineModel
     metrics: Mapping[str, Metric]

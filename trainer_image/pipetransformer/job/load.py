@@ -19,7 +19,7 @@ from pipetransformer.data import (
     task_before_reading,
 )
 from pipetransformer.errors import SpecError
-from pipetransformer.freeze import make_policy
+from pipetransformer.freeze import constants, limits_of, make_policy
 from pipetransformer.models import (
     HUGGINGFACE,
     OwnModel,
@@ -27,12 +27,13 @@ from pipetransformer.models import (
     build_model,
     build_units,
     check_model_spec,
+    fix_constants,
     import_huggingface,
 )
 from pipetransformer.models.metrics import LOSS, make_metrics
 from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
-from pipetransformer_contract.spec import SCRIPT, Goal, Precision, TrainerSpec
+from pipetransformer_contract.spec import SCRIPT, Freeze, Goal, Precision, TrainerSpec
 
 from .checks import check_model, check_slices, check_spec
 from .job import Job
@@ -80,6 +81,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
     check_spec(spec)
+    model, build = _without_constants(spec.freeze, model, build)
     check_model(model)
     stages = spec.pipeline.stages
     inputs, targets = read_batch(dataset.train, [0], None)
@@ -96,6 +98,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         dataset=dataset,
         order=order,
         policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, own=parts.freeze),
+        freeze_limits=limits_of(spec.freeze, model),
         schedule=schedule,
         model=model,
         callbacks=parts.callbacks,
@@ -156,3 +159,23 @@ def _model(
             "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} layers"
         )
     return model, own.build_units
+
+
+def _without_constants(
+    spec: Freeze, model: PipelineModel, build: Callable[[Collection[int]], dict[int, nn.Module]]
+) -> tuple[PipelineModel, Callable[[Collection[int]], dict[int, nn.Module]]]:
+    """Make constants of the parameters that `freeze.always` names.
+
+    Raises:
+        SpecError: the patterns do not fit the model.
+    """
+    names = constants(spec, model)
+    if not names:
+        return model, build
+
+    def build_with_constants(indices: Collection[int]) -> dict[int, nn.Module]:
+        units = build(indices)
+        fix_constants(units, names)
+        return units
+
+    return model.with_constants(names), build_with_constants

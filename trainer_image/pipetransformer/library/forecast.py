@@ -43,23 +43,25 @@ class Forecast:
         return cls(load_job(spec), costs)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
-        """(step, frozen layers from there on) of each move of the boundary; None if gradients will decide."""
+        """(step, frozen layers from there on) of each move of the boundary, if no trial fails; None if gradients will
+        decide."""
         policy, total = self.job.policy, self.job.total_steps
+        instants: Sequence[int]
         if isinstance(policy, NoFreeze):
-            return []
-        if isinstance(policy, PaperSchedule):
-            instants: Sequence[int] = range(policy.instants.start, total, policy.instants.interval)
+            instants = []
+        elif isinstance(policy, PaperSchedule):
+            instants = range(policy.instants.start, total, policy.instants.interval)
         elif isinstance(policy, Explicit):
             instants = [point.step for point in policy.points if point.step < total]
         else:
             return None
         moves: list[tuple[int, int]] = []
         boundary = 0
-        for step in instants:
+        for step in [0, *(step for step in instants if step)]:
             observation = FreezeObservation(
                 step, self.job.order.epoch(step), boundary, self.job.num_layers, unit_gradient_norms=()
             )
-            if (decided := policy.decide(observation)) != boundary:
+            if (decided := self.job.freeze_limits.clamp(policy.decide(observation))) != boundary:
                 boundary = decided
                 moves.append((step, boundary))
         return moves

@@ -31,6 +31,12 @@ class Meter:
         self._skipped = self._counter(
             "skipped_steps", "Steps without an update, for loss or gradients were no numbers; counted by the leader."
         )
+        trials = self._counter(
+            "freeze_trials",
+            "Trials of frozen layers that ended, by outcome: Kept, Thawed; counted by the leader.",
+            ("outcome",),
+        )
+        self._trials = {True: trials.labels("Kept"), False: trials.labels("Thawed")}
         self._pauses = Histogram(
             f"{PREFIX}_regroup_seconds",
             "Seconds without training from the last step of a layout to the first step of the next, that step included,"
@@ -80,6 +86,10 @@ class Meter:
         self._samples.inc(samples)
         if skipped:
             self._skipped.inc()
+
+    def on_trial(self, *, kept: bool) -> None:
+        """As the leader: a trial ended. `kept` says whether the layers stay frozen."""
+        self._trials[kept].inc()
 
     def on_regrouped(
         self,

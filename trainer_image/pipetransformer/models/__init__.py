@@ -3,7 +3,7 @@
 from .architectures import register_architecture
 from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
 from .context import MicroBatchContext, TokenSlice, current_micro_batch, set_micro_batch
-from .model import PipelineModel, target_weights, unit_name
+from .model import PipelineModel, fix_constants, target_weights, unit_name
 from .own import ModelFunction, OwnModel
 from .randomness.dropout import KeyedDropout, SamplesFirstError
 from .randomness.keyed import is_keyed
@@ -29,6 +29,7 @@ __all__ = [
     "build_units",
     "check_model_spec",
     "current_micro_batch",
+    "fix_constants",
     "import_huggingface",
     "is_keyed",
     "register_architecture",

@@ -5,7 +5,7 @@ These `num_layers + 2` units are the smallest parts that are cut, moved, frozen 
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +82,15 @@ class PipelineModel:
             _fix_constants(unit)
         return model
 
+    def with_constants(self, names: Collection[tuple[int, str]]) -> "PipelineModel":
+        """A copy of this model in which these parameters, (unit, name inside the unit), never train. This model stays
+        unchanged. All copies of a shared parameter must be among them, or none."""
+        units = copy.deepcopy(dict(enumerate(self.units)))
+        fix_constants(units, names)
+        model = self.with_units(units)
+        model.ties = Ties(tuple(tie for tie in self.ties.all if not names or tie.places[0] not in names))
+        return model
+
     def shell(self) -> "PipelineModel":
         """A copy on the meta device. Buffers outside of `state_dict` keep their values, because a unit that moves
         brings only its state. This model stays unchanged, because the user's code may return its modules again.
@@ -132,6 +141,15 @@ class PipelineModel:
             )
         target = target.view_as(classes)
         return ((classes == target) * target_weights(target, weight)).sum()
+
+
+def fix_constants(units: Mapping[int, nn.Module], names: Collection[tuple[int, str]]) -> None:
+    """Make constants of the parameters (unit, name inside the unit) of these units, in place."""
+    for index, unit in units.items():
+        for name, parameter in unit.named_parameters():
+            if (index, name) in names:
+                parameter.requires_grad_(False)
+        _fix_constants(unit)
 
 
 def _fix_constants(unit: nn.Module) -> None:

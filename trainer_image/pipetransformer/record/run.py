@@ -190,10 +190,21 @@ class RunRecord:
             whySchedule=why_schedule,
         )
 
-    def frozen(self, *, step: int, frozen_layers: int, generation: int, roles: Sequence[Role] | None = None) -> None:
-        """Note that `frozen_layers` layers are frozen from `step` on. Pass `roles` if layers moved between stages."""
+    def frozen(
+        self,
+        *,
+        step: int,
+        frozen_layers: int,
+        generation: int,
+        roles: Sequence[Role] | None = None,
+        why_thawed: str = "",
+    ) -> None:
+        """Note that `frozen_layers` layers are frozen from `step` on. Pass `roles` if layers moved between stages, and
+        `why_thawed` if a trial failed."""
         moved = {} if roles is None else {"roles": _in_camel_case(roles)}
-        self.event("Frozen", step=step, frozenLayers=frozen_layers, generation=generation, **moved)
+        self.event(
+            "Frozen", step=step, frozenLayers=frozen_layers, generation=generation, whyThawed=why_thawed, **moved
+        )
 
     def finish(
         self, *, metrics: Mapping[str, float], model_step: int, num_steps: int, order: EpochOrder

@@ -21,6 +21,8 @@ class Control:
         boundary_step: step before which the boundary last changed.
         fell_step: step before which the boundary last fell, 0 for never. A layer that was frozen then and is frozen now
             has not changed since.
+        on_trial: number of frozen layers that are on trial (`freeze.trial`).
+        why_thawed: why the last move of the boundary thawed layers; empty if no trial did.
         policy: state of the freeze policy.
         metrics: metrics of the newest evaluation, by name.
         best: metrics of the best evaluation, empty before the first.
@@ -47,6 +49,8 @@ class Control:
     boundary: int = 0
     boundary_step: int = 0
     fell_step: int = 0
+    on_trial: int = 0
+    why_thawed: str = ""
     policy: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
@@ -81,6 +85,11 @@ class Control:
         """Identifies the committed state. Two generations that commit the same step sum gradients in different orders,
         so their states differ in the last bits."""
         return self.step, self.last_generation
+
+    @property
+    def settled_boundary(self) -> int:
+        """Number of frozen layers that are not on trial. Layouts are chosen for it."""
+        return self.boundary - self.on_trial
 
     @property
     def best_is_kept(self) -> bool:

@@ -8,6 +8,7 @@ from pipetransformer.freeze import FreezeObservation, PolicyCopy
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
 from pipetransformer.models import Ties
+from pipetransformer.models.metrics import LOSS
 from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 
@@ -44,6 +45,7 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
     """
     control = state.control
     vote = Vote.from_list(control.last_vote) if control.last_vote else None
+    evaluated = control.evaluated_step == control.step
     observation = FreezeObservation(
         step=control.step,
         epoch=job.order.epoch(control.step),
@@ -52,12 +54,16 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
         unit_gradient_norms=() if vote is None else norms_with_ties(vote.unit_norms, control.boundary, job.model.ties),
         learning_rate=control.last_step.get("learning_rate", 0.0),
         similarities=control.last_similarities,
+        loss=None if vote is None else vote.loss,
+        held_out_loss=control.metrics.get(LOSS) if evaluated else None,
     )
     boundary = policy.decide(observation)
     control.policy = policy.state_dict()
     control.decided_step = control.step
+    control.on_trial = policy.on_trial(boundary)
     if boundary == control.boundary:
         return False
+    control.why_thawed = "" if policy.verdict is None or policy.verdict.kept else policy.verdict.words
     if boundary < control.boundary:
         control.fell_step = control.step
     control.boundary = boundary

@@ -72,6 +72,10 @@ class BetweenRounds:
             self._kit.equip(state, member)
             if member.leader is not None:
                 member.leader.on_frozen(control)
+        if member.leader is not None and policy.verdict is not None:
+            logger.info("step %d: %s", control.step, policy.verdict.words)
+            if policy.verdict.kept:
+                member.leader.on_freeze_kept(control, policy.verdict.words)
         return moved
 
     def evaluate(self, state: WorkerState, member: Membership) -> bool:

@@ -24,6 +24,7 @@ from .leader_events import (
     Failed,
     Finished,
     FirstStepTaken,
+    FreezeKept,
     GenerationBegun,
     LeaderEvent,
     LeaderListener,
@@ -105,6 +106,10 @@ class Leader:
         """The boundary changed before step `control.step`."""
         self._tell(BoundaryMoved(control))
 
+    def on_freeze_kept(self, control: Control, why: str) -> None:
+        """A trial ended, and the layers stay frozen."""
+        self._tell(FreezeKept(control, why))
+
     def on_evaluated(self, control: Control, *, better: bool) -> None:
         """The held-out samples were evaluated."""
         self._tell(Evaluated(control, better))
@@ -156,7 +161,14 @@ class RecordWriter:
             case StepSkipped(place=place):
                 record.event("StepSkipped", step=control.step - 1, reason="NonFinite", place=place)
             case BoundaryMoved():
-                record.frozen(step=control.step, frozen_layers=control.boundary, generation=self._layout.number)
+                record.frozen(
+                    step=control.step,
+                    frozen_layers=control.boundary,
+                    generation=self._layout.number,
+                    why_thawed=control.why_thawed,
+                )
+            case FreezeKept(why=why):
+                record.event("FreezeKept", step=control.step, frozenLayers=control.boundary, why=why)
             case Evaluated(better=better):
                 metrics = {name: value if math.isfinite(value) else None for name, value in control.metrics.items()}
                 record.event("Evaluated", step=control.step, metrics=metrics, best=better)
@@ -234,14 +246,19 @@ class CallbackTeller:
 
 
 class LeaderMetrics:
-    """Counts samples and skipped steps of the whole job (`LeaderListener`)."""
+    """Counts samples, skipped steps and trials of the whole job (`LeaderListener`)."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
 
     def on_event(self, event: LeaderEvent) -> None:
-        if isinstance(event, StepTaken):
-            self._meter.on_led(event.line["samples"], skipped=not event.finite)
+        match event:
+            case StepTaken(line=line, finite=finite):
+                self._meter.on_led(line["samples"], skipped=not finite)
+            case BoundaryMoved(control=control) if control.why_thawed:
+                self._meter.on_trial(kept=False)
+            case FreezeKept():
+                self._meter.on_trial(kept=True)
 
 
 def roles_of(layout: StageLayout) -> list[Role]:

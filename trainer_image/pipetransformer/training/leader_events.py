@@ -59,7 +59,14 @@ class StepSkipped(LeaderEvent):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryMoved(LeaderEvent):
-    """Layers froze, or train again, before step `control.step`."""
+    """Layers froze, or train again, before step `control.step`. `control.why_thawed` says so if a trial failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeKept(LeaderEvent):
+    """A trial ended, and the layers stay frozen. `why` says how the loss compares with its trend."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from .leader_events import (
     Failed,
     Finished,
     FirstStepTaken,
+    FreezeKept,
     GenerationBegun,
     LeaderEvent,
     StepTaken,
@@ -49,7 +50,7 @@ class Offered:
     generation begins with them: nothing is predicted while all wait for the first step.
 
     Attributes:
-        boundary: that the offers are for; None before the first.
+        boundary: settled boundary that the offers are for; None before the first.
     """
 
     boundary: int | None = None
@@ -107,7 +108,7 @@ def held_out(job: Job, control: Control) -> HeldOut | None:
 
 
 class Forecast:
-    """Predicts steps in the present layout and in others.
+    """Predicts steps in the present layout and in others, as if layers on trial trained: they may thaw.
 
     Attributes:
         idle_share: of a step in the present layout, as `StepModel` predicts it; None before the first prediction.
@@ -132,7 +133,7 @@ class Forecast:
 
     def begin(self, control: Control) -> None:
         """Begin with the offers that this worker made before, where they still hold."""
-        if self._offered.boundary == control.boundary:
+        if self._offered.boundary == control.settled_boundary:
             self._offered.offers = self._offered.lengths()
             self._predict_present(control, self._job.choice_model(_costs(control)), scale=None)
         else:
@@ -157,14 +158,16 @@ class Forecast:
         model = job.choice_model(costs)
         scale = self._scale(model) if job.cuts_by_paper or costs is not None else None
         self._costs = control.costs
-        self._offered.boundary = control.boundary
-        self._offered.offers = job.offers(control.boundary, costs, scale=scale, pause_seconds=self.pause_seconds)
+        self._offered.boundary = control.settled_boundary
+        self._offered.offers = job.offers(
+            control.settled_boundary, costs, scale=scale, pause_seconds=self.pause_seconds
+        )
         self._predict_present(control, model, scale)
 
     def _predict_present(self, control: Control, model: StepModel, scale: float | None) -> None:
         pipelines = self._layout.pipelines
         self.idle_share = model.idle_share(control.boundary, self._cut, pipelines)
-        present = model.step_seconds(control.boundary, self._cut, pipelines)
+        present = model.step_seconds(control.settled_boundary, self._cut, pipelines)
         self.step_seconds = None if scale is None else scale * present
         starting = None if scale is None else self._job.starting_step_seconds(_costs(control))
         self.starting_step_seconds = None if scale is None or starting is None else scale * starting
@@ -206,7 +209,7 @@ class OperatorReports:
                     self._forecast.predict(control)
                 if stale or time.monotonic() >= self._submitted_at + _REPORT_SECONDS:
                     self._submit(control, urgent=stale)
-            case BoundaryMoved():
+            case BoundaryMoved() | FreezeKept():
                 self._forecast.predict(control)
                 self._submit(control)
             case CheckpointWritten(checkpoint=checkpoint):
@@ -237,6 +240,7 @@ class OperatorReports:
             epoch=job.order.epoch(control.step),
             boundary=control.boundary,
             boundary_step=control.boundary_step,
+            why_thawed=control.why_thawed,
             num_layers=job.num_layers,
             stage_layers=layout.cut.stage_layers,
             stage_frozen_layers=layout.cut.frozen_layers(control.boundary),

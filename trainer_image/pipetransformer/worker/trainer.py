@@ -9,8 +9,10 @@ import contextlib
 import gc
 import logging
 import time
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
@@ -106,7 +108,7 @@ class Trainer:
         self._tools = self._make_tools()
         self._rounds = Rounds(self._kit)
         self._between = BetweenRounds(self._kit)
-        self._policy = PolicyCopy(job.policy, {})
+        self._policy = self._policy_at({})
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._offered = Offered()
         self._member: Membership | None = None
@@ -348,7 +350,7 @@ class Trainer:
         if layout.is_leader:  # before anything that may fail, so that the leader can report it
             member.leader = self._lead(layout)
             member.leader.on_committed(control, self._kit.checkpointer.known(control))
-        self._policy = PolicyCopy(self._job.policy, control.policy)
+        self._policy = self._policy_at(control.policy)
         self._kit.equip(self._state, member)
         member.phases.lap("equip")
         logger.info(
@@ -364,6 +366,9 @@ class Trainer:
         self._kit.checkpointer.give_up()
         if control.step > 0:
             self._kit.checkpointer.want()
+
+    def _policy_at(self, state: Mapping[str, Any]) -> PolicyCopy:
+        return PolicyCopy(self._job.policy, state, self._job.freeze_limits, self._job.spec.freeze.trial)
 
     def _lead(self, layout: StageLayout) -> Leader:
         kit = self._kit

@@ -43,7 +43,8 @@ def fold(draft: Draft) -> None:
     if report.boundary != before:
         draft.tell(
             Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
-            f"{report.boundary} of {report.num_layers} layers are frozen at step {report.step}",
+            f"{report.boundary} of {report.num_layers} layers are frozen at step {report.step}"
+            + (f"; {report.why_thawed}" if report.why_thawed else ""),
         )
     if generation is not None and not generation.confirmed_generation:
         settle(draft, report.step)

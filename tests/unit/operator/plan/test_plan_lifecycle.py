@@ -58,6 +58,18 @@ def test_a_layout_that_trains_is_told_with_its_schedule_and_why_it_is_another() 
     assert world.status.last_report is not None and world.status.last_report.schedule == "OneForwardOneBackward"
 
 
+def test_layers_that_a_trial_thawed_are_told_with_the_reason() -> None:
+    world = widening()
+    world.start()
+    world.commit(boundary=3)
+    world.commit(boundary=0, why_thawed="layers 0-2 thawed: training loss 2.1 % above its trend")
+    assert [event.message.partition(" at step")[0] for event in world.told if event.reason is Reason.LAYERS_FROZEN] == [
+        "3 of 12 layers are frozen"
+    ]
+    (thawed,) = (event.message for event in world.told if event.reason is Reason.LAYERS_UNFROZEN)
+    assert thawed.endswith("; layers 0-2 thawed: training loss 2.1 % above its trend")
+
+
 def test_stages_are_cut_anew_in_the_same_layout_where_that_pays() -> None:
     world = World(make_job().stages(4).workers(4).set("pipeline.packing", "Measured"))
     world.start()

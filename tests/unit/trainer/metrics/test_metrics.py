@@ -47,6 +47,9 @@ def test_what_a_worker_did_is_counted() -> None:
     meter.on_step(0.02)
     meter.on_led(64, skipped=True)
     meter.on_regrouped(ResizeReason.PACK, 0.3, {"move": 0.1, "vote": 0.05}, [(0, 1, 100), (2, 1, 10), (1, 0, 5)], 1)
+    meter.on_trial(kept=True)
+    meter.on_trial(kept=False)
+    meter.on_trial(kept=False)
     meter.on_broken()
     counts = {"hits": 3, "advanced": 1, "computed": 4, "outOfRange": 0, "torn": 2, "failedWrites": 0}
     meter.on_cached({**counts, "memoryBytes": 1000, "diskBytes": 0})
@@ -56,6 +59,7 @@ def test_what_a_worker_did_is_counted() -> None:
     assert found["regroup_seconds_sum/Pack"] == pytest.approx(0.3)
     assert found["regroup_phase_seconds_total/move"] == pytest.approx(0.1)
     assert (found["moved_bytes_total/Sent"], found["moved_bytes_total/Received"]) == (5, 110)
+    assert (found["freeze_trials_total/Kept"], found["freeze_trials_total/Thawed"]) == (1, 2)
     assert found["broken_generations_total"] == 1
     assert (found["cache_samples_total/Hit"], found["cache_faults_total/Torn"]) == (6, 4)
     assert found["cache_bytes/Memory"] == 1500

@@ -11,6 +11,7 @@ from pipetransformer.callbacks.callback import Callback, Teller
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut, StepModel, assumed_costs
+from pipetransformer.record import lines
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.leader import Leader
@@ -154,3 +155,24 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
     assert not any(offer.step_seconds for offer in reports.sent[-1].offers), "those were of the old layout's steps"
     take_steps(new, control, 5)
     assert all(offer.step_seconds for offer in reports.sent[-1].offers)
+
+
+def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
+    """Otherwise GPUs would be given back that a thaw needs again."""
+    job, reports = load_job(make_spec(ADAMW)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control(step=5)
+    leader.on_committed(control, None)
+    before = reports.sent[-1].offers
+
+    control.boundary, control.boundary_step, control.on_trial = 4, 5, 4
+    leader.on_frozen(control)
+    assert (reports.sent[-1].boundary, reports.sent[-1].offers) == (4, before)
+
+    control.on_trial = 0
+    leader.on_freeze_kept(control, "layers 0-3 stay frozen: training loss 0.1 % below its trend")
+    assert reports.sent[-1].boundary == 4 and reports.sent[-1].offers != before
+    assert list(lines.read(tmp_path / "events.jsonl"))[-1].items() >= {
+        "kind": "FreezeKept", "step": 5, "frozenLayers": 4,
+        "why": "layers 0-3 stay frozen: training loss 0.1 % below its trend",
+    }.items()  # fmt: skip

@@ -1,0 +1,88 @@
+"""Which parameters never freeze, and which never train, by patterns of names in the whole model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from pipetransformer.errors import SpecError
+from pipetransformer.models import PipelineModel
+from pipetransformer_contract.spec import Freeze
+
+#: Names that a refusal suggests.
+_SUGGESTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the number of frozen layers.
+
+    Attributes:
+        lowest: leading layers that have nothing to train, frozen from step 0.
+        highest: layers before the first that must not freeze; None if any may.
+    """
+
+    lowest: int = 0
+    highest: int | None = None
+
+    def clamp(self, boundary: int) -> int:
+        """The boundary closest to `boundary` within the limits."""
+        return max(self.lowest, boundary if self.highest is None else min(boundary, self.highest))
+
+
+def constants(spec: Freeze, model: PipelineModel) -> frozenset[tuple[int, str]]:
+    """(unit, name inside the unit) of the parameters that `freeze.always` names, and of all parameters tied to them.
+
+    Raises:
+        SpecError: a pattern matches nothing, a parameter is also in `freeze.never`, or nothing would train.
+    """
+    always = _matches(spec.always, model, "spec.freeze.always")
+    for unit, name in sorted(always & _matches(spec.never, model, "spec.freeze.never")):
+        raise SpecError(
+            "spec.freeze.always", f"{model.unit_name(unit)}.{name} is in freeze.never, too: remove it from one of them"
+        )
+    if always and always.issuperset(_parameters(model)):
+        raise SpecError("spec.freeze.always", "matches every parameter: there is nothing to train")
+    return frozenset(always)
+
+
+def limits_of(spec: Freeze, model: PipelineModel) -> Limits:
+    """The limits of `freeze.never` and `freeze.always` for a model whose constants are no parameters.
+
+    Raises:
+        SpecError: a pattern matches nothing.
+    """
+    lowest = 0
+    if spec.always:
+        lowest = max(0, min(unit for unit, _ in _parameters(model)) - 1)
+    # A shared parameter trains until the last unit that holds it freezes.
+    never = {model.ties.last_unit(unit, name) for unit, name in _matches(spec.never, model, "spec.freeze.never")}
+    return Limits(lowest, max(0, min(never) - 1) if never else None)
+
+
+def _parameters(model: PipelineModel) -> Iterator[tuple[int, str]]:
+    for index, unit in enumerate(model.units):
+        for name, _ in unit.named_parameters():
+            yield index, name
+
+
+def _matches(patterns: Sequence[str], model: PipelineModel, field: str) -> set[tuple[int, str]]:
+    """Parameters that match a pattern by their name, or by that of a module that holds them; and their ties."""
+    names = {(unit, name): f"{model.unit_name(unit)}.{name}" for unit, name in _parameters(model)}
+    found: set[tuple[int, str]] = set()
+    for pattern in patterns:
+        matched = [place for place, name in names.items() if any(fnmatchcase(one, pattern) for one in _holders(name))]
+        if not matched:
+            known = sorted({one for name in names.values() for one in _holders(name)})
+            close = get_close_matches(pattern, known, n=_SUGGESTED, cutoff=0.0)
+            raise SpecError(field, f"{pattern!r} matches no module or parameter; the closest names: {', '.join(close)}")
+        for unit, name in matched:
+            tie = model.ties.find(unit, name)
+            found |= {(unit, name), *(() if tie is None else tie.places)}
+    return found
+
+
+def _holders(name: str) -> list[str]:
+    """The name, and those of the modules that hold it."""
+    parts = name.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
