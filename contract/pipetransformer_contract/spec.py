@@ -579,6 +579,14 @@ class TrainerSpec(TrainingSpec):
 
     num_shards: Positive = 1
     workers: Positive = 1
+    rules = (
+        *TrainingSpec.rules,
+        Rule(
+            field("num_shards").at_most(field("training.global_batch_size")),
+            "globalBatchSize must be at least the largest number of pipelines",
+            ".training.globalBatchSize",
+        ),
+    )
 
     def to_environment(self) -> str:
         """Returns the value of `Env.JOB_SPEC`, without defaults.
