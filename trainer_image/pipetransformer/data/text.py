@@ -63,7 +63,7 @@ def load_text(
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     if not train:
         raise ValueError(
-            f"{len(test)} paragraphs are too few: blank lines separate paragraphs, and the first is held out"
+            f"too few paragraphs ({len(test)}): the first is held out. Blank lines separate paragraphs"
         )
     ids: dict[str, Any] = {"pad_id": PAD, "start_id": START, "end_id": END}
     if target is not Task.CLASS:
