@@ -7,7 +7,7 @@ fields cannot change while a job exists. Rules between fields are CEL and stand 
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -558,7 +558,7 @@ class TrainingSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field("pipeline.stages").at_most(field("model.num_layers")),
             "a pipeline cannot have more stages than the model has layers (model.numLayers)",

@@ -42,7 +42,7 @@ def _mends(status: JobStatus, report: Report) -> bool:
 
 def _write(draft: Draft, report: Report) -> None:
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
-    shards = filter(None, (draft.status.num_shards, checkpoint and checkpoint.num_shards))
+    shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
         last_report=LastReport(**dict(report), time=draft.now),
         frozen=f"{report.boundary}/{report.num_layers}",
