@@ -7,7 +7,7 @@ fields cannot change while a job exists. Rules between fields are CEL and stand 
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -558,7 +558,7 @@ class TrainingSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field("pipeline.stages").at_most(field("model.num_layers")),
             "a pipeline cannot have more stages than the model has layers (model.numLayers)",
@@ -579,6 +579,14 @@ class TrainerSpec(TrainingSpec):
 
     num_shards: Positive = 1
     workers: Positive = 1
+    rules = (
+        *TrainingSpec.rules,
+        Rule(
+            field("num_shards").at_most(field("training.global_batch_size")),
+            "globalBatchSize must be at least the largest number of pipelines",
+            ".training.globalBatchSize",
+        ),
+    )
 
     def to_environment(self) -> str:
         """Returns the value of `Env.JOB_SPEC`, without defaults.

@@ -21,6 +21,9 @@ FAILURES_ALLOWED = 1
 AVOIDED = timedelta(hours=1)
 #: `Worker.waiting` begins with this while the node sets up what containers need, before it pulls images.
 NOT_SET_UP = "PodNotSetUp"
+#: How it begins if a container cannot be started: because of the image, or of the rest of the template.
+IMAGE_TROUBLE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
+CONTAINER_TROUBLE = ("CreateContainer", "RunContainerError")
 
 
 class WorkerPhase(StrEnum):
@@ -86,6 +89,16 @@ class Worker:
     def alive(self) -> bool:
         """Whether it can train, now or later."""
         return not self.terminating and not self.disrupted and self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
+
+    @property
+    def lacks_image(self) -> bool:
+        """Whether an image of its pod cannot be had."""
+        return self.waiting.startswith(IMAGE_TROUBLE)
+
+    @property
+    def cannot_start(self) -> bool:
+        """Whether its node cannot set up its pod or start its containers."""
+        return self.waiting.startswith((*IMAGE_TROUBLE, *CONTAINER_TROUBLE, NOT_SET_UP))
 
     @property
     def holds(self) -> bool:

@@ -41,11 +41,6 @@ def check_spec(spec: TrainerSpec) -> None:
     """
     check_parts(spec)
     _check_rules(spec, "spec")
-    if spec.training.global_batch_size < spec.num_shards:
-        raise SpecError(
-            "spec.training.globalBatchSize",
-            f"{spec.training.global_batch_size} samples a step are too few for {spec.num_shards} pipelines",
-        )
     for field, location in _locations(spec):
         check_location(field, location)
 

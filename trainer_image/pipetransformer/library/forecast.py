@@ -44,7 +44,7 @@ class Forecast:
         return cls(load_job(spec), costs)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
-        """(step, frozen layers from there on) of each move of the boundary; None if gradients will decide."""
+        """For each move of the boundary, its step and the frozen layers from then on; None if gradients will decide."""
         policy, total = self.job.policy, self.job.total_steps
         if isinstance(policy, NoFreeze):
             return []

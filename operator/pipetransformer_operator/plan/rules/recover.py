@@ -57,7 +57,7 @@ def recover(draft: Draft) -> None:
     if not survivors:
         forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
-        draft.keep_workers((worker.id for worker in draft.view.joiners), "no worker holds the job's state any longer")
+        draft.keep_workers(draft.view.joiners.ids, "no worker holds the job's state any longer")
         return
     candidates = [*survivors, *draft.view.ready_joiners]
     places = max(0, generation.layout.workers - len(candidates))  # those of lost members
@@ -114,8 +114,9 @@ def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
 def _blame_nodes(draft: Draft, incident: Incident) -> None:
     """Notes nodes that refused workers, or whose accelerators failed. Says which nodes are avoided from now on."""
     gone = incident.observed
-    draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
-    draft.broken = {worker.uid: worker.node for worker in gone if worker.node and blames_device(worker)}
+    broken = gone.that(blames_device)
+    draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *broken.nodes])
+    draft.broken = {worker.uid: worker.node for worker in broken if worker.node}
     _tell_avoided(draft)
 
 
@@ -156,7 +157,7 @@ def _note_too_short(draft: Draft, incident: Incident) -> None:
     """Notes that pipelines of lost members were packed into too little memory, so that longer ones follow."""
     if not incident.short:
         return
-    most, boundary = max(incident.short.values()), layouts.boundary(draft.view)
+    most, boundary = max(incident.short.values()), draft.view.boundary
     one = incident.workers[min(incident.short)]
     draft.update(too_short=TooShort(stages=most, boundary=boundary))
     message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"

@@ -3,9 +3,8 @@
 from datetime import timedelta
 from operator import attrgetter
 
-from pipetransformer_contract.api.status import LastReport, Reason
-from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_contract.api.status import JobStatus, LastReport, Reason
+from pipetransformer_contract.messages import DurableCheckpoint, Generation, Report, ResizeReason
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.view import View
 
@@ -25,11 +24,23 @@ def fold(draft: Draft) -> None:
         return
     if report.layout_generation > draft.status.layout_generation or not report.newer_than(last):
         return
-    generation, stepped = draft.status.generation, report.step > (last.step if last else 0)
-    mended = generation is not None and generation.broken_before > 0 and stepped
-    if last is not None and not (mended or _decides(report, last) or _is_due(draft.view, last)):
+    mends = _mends(draft.status, report)
+    if last is not None and not (mends or _decides(report, last) or _is_due(draft.view, last)):
         return
-    before = layouts.boundary(draft.view)
+    before = draft.view.boundary
+    _write(draft, report)
+    _tell_boundary(draft, report, before)
+    if draft.status.generation is not None:
+        _confirm(draft, draft.status.generation.model_copy(update={"broken_before": 0} if mends else {}), report)
+
+
+def _mends(status: JobStatus, report: Report) -> bool:
+    """Whether the report shows the first step after generations that broke."""
+    steps = status.last_report.step if status.last_report else 0
+    return status.generation is not None and status.generation.broken_before > 0 and report.step > steps
+
+
+def _write(draft: Draft, report: Report) -> None:
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
     shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
@@ -38,21 +49,23 @@ def fold(draft: Draft) -> None:
         checkpoint=checkpoint,
         num_shards=min(shards, default=None),
     )
-    if generation is not None and mended:
-        draft.update(generation=generation.model_copy(update={"broken_before": 0}))
-    if report.boundary != before:
-        draft.tell(
-            Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
-            f"{report.boundary} of {report.num_layers} layers are frozen at step {report.step}",
-        )
-    if generation is not None and not generation.confirmed_generation:
+
+
+def _tell_boundary(draft: Draft, report: Report, before: int) -> None:
+    """Tells that the boundary moved, if it did."""
+    if report.boundary == before:
+        return
+    reason = Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN
+    draft.tell(reason, f"{report.boundary} of {report.num_layers} layers are frozen at step {report.step}")
+
+
+def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
+    """Writes which generation the report confirms, and tells what the first report of each generation means."""
+    number = report.layout_generation
+    draft.update(generation=generation)
+    if not generation.confirmed_generation:
         settle(draft, report.step)
-    _confirm(draft, report)
-
-
-def _confirm(draft: Draft, report: Report) -> None:
-    generation, number = draft.status.generation, report.layout_generation
-    if generation is None or number <= generation.confirmed_generation:
+    if number <= generation.confirmed_generation:
         return
     draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))
     if number == generation.layout_generation:

@@ -39,7 +39,7 @@ def give_back(draft: Draft, why: str) -> None:
     deletions, because the event of the stop does.
     """
     begin(draft)
-    draft.explained_ids = frozenset(worker.id for worker in draft.observed.workers)
+    draft.explained_ids = draft.view.workers.ids
     draft.keep_workers(draft.view.ids_of(_saving(draft)), why)
     draft.update(next_resize_time=None, resize_failures=0, slow_starts=0)
     if not draft.status.worker_ids:
