@@ -548,6 +548,26 @@ def test_an_outage_says_nothing_of_what_a_checkpoint_costs(tmp_path: Path, monke
     assert checkpointer.overdue, "what is durable is of 900 s ago"
 
 
+def test_a_run_trains_through_an_outage_and_leaves_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = Outage(monkeypatch, "save_unit", TimeoutError("away"))
+    reached: list[int] = []
+
+    class Repairing(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            reached.append(line["step"])
+            if line["step"] == 4:
+                until(lambda: outage.attempts)
+                outage.back.set()
+
+    folder = str(tmp_path / "checkpoint")
+    run(tmp_path, checkpoint=Checkpoint(location=folder, every_steps=1), callbacks=[Repairing()])
+
+    found = latest(folder)
+    assert found is not None and found.step == len(reached) == 8
+
+
 def test_a_worker_that_ends_its_job_does_not_wait_for_a_storage_that_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
