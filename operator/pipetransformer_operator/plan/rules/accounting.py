@@ -5,6 +5,7 @@ from datetime import datetime
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
 
@@ -33,11 +34,16 @@ def count(draft: Draft) -> None:
     draft.update(
         gpus=gpus,
         workers=len(there),
-        priority=max((worker.priority for worker in draft.observed.workers), default=status.priority),
+        priority=max((worker.priority for worker in _own(draft)), default=status.priority),
         releasing_ids=[worker_id for worker_id in status.releasing_ids if worker_id in there],
         selector=f"{JOB_LABEL}={draft.observed.name}",
         observed_generation=draft.observed.metadata_generation,
     )
+
+
+def _own(draft: Draft) -> list[Worker]:
+    """Workers of the starting size. Claims have a priority of their own."""
+    return [worker for worker in draft.view.wanted if worker.id not in draft.view.claimed_ids]
 
 
 def _saved(view: View, held: int) -> int:
