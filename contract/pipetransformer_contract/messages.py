@@ -322,7 +322,7 @@ class Heartbeat(Wire):
     group sets `waiting_after`: it waits for a generation above this number. It left with that generation, or that one
     broke or never formed. `lost_peers` are then members that it may have lost, because a broken connection does not
     name the lost one. `because` is why, as the worker saw it, until it is in a group again. `unsaved` is why the worker
-    cannot yet write the checkpoint that it was told to write.
+    cannot write its part of a checkpoint yet.
     """
 
     layout_generation: Count

@@ -36,6 +36,7 @@ class ConditionType(StrEnum):
     RUNNING = "Running"  #: the leader confirmed a generation, and its members train
     RESIZING = "Resizing"  #: another layout is being prepared or committed
     STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`, or several generations in a row break
+    UNSAVED = "Unsaved"  #: the storage does not take the job's checkpoint; the job trains on
     SUSPENDED = "Suspended"  #: `spec.suspend` is true, or the job is being deleted
     COMPLETE = "Complete"  #: the model is trained and durable
     FAILED = "Failed"  #: the operator does not try the job again
@@ -77,6 +78,9 @@ class Reason(StrEnum):
     NO_PROGRESS = "NoProgress"
     NOT_HEARD = "NotHeard"  #: no member reaches the operator
     GROUP_BROKEN = "GroupBroken"  #: all members live but lost their connections; also a reason of Running
+    # Unsaved
+    CHECKPOINT_FAILS = "CheckpointFails"  #: the storage is away, full or refuses; the workers try again
+    NOTHING_WAITS = "NothingWaits"  #: no checkpoint waits for the storage
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
     RESUMED = "Resumed"

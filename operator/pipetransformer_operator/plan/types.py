@@ -117,7 +117,7 @@ class Beat:
         waiting_since: when it first said so.
         pace: time until the next heartbeat, as the operator asked.
         because: why its group broke or a generation did not form, as the worker saw it; until it is in a group again.
-        unsaved: why it cannot yet write the checkpoint that it was told to write.
+        unsaved: why it cannot write its part of a checkpoint yet.
     """
 
     time: datetime

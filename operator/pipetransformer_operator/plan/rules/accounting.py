@@ -5,6 +5,7 @@ from datetime import datetime
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
 
@@ -22,7 +23,8 @@ def count(draft: Draft) -> None:
     draft.update(
         gpus=Gpus(held=held, released=status.gpus.released + len(gone), saved=saved),
         workers=len(there),
-        priority=draft.view.workers.highest_priority(status.priority),
+        # Claims have a priority of their own.
+        priority=draft.view.wanted.without(draft.view.claimed_ids).highest_priority(status.priority),
         releasing_ids=sorted(set(status.releasing_ids) & there),
         selector=f"{JOB_LABEL}={draft.observed.name}",
         observed_generation=draft.observed.metadata_generation,

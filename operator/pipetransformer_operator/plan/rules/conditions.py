@@ -21,7 +21,7 @@ from pipetransformer_operator.plan.quota.requests import admitted
 from pipetransformer_operator.plan.types import EventType, Queue
 from pipetransformer_operator.plan.view import View
 
-from . import stop, undeleted
+from . import stop, undeleted, unsaved
 from .prepare import queue_says, why_not_ready
 from .stall import hears_nobody, stall_time, stall_timeout, why_broken
 
@@ -57,7 +57,7 @@ def derive_state(conditions: Iterable[Condition]) -> State:
 
 
 def describe(draft: Draft) -> None:
-    """Sets Admitted, Running, Resizing and Stalled, and the state."""
+    """Sets Admitted, Running, Resizing, Stalled and Unsaved, and the state."""
     _admitted(draft)
     if draft.status.finished:
         for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED):
@@ -66,6 +66,7 @@ def describe(draft: Draft) -> None:
         _running(draft)
         _resizing(draft)
         _stalled(draft)
+    unsaved.describe(draft)
     undeleted.describe(draft)
     number = draft.observed.metadata_generation  # conditions that no rule changed still hold
     conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]

@@ -21,7 +21,7 @@ from pipetransformer.data import Readers, load_dataset, read_batch
 from pipetransformer.data.readers import _Reader
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import Data, TrainerSpec
-from tests.testkit import forked
+from tests.testkit import ROOT, forked
 from tests.testkit.trainer.harness import Ran, Scripted, run_job
 from tests.testkit.trainer.script import run
 from tests.testkit.user_code.lazy_data import BATCH, STEPS_PER_EPOCH, Lazy, lazy, noted
@@ -286,7 +286,9 @@ train(model=model, data=data, loader_processes=2, training=Training(steps=1, glo
 @pytest.mark.slow
 def test_a_script_whose_import_trains_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
-    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # where the script finds the testkit
+    command = [sys.executable, "script.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 1
     assert "train under `if __name__ == '__main__':`" in ran.stderr
     assert "a loader process ended while it started" in ran.stderr
