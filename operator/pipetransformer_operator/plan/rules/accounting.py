@@ -21,7 +21,8 @@ def count(draft: Draft) -> None:
     saved = _saved(draft.view, held) if training else 0
     gpus = Gpus(held=held, released=status.gpus.released + len(gone), saved=saved)
     if gone:
-        draft.tell(Reason.GPUS_RELEASED, f"{len(gone)} workers are gone, {held} are held")
+        left = "1 worker is gone" if len(gone) == 1 else f"{len(gone)} workers are gone"
+        draft.tell(Reason.GPUS_RELEASED, f"{left}, {held} {'is' if held == 1 else 'are'} held")
     changed = (gpus.held, gpus.saved) != (status.gpus.held, status.gpus.saved) or training != (
         status.gpu_seconds_time is not None
     )
