@@ -176,6 +176,16 @@ def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     assert all(one["stepSeconds"] >= choice["stepSeconds"] for one in others if one["stepSeconds"] is not None)
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs)) == 0
     shown = capsys.readouterr().out
-    assert "from step 0: 4 x 1, 0 frozen" in shown and "ZeroBubbleV" in shown
+    assert "From step 0: 1 pipeline of 4 stages, 0 frozen layers" in shown and "ZeroBubbleV" in shown
+    last = plan["phases"][-1]
+    assert last["whySchedule"] == "one stage leaves Auto nothing to choose"
+    (row,) = [line.split() for line in shown.splitlines() if line.split()[:2] == [str(last["firstStep"]), "11"]]
+    assert row[-1] == last["schedule"] == "OneForwardOneBackward"
+    assert shown.count("chosen") == sum(
+        len({one["schedule"] for one in phase["candidates"]}) > 1 for phase in plan["phases"]
+    )
 
     assert all(phase["candidates"] == [] for phase in planned(job, tmp_path, monkeypatch, capsys)["phases"])
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml")) == 0
+    said = capsys.readouterr().out
+    assert said.count("Auto chooses once costs are measured") == 1, "layouts with the same reason share a line"
