@@ -62,9 +62,9 @@ class Rounds:
             computing=computing,
         )
         vote = ballot.reduce(member.ballots)
+        kit.mirrors.settle()
         round_seconds = time.perf_counter() - started
         kit.meter.on_round(computing, round_seconds)
-        kit.mirrors.settle()
         kit.hooks.on_point(HookPoint.VOTED, step)
         kit.committer.commit(control, vote)
         kit.cache.note(step, layout)
