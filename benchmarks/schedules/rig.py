@@ -24,7 +24,8 @@ def measure(ways: Sequence[Way], pairs: int, rounds: int = 2) -> Measured:
     machine lengthens single rounds.
     """
     workers = ways[0].shape.workers
-    by_rank: list[_Seconds] = run_ranks(workers, _blocks, tuple(ways), pairs + 1, rounds)
+    declared = (pairs + 1) * rounds * sum(way.declared_seconds for way in ways)
+    by_rank: list[_Seconds] = run_ranks(workers, _blocks, tuple(ways), pairs + 1, rounds, within=120 + 3 * declared)
     found: dict[str, list[float]] = {way.name: [] for way in ways}
     for pair in range(1, pairs + 1):
         for number, way in enumerate(ways):

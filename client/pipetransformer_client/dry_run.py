@@ -15,7 +15,7 @@ from pipetransformer_contract.spec import ScheduleName
 
 if TYPE_CHECKING:
     from pipetransformer.library.forecast import Forecast
-    from pipetransformer.partition import Candidate
+    from pipetransformer.partition import Candidate, Cut
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Phase:
         first_step: the first step of the phase; None if it depends on gradients.
         boundary: number of frozen layers.
         layout: the layout that the operator would choose.
+        cut: the trainer's cut of the layout.
         stage_layers: number of layers of each stage.
         schedule: the schedule that the layout runs.
         why_schedule: why it is not the schedule of the spec; empty if it is.
@@ -39,6 +40,7 @@ class Phase:
     first_step: int | None
     boundary: int
     layout: Layout
+    cut: "Cut"
     stage_layers: Sequence[int]
     schedule: ScheduleName
     why_schedule: str
@@ -71,14 +73,14 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
     else:
         points = [*points, *moves] if not moves or moves[0][0] > 0 else list(moves)
     found: list[Phase] = []
-    elastic, bounds = spec.elastic_policy, _bounds(spec, forecast)
+    elastic, bounds = spec.elastic_policy, bounds_of(spec, forecast)
     layout = _start(spec, forecast)
     cut = forecast.cut(0, layout)
     for step, boundary in points:
         left = None if step is None else forecast.job.total_steps - step
         to = change(
             forecast.offers(boundary),
-            elastic.ceiling if elastic.on_pack.widens else elastic.workers,
+            most_workers(spec),
             bounds,
             on_pack=elastic.on_pack,
             packing=spec.pipeline.packing,
@@ -93,6 +95,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
                 first_step=step,
                 boundary=boundary,
                 layout=layout,
+                cut=cut,
                 stage_layers=cut.stage_layers,
                 schedule=cut.schedule,
                 why_schedule=cut.why_schedule,
@@ -122,7 +125,7 @@ def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savi
 
 def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
     elastic, stages = spec.elastic_policy, spec.pipeline.stages
-    bounds = _bounds(spec, forecast)
+    bounds = bounds_of(spec, forecast)
     offers = [Offer(stages=stages, bytes_per_worker=0)]
     found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
     if found is None:
@@ -130,7 +133,14 @@ def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
     return found
 
 
-def _bounds(spec: JobSpec, forecast: "Forecast") -> Bounds:
+def most_workers(spec: JobSpec) -> int:
+    """The most workers that the job would train with."""
+    elastic = spec.elastic_policy
+    return elastic.ceiling if elastic.on_pack.widens else min(elastic.workers, elastic.ceiling)
+
+
+def bounds_of(spec: JobSpec, forecast: "Forecast") -> Bounds:
+    """Limits of a layout, from the job's spec."""
     elastic = spec.elastic_policy
     by_start = elastic.release_down_to is ReleaseDownTo.STARTING_STEP
     return Bounds(

@@ -9,12 +9,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipetransformer_client.against_ideal import compare_with_ideal
 from pipetransformer_client.dry_run import Phase, Savings, phases, savings
 from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
 
 from .app import app
 from .candidates import candidate_object, print_candidates
+from .ideal import ideal_object, print_ideal
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_REFUSED, Output, console, errors
 from .show import print_object
@@ -32,6 +34,9 @@ def plan(
     costs: Annotated[
         Path | None, typer.Option(help="Output of `plan --measure -o json` on a machine like the workers'.")
     ] = None,
+    ideal: Annotated[
+        bool, typer.Option("--ideal", help="Compare with the best that any layout could reach, and with static runs.")
+    ] = False,
     output: Output = None,
 ) -> None:
     """Show the layouts that a job would take and what it would save, without training."""
@@ -59,14 +64,18 @@ def plan(
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))
         found = phases(spec, forecast)
+        runs = compare_with_ideal(found, spec, forecast) if ideal else None
     except (ModelError, DeviceError, DeviceMemoryError, OSError, ValueError) as error:
         errors().print(f"error: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
     saved = savings(found, spec, forecast)
     if output is not None:
-        print_object(_object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None), output)
+        shown = _object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None)
+        print_object(shown if runs is None else {**shown, "ideal": ideal_object(runs)}, output)
         return
     _print(found, saved, measured=forecast.costs is not None)
+    if runs is not None:
+        print_ideal(runs, console())
     if spec.freeze.ignored:
         fields = ", ".join(spec.freeze.ignored)
         errors().print(f"warning: spec.freeze: policy None freezes nothing, so {fields} has no effect. Choose a policy")

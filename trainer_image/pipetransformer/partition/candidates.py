@@ -23,7 +23,7 @@ _MOST_SIMULATED = 12
 #: Seconds that differ by no more than this share are equal.
 _EQUAL = 1e-9
 #: Schedules that compute the two halves of a backward apart.
-_IN_HALVES = frozenset({ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V})
+IN_HALVES = frozenset({ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Search:
         peaks: tuple[int, ...] = ()
         if self.limit is not None and len(owners) == self.stages:
             peaks = _not_rising(peak_chunks(self.schedules[option], self.stages, step.micro_batches))
-        halves = option.schedule in _IN_HALVES
+        halves = option.schedule in IN_HALVES
         key = (size, owners, halves, units.boundary, units.miss_share, together, peaks)
         if key not in self.kept:
             spans = cut_units(

@@ -31,6 +31,8 @@ class StepModel:
         cache_bytes: cache size of the first worker of a pipeline.
         options: schedules to choose from, the simpler first. A layout that can run none of them runs 1F1B.
         own: the program's schedule, for `Script`.
+        cold_share: share of the frozen forwards that samples in the cache still need, because layers froze since an
+            epoch read them. 0 once an epoch has passed.
     """
 
     costs: ModelCosts
@@ -44,6 +46,7 @@ class StepModel:
     cache_bytes: int = 0
     options: Sequence[Option] = (ONE_FORWARD_ONE_BACKWARD,)
     own: Schedule | None = None
+    cold_share: float = 0.0
     _schedules: dict[Option, Schedule] = field(default_factory=dict, init=False, repr=False)
     _units: dict[tuple[int, int, float], UnitWork] = field(default_factory=dict, init=False, repr=False)
     _kept: dict[object, Kept] = field(default_factory=dict, init=False, repr=False)
@@ -66,13 +69,8 @@ class StepModel:
             MemoryBoundError: no candidate fits the memory.
             ValueError: there are fewer layers than stages.
         """
-        if self.micro_batch_size is None:
-            samples = self._samples(pipelines)
-            sizes = sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
-        else:
-            sizes = [self.micro_batch_size]
-        steps = {size: self._step(boundary, size, pipelines) for size in sizes}
-        schedules = {option: self._schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
+        steps = {size: self.step(boundary, size, pipelines) for size in self.sizes(stages, pipelines)}
+        schedules = {option: self.schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
         search = Search(stages, steps, schedules, self.costs.worker_bytes, self._kept)
         if stages == 1 and len(self.options) > 1:  # the order of a lone stage changes nothing
             return search.best_first([ONE_FORWARD_ONE_BACKWARD])
@@ -90,8 +88,8 @@ class StepModel:
 
     def predict(self, boundary: int, cut: Cut, pipelines: int) -> Predicted:
         """Predict a step of a cut, by simulating its schedule."""
-        step = self._step(boundary, cut.micro_batch_size, pipelines)
-        schedule = self._schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
+        step = self.step(boundary, cut.micro_batch_size, pipelines)
+        schedule = self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
         return step.predict(schedule, cut.owners, cut.spans)
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
@@ -110,13 +108,21 @@ class StepModel:
         """Bytes of the worker that holds the most."""
         return self.predict(boundary, cut, pipelines).bytes_per_worker
 
-    def _schedule(self, option: Option) -> Schedule:
+    def sizes(self, stages: int, pipelines: int) -> list[int]:
+        """Micro-batch sizes to choose from, in samples, descending."""
+        if self.micro_batch_size is not None:
+            return [self.micro_batch_size]
+        samples = self._samples(pipelines)
+        return sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
+
+    def schedule(self, option: Option) -> Schedule:
+        """What makes the lists of an option."""
         if option not in self._schedules:
             made = make_schedule(option.schedule, self.own, spans_per_worker=option.spans_per_worker)
             self._schedules[option] = made
         return self._schedules[option]
 
-    def _step(self, boundary: int, size: int, pipelines: int) -> Step:
+    def step(self, boundary: int, size: int, pipelines: int) -> Step:
         """A step with micro-batches of `size` samples."""
         first_active = boundary + 1 if boundary else 0
         frozen, trained = self.unit_bytes[:first_active], self.unit_bytes[first_active:]
@@ -141,9 +147,11 @@ class StepModel:
         return self._units[key]
 
     def _miss_share(self, pipelines: int) -> float:
-        """Share of a pipeline's samples that its first worker's cache cannot hold."""
+        """Share of the frozen forwards that the first worker of a pipeline computes, because its cache cannot hold the
+        samples or has them of fewer frozen layers."""
         needed = self.num_samples / pipelines * self.sample_bytes
-        return max(0.0, 1 - self.cache_bytes / needed) if needed else 1.0
+        held = min(1.0, self.cache_bytes / needed) if needed else 0.0
+        return 1 - held * (1 - self.cold_share)
 
     def _samples(self, pipelines: int) -> int:
         """Samples of the pipeline with the most shards."""
