@@ -159,7 +159,7 @@ def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"costs": assumed_costs(12).model_dump(mode="json")}))
     job = packing_job().set("pipeline", {"stages": 4, "schedule": "Auto", "packing": "Measured"})
-    job = job.set("elasticPolicy.maxPipelines", 1)
+    job = job.set("elasticPolicy.maxPipelines", 1).set("training.epochs", 20)
     plan = planned(job, tmp_path, monkeypatch, capsys, "--costs", str(costs))
     first = plan["phases"][0]
     choice, *others = first["candidates"]
