@@ -295,6 +295,12 @@ class Report(Wire):
         )
 
     @property
+    def schedule_words(self) -> str:
+        """The schedule, and why it is not the spec's, as words that follow a layout; empty if unknown."""
+        why = f" ({self.why_schedule})" if self.why_schedule else ""
+        return f", {self.schedule}{why}" if self.schedule else ""
+
+    @property
     def remaining_steps(self) -> int | None:
         """Steps until the job's end; None if the trainer does not report it."""
         return None if self.total_steps is None else max(0, self.total_steps - self.step)

@@ -343,6 +343,11 @@ _AUTO_OR_NUMBER = Condition(
 )
 
 
+#: Why TeraPipe refuses a model, before its name, and after the name of one that reads pictures.
+NEEDS_ORDER = "TeraPipe needs a model whose positions see only earlier ones"
+READS_PICTURES = "reads pictures, whose patches have no order"
+
+
 class Pipeline(SpecModel):
     """How the model is cut into stages, and how micro-batches pass through them."""
 
@@ -568,6 +573,11 @@ class TrainingSpec(SpecModel):
             given("checkpoint") | ~is_true("evaluation.keep_best"),
             "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
             ".evaluation.keepBest",
+        ),
+        Rule(
+            field("pipeline.schedule").is_not(ScheduleName.TERA_PIPE.value) | field("model.name").is_not("vit"),
+            f"{NEEDS_ORDER}: vit {READS_PICTURES}",
+            ".pipeline.schedule",
         ),
     )
 

@@ -38,7 +38,8 @@ def print_candidates(phases: Sequence[Phase], out: Console) -> None:
             best.setdefault(candidate.option, candidate)
         if len(best) > 1:
             start = "?" if phase.first_step is None else phase.first_step
-            title = f"from step {start}: {phase.layout.stages} x {phase.layout.pipelines}, {phase.boundary} frozen"
+            layers = f"{phase.boundary} frozen {'layer' if phase.boundary == 1 else 'layers'}"
+            title = f"From step {start}: {phase.layout.words}, {layers}"
             out.print(_table(title, list(best.values())))
 
 
@@ -55,6 +56,6 @@ def _table(title: str, candidates: Sequence["Candidate"]) -> Table:
             "" if found is None else f"{1000 * found.seconds:.3g} ms",
             "" if found is None else f"{found.idle_share:.0%}",
             "" if found is None else f"{found.bytes_per_worker / 2**20:,.0f} MiB",
-            candidate.why_not,
+            candidate.why_not or "chosen",
         )
     return table

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from pipetransformer_client.against_ideal import compare_with_ideal
@@ -104,11 +105,27 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
     }
 
 
+def _print_reasons(found: list[Phase], out: Console) -> None:
+    """Print why layouts run another schedule than the spec's: a line for each schedule and reason."""
+    stages: dict[tuple[str, str], list[int]] = {}
+    for phase in found:
+        same = stages.setdefault((phase.schedule, phase.why_schedule), [])
+        if phase.why_schedule and phase.layout.stages not in same:
+            same.append(phase.layout.stages)
+    for (schedule, why), lengths in stages.items():
+        if lengths:
+            words = " or ".join(map(str, lengths))
+            out.print(f"With {words} {'stage' if words == '1' else 'stages'} {schedule} runs: {why}.", highlight=False)
+
+
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
     out = console()
     table = Table(box=box.SIMPLE)
+    several = len({phase.schedule for phase in found}) > 1
     for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "layers by stage", "step"):
         table.add_column(title, justify="right", no_wrap=True)
+    if several:
+        table.add_column("schedule")
     for phase in found:
         step = f"{phase.step_seconds:.3f} s" if measured else f"{phase.step_seconds / found[0].step_seconds:.0%}"
         table.add_row(
@@ -119,11 +136,10 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
             str(phase.gpus),
             " ".join(map(str, phase.stage_layers)),
             step,
+            *([phase.schedule] if several else []),
         )
     out.print(table)
-    for stages, schedule, why in dict.fromkeys((p.layout.stages, p.schedule, p.why_schedule) for p in found):
-        if why:
-            out.print(f"With {stages} {'stage' if stages == 1 else 'stages'} {schedule} runs: {why}.", highlight=False)
+    _print_reasons(found, out)
     print_candidates(found, out)
     if saved is None:
         out.print("Gradients decide when layers freeze. The table shows the layout for each number of frozen layers.")

@@ -159,7 +159,7 @@ def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"costs": assumed_costs(12).model_dump(mode="json")}))
     job = packing_job().set("pipeline", {"stages": 4, "schedule": "Auto", "packing": "Measured"})
-    job = job.set("elasticPolicy.maxPipelines", 1)
+    job = job.set("elasticPolicy.maxPipelines", 1).set("training.epochs", 20)
     plan = planned(job, tmp_path, monkeypatch, capsys, "--costs", str(costs))
     first = plan["phases"][0]
     choice, *others = first["candidates"]
@@ -176,9 +176,19 @@ def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     assert all(one["stepSeconds"] >= choice["stepSeconds"] for one in others if one["stepSeconds"] is not None)
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs)) == 0
     shown = capsys.readouterr().out
-    assert "from step 0: 4 x 1, 0 frozen" in shown and "ZeroBubbleV" in shown
+    assert "From step 0: 1 pipeline of 4 stages, 0 frozen layers" in shown and "ZeroBubbleV" in shown
+    schedules = [phase["schedule"] for phase in plan["phases"]]
+    rows = [line.split() for line in shown.splitlines() if line.split()[1:2] in (["0"], ["8"], ["11"])]
+    assert len(rows) == len(schedules) == 3
+    assert [row[-1] for row in rows] == (schedules if len(set(schedules)) > 1 else ["s"] * 3)
+    assert shown.count("chosen") == sum(
+        len({one["schedule"] for one in phase["candidates"]}) > 1 for phase in plan["phases"]
+    )
 
     assert all(phase["candidates"] == [] for phase in planned(job, tmp_path, monkeypatch, capsys)["phases"])
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml")) == 0
+    said = capsys.readouterr().out
+    assert said.count("Auto chooses once costs are measured") == 1, "layouts with the same reason share a line"
 
 
 def test_a_plan_lies_between_the_ideal_and_the_static_layout(

@@ -7,7 +7,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -189,12 +189,18 @@ class Job:
                 f"the operator asked for {pipelines} pipelines of {stages} stages, but the data are ordered in {shards}"
                 f" shards: upgrade the operator, or set maxWorkers to at most {shards * stages}",
             )
+        cut, why = None, "Auto chooses once costs are measured"
         if costs is not None:
             try:
-                return self.step_model(costs).cut(boundary, stages, pipelines)
+                cut, why = self.step_model(costs).cut(boundary, stages, pipelines), ""
             except MemoryBoundError as error:
+                why = "no schedule that Auto knows fits the memory"
                 logger.warning("%d stages, %d pipelines: %s; cutting by assumed costs", stages, pipelines, error)
-        return self.step_model(None).cut(boundary, stages, pipelines)
+        if stages == 1:
+            why = "one stage leaves Auto nothing to choose"
+        cut = cut or self.step_model(None).cut(boundary, stages, pipelines)
+        automatic = self.spec.pipeline.schedule is ScheduleName.AUTO
+        return replace(cut, why_schedule=why) if automatic and not cut.why_schedule else cut
 
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative."""

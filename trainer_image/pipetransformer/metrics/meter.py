@@ -27,6 +27,13 @@ class Meter:
             buckets=_STEP_SECONDS,
             registry=self.registry,
         )
+        rounds = self._counter(
+            "round_seconds",
+            "Seconds of rounds on this worker, up to their vote, by activity: Computing (forwards and backwards; on a"
+            " GPU by its own clock), Idle (the rest: waits for messages, the sum of gradients, the vote).",
+            ("activity",),
+        )
+        self._computing, self._idle = rounds.labels("Computing"), rounds.labels("Idle")
         self._samples = self._counter("samples", "Samples of committed steps; counted by the leader, for all workers.")
         self._skipped = self._counter(
             "skipped_steps", "Steps without an update, for loss or gradients were no numbers; counted by the leader."
@@ -74,6 +81,11 @@ class Meter:
     def on_step(self, seconds: float) -> None:
         """A step was committed."""
         self._steps.observe(seconds)
+
+    def on_round(self, computing: float, seconds: float) -> None:
+        """A round ended with its vote. It took `seconds`, of which this worker computed for `computing`."""
+        self._computing.inc(computing)
+        self._idle.inc(max(0.0, seconds - computing))
 
     def on_led(self, samples: int, *, skipped: bool) -> None:
         """As the leader: what the step was for the job."""

@@ -81,12 +81,14 @@ class RunRecord:
         gradient_norm: float | None,
         learning_rate: float,
         samples_per_second: float | None,
+        idle_share: float | None,
         generation: int,
         frozen_layers: int,
     ) -> None:
         """Note a committed step (from 0): samples and mean loss of the global batch, unclipped L2 norm of its gradient.
 
-        The speed is None if the leader died before it noted the step.
+        Speed and idle share (of the workers in the round, as a mean) are None if the leader died before it noted the
+        step.
         """
         self._steps.append(
             {
@@ -98,6 +100,7 @@ class RunRecord:
                 "gradientNorm": gradient_norm,
                 "learningRate": learning_rate,
                 "samplesPerSecond": samples_per_second,
+                "idleShare": None if idle_share is None else round(idle_share, 4),
                 "generation": generation,
                 "frozenLayers": frozen_layers,
             },

@@ -5,7 +5,6 @@ from datetime import datetime
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
 
@@ -18,7 +17,8 @@ def count(draft: Draft) -> None:
     held = len(draft.view.workers.holding if status.finished else draft.view.workers)
     saved = _saved(draft.view, held) if _uses_workers(status) else 0
     if gone:
-        draft.tell(Reason.GPUS_RELEASED, f"{len(gone)} workers are gone, {held} are held")
+        left = "1 worker is gone" if len(gone) == 1 else f"{len(gone)} workers are gone"
+        draft.tell(Reason.GPUS_RELEASED, f"{left}, {held} {'is' if held == 1 else 'are'} held")
     _add_seconds(draft, held, saved)
     draft.update(
         gpus=Gpus(held=held, released=status.gpus.released + len(gone), saved=saved),

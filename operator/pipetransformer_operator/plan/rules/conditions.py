@@ -7,6 +7,7 @@ from pipetransformer_contract.api.status import (
     Condition,
     ConditionStatus,
     ConditionType,
+    JobStatus,
     Reason,
     Resize,
     ResizePhase,
@@ -137,8 +138,17 @@ def _running(draft: Draft) -> None:
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        message = f"generation {generation.layout_generation}: {generation.layout.words}"
+        schedule = _schedule(status, generation)
+        message = f"generation {generation.layout_generation}: {generation.layout.words}{schedule}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
+
+
+def _schedule(status: JobStatus, generation: Generation | None) -> str:
+    """The schedule that a generation runs, as words that follow its layout; empty before its leader reports."""
+    report = status.last_report
+    if report is None or generation is None or report.layout_generation != generation.layout_generation:
+        return ""
+    return report.schedule_words
 
 
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
@@ -168,7 +178,9 @@ def _resizing(draft: Draft) -> None:
         resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
-        message = f"{resize.from_.layout.words} to {resize.to.layout.words} ({resize.reason.value}){until}: "
+        schedule = _schedule(draft.status, draft.status.generation) if resize.phase is ResizePhase.CLEAN else ""
+        to = f"{resize.to.layout.words}{schedule}"
+        message = f"{resize.from_.layout.words} to {to} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
 
 

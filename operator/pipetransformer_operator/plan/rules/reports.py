@@ -71,12 +71,8 @@ def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
     if number == generation.layout_generation:
         if generation.reason is ResizeReason.CLAIM:  # not earlier: a published claim could still be undone
             forget_failures(draft)
-        schedule = f", {report.schedule}" if report.schedule else ""
-        why = f" ({report.why_schedule})" if report.why_schedule else ""
-        draft.tell(
-            Reason.GENERATION_CONFIRMED,
-            f"Generation {number} trains: {generation.layout.words}{schedule}{why}",
-        )
+        words = f"Generation {number} trains: {generation.layout.words}{report.schedule_words}"
+        draft.tell(Reason.GENERATION_CONFIRMED, words)
 
 
 def _decides(report: Report, last: Report) -> bool:

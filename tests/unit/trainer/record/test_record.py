@@ -280,6 +280,7 @@ def write_run(run_dir: Path) -> None:
                 gradient_norm=1.0,
                 learning_rate=0.1,
                 samples_per_second=100.0,
+                idle_share=0.25,
                 generation=generation,
                 frozen_layers=11 * (generation - 1),
             )
