@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from tests.testkit.trainer.ranks import run_ranks
 
-from .ahead_worker import AheadRunner
 from .measured import Measured
 from .ways import Way
 from .worker import Runner
@@ -37,7 +36,7 @@ def measure(ways: Sequence[Way], pairs: int, rounds: int = 2) -> Measured:
 def _blocks(group: dist.ProcessGroup, ways: Sequence[Way], pairs: int, rounds: int) -> _Seconds:
     """All blocks of one worker, with the seconds from the common start of each round to this worker's end."""
     torch.manual_seed(0)
-    runners = [AheadRunner(way, group) if way.prefix else Runner(way, group) for way in ways]
+    runners = [Runner(way, group) for way in ways]
     meeting = torch.zeros(1)
     found: _Seconds = []
     for pair in range(pairs):

@@ -117,9 +117,11 @@ class StageRunner:
 
     def num_chunks(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Number of chunks of a round of training over these micro-batches."""
-        lengths = [each.length or self.total_tokens for each in micro_batches]
         slices = self.spec.token_slices
-        return len(micro_batches) * (len(round_slices(slices, lengths)[0]) if slices else 1)
+        if not slices:
+            return len(micro_batches)
+        lengths = [each.length or self.total_tokens for each in micro_batches]
+        return len(micro_batches) * len(round_slices(slices, lengths)[0])
 
     @property
     def total_tokens(self) -> int:
