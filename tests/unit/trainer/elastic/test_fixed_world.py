@@ -291,7 +291,7 @@ def test_a_script_may_train_twice(tmp_path: Path) -> None:
 
 
 def train_by_own_schedule(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:
-    """Twice, by 1F1B and by a schedule of the script's own. Returns the rounds, in micro-batches, that it was asked for."""
+    """Trains by 1F1B and by a schedule of its own. Returns the micro-batches of each round that it was asked for."""
     from pipetransformer import Pipeline, Training, train
     from pipetransformer.schedules import Action, GPipe, RoundShape
     from tests.testkit.trainer.script import NO_FREEZE, model, samples
