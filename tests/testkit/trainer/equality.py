@@ -173,6 +173,8 @@ def make_spec(scenario: Scenario, row: Row, precision: str = "Float64") -> Train
             },
             "freeze": {"policy": "Explicit", "boundaries": scenario.boundaries},
             "pipeline": {"stages": 4, "microBatchSize": 3, "schedule": row.schedule.value, **row.pipeline},
+            # Without a copy of a lost stage all begins again on the survivors, and nothing else is left to compare.
+            "mirror": {"everySteps": 1},
             "numShards": 4,
             "workers": WORKERS,
         }
@@ -204,21 +206,21 @@ def worst_difference(run: Ran, reference: Ran) -> float:
 
 @dataclass
 class Compared:
-    """Worst relative difference of each run, by schedule, how many generations ran the schedule, and how many workers
-    died."""
+    """Worst relative difference of each run, by schedule, how many of its steps ran in layouts of several stages, and
+    how many workers died."""
 
     by_schedule: dict[str, list[float]] = field(default_factory=dict)
-    generations: Counter[str] = field(default_factory=Counter)
+    steps: Counter[str] = field(default_factory=Counter)
     deaths: int = 0
 
-    def add(self, row: Row, difference: float, generations: int) -> None:
+    def add(self, row: Row, difference: float, steps: int) -> None:
         self.by_schedule.setdefault(str(row), []).append(difference)
-        self.generations[str(row)] += generations
+        self.steps[str(row)] += steps
 
     def extend(self, other: "Compared") -> None:
         for schedule, differences in other.by_schedule.items():
             self.by_schedule.setdefault(schedule, []).extend(differences)
-        self.generations += other.generations
+        self.steps += other.steps
         self.deaths += other.deaths
 
     def worst(self) -> dict[str, float]:
@@ -243,7 +245,9 @@ def compare(scenario: Scenario, folder: Path, precision: str = "Float64", rows: 
         several = [one for one in run.summary["generations"] if one["stages"] > 1]
         if others := [one["why_schedule"] for one in several if one["schedule"] != row.schedule]:
             raise ValueError(f"{row} did not run: {others}")
-        compared.add(row, worst_difference(run, alone[row.causal]), len(several))
+        numbers = {one["generation"] for one in several}
+        steps = sum(line["generation"] in numbers for line in committed(run).values())
+        compared.add(row, worst_difference(run, alone[row.causal]), steps)
         if spared := {worker for worker, fault in scenario.faults.items() if fault.ends} - run.lost_at.keys():
             raise ValueError(f"workers {sorted(spared)} were not killed")
         compared.deaths += len(run.lost_at)
