@@ -327,7 +327,7 @@ class ScheduleName(StrEnum):
 
 
 #: Schedules that give each worker several spans.
-_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
+_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V, ScheduleName.SCRIPT)
 _DEFAULT_SPANS = 2
 
 #: Value of `tokenSlices` if the trainer chooses the slices.
@@ -368,7 +368,7 @@ class Pipeline(SpecModel):
     spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
         default=None,
         description="Interleaved and ZeroBubble: spans of layers on each worker, 2 by default. ZeroBubbleV always has"
-        " 2.",
+        " 2. Script: by default as many as the program's schedule asks for.",
     )
     token_slices: int | str | None = Field(
         default=None,
@@ -423,8 +423,10 @@ class Pipeline(SpecModel):
     )
 
     @property
-    def num_spans(self) -> int:
-        """Spans of each worker (V) under this schedule."""
+    def num_spans(self) -> int | None:
+        """Spans of each worker (V) under this schedule; None if the program's schedule says how many."""
+        if self.schedule is ScheduleName.SCRIPT:
+            return self.spans_per_worker
         return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
 
 

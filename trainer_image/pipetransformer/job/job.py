@@ -47,7 +47,7 @@ from pipetransformer.partition import (
 )
 from pipetransformer.partition.slice_costs import SliceCosts, choose_slices
 from pipetransformer.partition.slices import default_grain, equal_slices, in_tokens
-from pipetransformer.schedules import Schedule, TeraPipe, make_schedule
+from pipetransformer.schedules import OwnsSpans, Schedule, TeraPipe, make_schedule
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
@@ -225,7 +225,8 @@ class Job:
         """The schedules that layouts may run, the simpler first. Before costs are measured `Auto` runs 1F1B."""
         pipeline = self.spec.pipeline
         if pipeline.schedule is not ScheduleName.AUTO:
-            return [Option(pipeline.schedule, pipeline.num_spans)]
+            asked = self.schedule.spans if isinstance(self.schedule, OwnsSpans) else 1
+            return [Option(pipeline.schedule, pipeline.num_spans or asked)]
         return AUTO[:1] if costs is None else AUTO
 
     def schedule_of(self, cut: Cut) -> Schedule:

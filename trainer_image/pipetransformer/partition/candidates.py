@@ -144,7 +144,14 @@ class Search:
         step = self.steps[size]
         candidate = Candidate(option, step.micro_batches)
         num_layers = len(step.state_bytes) - 2
-        fitted = fit(option.schedule, self.stages, option.spans_per_worker, step.micro_batches, num_layers)
+        try:
+            fitted = fit(
+                option.schedule, self.stages, option.spans_per_worker, step.micro_batches, num_layers,
+                own=self.schedules[option],
+            )  # fmt: skip
+        except ScheduleError as error:
+            yield replace(candidate, why_not=str(error))
+            return
         if fitted.reason:
             yield replace(candidate, why_not=fitted.reason)
             return

@@ -1,6 +1,7 @@
 """A cut: what the trainer decides about a layout of the operator's. The leader makes it and sends it to all workers."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator
@@ -47,6 +48,11 @@ class Cut:
     def num_units(self) -> int:
         """Units of the model."""
         return self.spans[-1].stop
+
+    @property
+    def pairs(self) -> set[tuple[int, int]]:
+        """The pairs of stages that send activations and gradients to each other, the lower stage first."""
+        return {(min(pair), max(pair)) for pair in pairwise(self.owners) if pair[0] != pair[1]}
 
     def spans_of(self, stage: int) -> list[range]:
         """The spans that a stage owns, in the order of the model."""

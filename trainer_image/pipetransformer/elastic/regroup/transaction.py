@@ -221,7 +221,7 @@ class _Attempt(Progress):
         if self.is_member:
             ties = self.state.ties if state_map is None else state_map.ties
             tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
-            self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
+            self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages, plan.cut.pairs)
             self.phases.lap("groups")
         self.assembled = new_state = self._assemble(plan, state_map)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations)
