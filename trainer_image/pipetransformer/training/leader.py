@@ -91,11 +91,13 @@ class Leader:
         """The generation's first step tells how long training paused."""
         self._tell(FirstStepTaken(control, pause_seconds, phases, transfers))
 
-    def on_step(self, control: Control, vote: Vote, *, seconds: float) -> None:
-        """Step `control.last_step` is committed; it took `seconds`."""
+    def on_step(self, control: Control, vote: Vote, *, seconds: float, ahead_share: float) -> None:
+        """Step `control.last_step` is committed; it took `seconds`. The step before had computed `ahead_share` of its
+        frozen forwards."""
         line = control.last_step
         self._pace.note(line["frozen_layers"], seconds)
-        self._tell(StepTaken(control, {**line, "samples_per_second": line["samples"] / seconds}, vote.finite))
+        found = {"samples_per_second": line["samples"] / seconds, "frozen_ahead_share": ahead_share}
+        self._tell(StepTaken(control, {**line, **found}, vote.finite))
 
     def on_skipped(self, control: Control, place: str) -> None:
         """The newest step was skipped, because of numbers in `place` (a unit, or the loss) that are not finite."""
@@ -178,7 +180,7 @@ class RecordWriter:
             self._note_overruled()
         self._record.rewind(control.step)
         if control.last_step and self._record.last_step() < control.last_step["step"]:
-            self._record.step(**control.last_step, samples_per_second=None)
+            self._record.step(**control.last_step, samples_per_second=None, frozen_ahead_share=None)
 
     def _note_overruled(self) -> None:
         for one in self._job.overruled:
@@ -201,6 +203,8 @@ class RecordWriter:
             reason=layout.generation.reason.value,
             schedule=layout.schedule,
             why_schedule=layout.cut.why_schedule,
+            frozen_forward=layout.cut.frozen_forward,
+            why_frozen_forward=layout.cut.why_in_place,
         )
 
 

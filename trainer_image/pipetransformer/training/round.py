@@ -65,7 +65,8 @@ class Rounds:
         kit.committer.commit(control, vote)
         kit.cache.note(step, layout)
         if member.leader is not None:
-            member.leader.on_step(control, vote, seconds=time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            member.leader.on_step(control, vote, seconds=seconds, ahead_share=member.runner.ahead_share)
         if not member.stepped:
             self._end_pause(control, member)
         if vote.saw_next:

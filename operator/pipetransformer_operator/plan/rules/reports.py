@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from pipetransformer_contract.api.status import LastReport, Reason
 from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
+from pipetransformer_contract.spec import FrozenForward
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.view import View
@@ -62,8 +63,15 @@ def _confirm(draft: Draft, report: Report) -> None:
         why = f" ({report.why_schedule})" if report.why_schedule else ""
         draft.tell(
             Reason.GENERATION_CONFIRMED,
-            f"Generation {number} trains: {generation.layout.words}{schedule}{why}",
+            f"Generation {number} trains: {generation.layout.words}{schedule}{why}{_frozen_forward(report)}",
         )
+
+
+def _frozen_forward(report: Report) -> str:
+    """What to tell of frozen layers that compute ahead, or do not although the spec wants it; empty otherwise."""
+    if report.why_frozen_forward:
+        return f", frozen layers in place ({report.why_frozen_forward})"
+    return ", frozen layers ahead" if report.frozen_forward == FrozenForward.AHEAD else ""
 
 
 def _decides(report: Report, last: Report) -> bool:
