@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 from pipetransformer.hooks import HookPoint
-from pipetransformer_contract.spec import ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import FrozenForward, ScheduleName, TrainerSpec
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 
 BAR_FLOAT64 = 1e-9
@@ -28,6 +28,9 @@ SCHEDULES = [
     ScheduleName.ZERO_BUBBLE,
     ScheduleName.ZERO_BUBBLE_V,
 ]
+
+#: The row of 1F1B with frozen forwards one round ahead.
+AHEAD = "Ahead"
 
 
 WORKERS = 4
@@ -119,7 +122,12 @@ def draw(seed: int) -> Scenario:
     return Scenario(seed, script, faults, boundaries, OPTIMIZERS[seed % 2], 0.1 if seed % 4 < 2 else 0.0)
 
 
-def make_spec(scenario: Scenario, schedule: ScheduleName, precision: str = "Float64") -> TrainerSpec:
+def make_spec(
+    scenario: Scenario,
+    schedule: ScheduleName,
+    precision: str = "Float64",
+    frozen_forward: FrozenForward = FrozenForward.IN_PLACE,
+) -> TrainerSpec:
     """The digits ViT, small."""
     return TrainerSpec.model_validate(
         {
@@ -137,7 +145,9 @@ def make_spec(scenario: Scenario, schedule: ScheduleName, precision: str = "Floa
                 "seed": scenario.seed,
             },
             "freeze": {"policy": "Explicit", "boundaries": scenario.boundaries},
-            "pipeline": {"stages": 4, "microBatchSize": 3, "schedule": schedule.value},
+            "pipeline": {
+                "stages": 4, "microBatchSize": 3, "schedule": schedule.value, "frozenForward": frozen_forward.value,
+            },
             "numShards": 4,
             "workers": WORKERS,
         }
@@ -169,16 +179,16 @@ def worst_difference(run: Ran, reference: Ran) -> float:
 
 @dataclass
 class Compared:
-    """Worst relative difference of each run, by schedule, how many generations ran the schedule, and how many workers
+    """Worst relative difference of each run, by schedule or `AHEAD`, how many generations ran it, and how many workers
     died."""
 
     by_schedule: dict[str, list[float]] = field(default_factory=dict)
     generations: Counter[str] = field(default_factory=Counter)
     deaths: int = 0
 
-    def add(self, schedule: ScheduleName, difference: float, generations: int) -> None:
-        self.by_schedule.setdefault(schedule.value, []).append(difference)
-        self.generations[schedule.value] += generations
+    def add(self, row: str, difference: float, generations: int) -> None:
+        self.by_schedule.setdefault(row, []).append(difference)
+        self.generations[row] += generations
 
     def extend(self, other: "Compared") -> None:
         for schedule, differences in other.by_schedule.items():
@@ -194,21 +204,24 @@ class Compared:
 def compare(
     scenario: Scenario, folder: Path, precision: str = "Float64", schedules: Sequence[ScheduleName] = SCHEDULES
 ) -> Compared:
-    """Run a scenario under each schedule, and against one worker that stays alone.
+    """Run a scenario under each schedule and with `AHEAD`, and compare with one worker that stays alone.
 
     Raises:
         ValueError: a worker that should die did not, or a layout of several stages ran another schedule.
     """
     alone = run_job(make_spec(scenario, ScheduleName.GPIPE, precision), [Scripted(1, 1, [0])], folder / "alone")
     compared = Compared()
-    for schedule in schedules:
-        run = run_job(
-            make_spec(scenario, schedule, precision), scenario.script, folder / schedule.value, faults=scenario.faults
-        )
+    ways = [(schedule.value, schedule, FrozenForward.IN_PLACE) for schedule in schedules]
+    for row, schedule, frozen_forward in [*ways, (AHEAD, ScheduleName.ONE_FORWARD_ONE_BACKWARD, FrozenForward.AHEAD)]:
+        spec = make_spec(scenario, schedule, precision, frozen_forward)
+        run = run_job(spec, scenario.script, folder / row, faults=scenario.faults)
         several = [one for one in run.summary["generations"] if one["stages"] > 1]
         if others := [one["why_schedule"] for one in several if one["schedule"] != schedule]:
             raise ValueError(f"{schedule} did not run: {others}")
-        compared.add(schedule, worst_difference(run, alone), len(several))
+        ran = several
+        if frozen_forward is FrozenForward.AHEAD:
+            ran = [one for one in several if one["frozen_forward"] == frozen_forward]
+        compared.add(row, worst_difference(run, alone), len(ran))
         if spared := {worker for worker, fault in scenario.faults.items() if fault.ends} - run.lost_at.keys():
             raise ValueError(f"workers {sorted(spared)} were not killed")
         compared.deaths += len(run.lost_at)
