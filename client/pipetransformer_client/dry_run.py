@@ -11,7 +11,7 @@ from pipetransformer_contract.api import JobSpec
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, ReleaseDownTo, change, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import ScheduleName
+from pipetransformer_contract.spec import FrozenForward, ScheduleName
 
 if TYPE_CHECKING:
     from pipetransformer.library.forecast import Forecast
@@ -30,6 +30,8 @@ class Phase:
         stage_layers: number of layers of each stage.
         schedule: the schedule that the layout runs.
         why_schedule: why it is not the schedule of the spec; empty if it is.
+        frozen_forward: when frozen layers compute.
+        why_frozen_forward: why that is not what the spec says; empty if it is.
         step_seconds: time of a step. Without measured costs it is relative: compare it only with other phases.
         gpus: number of GPUs that the job holds.
         regroups: whether the workers regroup for the phase, into another layout or with other stages.
@@ -44,6 +46,8 @@ class Phase:
     stage_layers: Sequence[int]
     schedule: ScheduleName
     why_schedule: str
+    frozen_forward: FrozenForward
+    why_frozen_forward: str
     step_seconds: float
     gpus: int
     regroups: bool
@@ -99,6 +103,8 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
                 stage_layers=cut.stage_layers,
                 schedule=cut.schedule,
                 why_schedule=cut.why_schedule,
+                frozen_forward=cut.frozen_forward,
+                why_frozen_forward=cut.why_in_place,
                 step_seconds=seconds,
                 gpus=gpus,
                 regroups=to is not None,

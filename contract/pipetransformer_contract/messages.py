@@ -243,6 +243,10 @@ class Report(Wire):
     why_schedule: str = Field(
         default="", max_length=256, description="Why it is not the schedule of the spec. Empty if it is."
     )
+    frozen_forward: str = Field(default="", max_length=64, description="When frozen layers compute: InPlace or Ahead.")
+    why_frozen_forward: str = Field(
+        default="", max_length=256, description="Why that is not what the spec says. Empty if it is."
+    )
     bytes_budget: Count = Field(description="Memory that the first layout's largest stage needed, in bytes.")
     offers: list[Offer] = Field(
         default_factory=list,

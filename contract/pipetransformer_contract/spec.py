@@ -326,6 +326,12 @@ class ScheduleName(StrEnum):
     SCRIPT = "Script"  #: the pod's own program passes the schedule
 
 
+class FrozenForward(StrEnum):
+    IN_PLACE = "InPlace"  #: in the round that needs them, by the stage that holds the layers
+    AHEAD = "Ahead"  #: one round before, in idle time, by every worker that has copies of the layers
+    AUTO = "Auto"  #: what is faster by measured costs, for each layout
+
+
 #: Schedules that give each worker several spans.
 _WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V, ScheduleName.SCRIPT)
 _DEFAULT_SPANS = 2
@@ -380,6 +386,14 @@ class Pipeline(SpecModel):
         description="TeraPipe: all slices but the last are multiples of this many tokens. By default 1/64 of a sample,"
         " at least 8.",
     )
+    frozen_forward: FrozenForward = Field(
+        default=FrozenForward.IN_PLACE,
+        description="When frozen layers compute. InPlace: in the step that needs their output, on the stage that holds"
+        " them. Ahead: one step before, whenever a worker would wait, on every worker that has memory for a copy of the"
+        " frozen layers; the stages share only the layers that train. The results are the same, to the bit. Auto:"
+        " chooses the faster of the two for each layout by measured costs, and needs packing Measured. Ahead and Auto"
+        " exclude the schedules TeraPipe and Script.",
+    )
     micro_batch_size: Positive | None = Field(
         default=None,
         description="Samples per micro-batch. By default it is chosen from globalBatchSize and stages. With packing"
@@ -419,6 +433,21 @@ class Pipeline(SpecModel):
             field("schedule").is_not(ScheduleName.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
             "schedule Auto needs packing Measured: it chooses by measured costs",
             ".schedule",
+        ),
+        Rule(
+            field("frozen_forward").is_not(FrozenForward.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "frozenForward Auto needs packing Measured: it chooses by measured costs",
+            ".frozenForward",
+        ),
+        Rule(
+            field("frozen_forward").is_(FrozenForward.IN_PLACE.value)
+            | (
+                field("schedule").is_not(ScheduleName.TERA_PIPE.value)
+                & field("schedule").is_not(ScheduleName.SCRIPT.value)
+            ),
+            "frozenForward Ahead and Auto need another schedule than TeraPipe, whose slices of tokens run in place, and"
+            " Script, which orders all computations itself",
+            ".frozenForward",
         ),
     )
 

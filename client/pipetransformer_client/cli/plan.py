@@ -13,6 +13,7 @@ from pipetransformer_client.against_ideal import compare_with_ideal
 from pipetransformer_client.dry_run import Phase, Savings, phases, savings
 from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
+from pipetransformer_contract.spec import FrozenForward
 
 from .app import app
 from .candidates import candidate_object, print_candidates
@@ -94,6 +95,8 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
                 "stageLayers": list(phase.stage_layers),
                 "schedule": phase.schedule,
                 "whySchedule": phase.why_schedule,
+                "frozenForward": phase.frozen_forward,
+                "whyFrozenForward": phase.why_frozen_forward,
                 "candidates": [candidate_object(candidate) for candidate in phase.candidates],
                 "stepSeconds" if costs else "relativeStepSeconds": phase.step_seconds
                 / (1 if costs else found[0].step_seconds),
@@ -140,6 +143,7 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
         )
     out.print(table)
     _print_reasons(found, out)
+    _print_frozen_forward(found, out)
     print_candidates(found, out)
     if saved is None:
         out.print("Gradients decide when layers freeze. The table shows the layout for each number of frozen layers.")
@@ -150,3 +154,13 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
         f" GPU time saved. Not counted: the pauses of {regroups} {'regroup' if regroups == 1 else 'regroups'}.",
         highlight=False,
     )
+
+
+def _print_frozen_forward(found: list[Phase], out: Console) -> None:
+    """Say which layouts compute frozen layers ahead, and why others do not."""
+    for phase in found:
+        where = f"With {phase.boundary} frozen layers and {phase.layout.stages} x {phase.layout.pipelines} workers"
+        if phase.why_frozen_forward:
+            out.print(f"{where} frozen layers compute in place: {phase.why_frozen_forward}.", highlight=False)
+        elif phase.frozen_forward is FrozenForward.AHEAD:
+            out.print(f"{where} frozen layers compute one step ahead.", highlight=False)

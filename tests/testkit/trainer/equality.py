@@ -14,7 +14,7 @@ from torch.distributed.pipelining import ScheduleDualPipeV, ScheduleLoopedBFS
 
 from pipetransformer.hooks import HookPoint
 from pipetransformer.job.script_parts import Parts
-from pipetransformer_contract.spec import ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import FrozenForward, ScheduleName, TrainerSpec
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 
 BAR_FLOAT64 = 1e-9
@@ -40,7 +40,13 @@ class Row:
     causal: bool = False
 
     def __str__(self) -> str:
-        return self.schedule.value + (f" {self.own.__name__}" if self.own else "")
+        own = f" {self.own.__name__}" if self.own else ""
+        return self.schedule.value + own + (" Ahead" if self.frozen_forward is FrozenForward.AHEAD else "")
+
+    @property
+    def frozen_forward(self) -> FrozenForward:
+        """When frozen layers compute."""
+        return FrozenForward(self.pipeline.get("frozenForward", FrozenForward.IN_PLACE))
 
 
 #: Synchronous schedules, which compute what one worker does.
@@ -50,6 +56,7 @@ ROWS = [
     Row(ScheduleName.INTERLEAVED),
     Row(ScheduleName.ZERO_BUBBLE),
     Row(ScheduleName.ZERO_BUBBLE_V),
+    Row(ScheduleName.ONE_FORWARD_ONE_BACKWARD, pipeline={"frozenForward": "Ahead"}),
     Row(ScheduleName.TERA_PIPE, pipeline={"tokenSlices": 3}, causal=True),
     Row(ScheduleName.SCRIPT, ScheduleLoopedBFS),
     Row(ScheduleName.SCRIPT, ScheduleDualPipeV),
@@ -245,7 +252,7 @@ def compare(scenario: Scenario, folder: Path, precision: str = "Float64", rows: 
         several = [one for one in run.summary["generations"] if one["stages"] > 1]
         if others := [one["why_schedule"] for one in several if one["schedule"] != row.schedule]:
             raise ValueError(f"{row} did not run: {others}")
-        numbers = {one["generation"] for one in several}
+        numbers = {one["generation"] for one in several if one["frozen_forward"] == row.frozen_forward}
         steps = sum(line["generation"] in numbers for line in committed(run).values())
         compared.add(row, worst_difference(run, alone[row.causal]), steps)
         if spared := {worker for worker, fault in scenario.faults.items() if fault.ends} - run.lost_at.keys():

@@ -47,13 +47,13 @@ from pipetransformer.partition import (
 )
 from pipetransformer.partition.slice_costs import SliceCosts, choose_slices
 from pipetransformer.partition.slices import default_grain, equal_slices, in_tokens
-from pipetransformer.schedules import OwnsSpans, Schedule, TeraPipe, make_schedule
+from pipetransformer.schedules import Ahead, OwnsSpans, Schedule, TeraPipe, make_schedule
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, FrozenForward, Precision, ScheduleName, TrainerSpec
 
 from .script_parts import Overruled
 
@@ -219,7 +219,32 @@ class Job:
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
             options=self._options(costs),
             own=self.schedule,
+            frozen_forward=self._frozen_forward(costs),
+            last_sharing=self._last_sharing,
+            first_stages=self.spec.pipeline.stages,
         )
+
+    def _frozen_forward(self, costs: ModelCosts | None) -> FrozenForward:
+        """When frozen layers compute. Before costs are measured `Auto` runs them in place."""
+        wanted = self.spec.pipeline.frozen_forward
+        return FrozenForward.IN_PLACE if wanted is FrozenForward.AUTO and costs is None else wanted
+
+    @cached_property
+    def _last_sharing(self) -> list[int]:
+        """Of each unit, the last unit that shares a parameter with it, or itself."""
+        last = list(range(self.num_layers + 2))
+        for tie in self.model.ties.all:
+            for unit, _ in tie.places:
+                last[unit] = max(last[unit], tie.last_unit)
+        return last
+
+    def ahead(self, cut: Cut, control: Control) -> Ahead | None:
+        """The schedule of a layout that runs frozen forwards one round ahead; None if it runs them in place. All
+        workers get the same, from the costs in the control state."""
+        if not cut.ahead_units:
+            return None
+        costs = None if control.costs is None else ModelCosts.model_validate(control.costs)
+        return self.step_model(costs).ahead(control.boundary, cut)
 
     def _options(self, costs: ModelCosts | None) -> Sequence[Option]:
         """The schedules that layouts may run, the simpler first. Before costs are measured `Auto` runs 1F1B."""

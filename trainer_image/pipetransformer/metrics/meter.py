@@ -34,6 +34,11 @@ class Meter:
             ("activity",),
         )
         self._computing, self._idle = rounds.labels("Computing"), rounds.labels("Idle")
+        self._ahead = Gauge(
+            f"{PREFIX}_frozen_ahead_share",
+            "Share of the newest step's frozen forwards, in this worker's pipeline, that the step before computed.",
+            registry=self.registry,
+        )
         self._samples = self._counter("samples", "Samples of committed steps; counted by the leader, for all workers.")
         self._skipped = self._counter(
             "skipped_steps", "Steps without an update, for loss or gradients were no numbers; counted by the leader."
@@ -78,9 +83,10 @@ class Meter:
         )
         self._held = {name: held.labels(tier) for name, tier in _TIERS.items()}
 
-    def on_step(self, seconds: float) -> None:
-        """A step was committed."""
+    def on_step(self, seconds: float, frozen_ahead_share: float) -> None:
+        """A step was committed, and the step before had computed this share of its frozen forwards."""
         self._steps.observe(seconds)
+        self._ahead.set(frozen_ahead_share)
 
     def on_round(self, computing: float, seconds: float) -> None:
         """A round ended with its vote. It took `seconds`, of which this worker computed for `computing`."""

@@ -116,10 +116,11 @@ class StageRunner:
 
         Args:
             schedule: orders the rounds.
-            units: the frozen units, from the model's first on; copies of them, except on the first span's worker.
+            units: the frozen units, from the model's first on; copies of them, except on the first span's worker. Empty
+                on a worker that is not among `schedule.holders`.
             cached: whether the first span's worker has a cache for their outputs.
         """
-        self._ahead = FrozenAhead(schedule, units, cached, self._micro_batches_of)
+        self._ahead = FrozenAhead(schedule, len(schedule.seconds.prefix), cached, self._micro_batches_of)
         self._executor = replace(self._executor, frozen=units)
 
     def num_chunks(self, micro_batches: Sequence[MicroBatch]) -> int:

@@ -70,8 +70,13 @@ class Rounds:
         kit.cache.note(step, layout)
         if member.leader is not None:
             idle_share = 1 - vote.computing / (layout.stages * layout.pipelines * round_seconds)
-            seconds = time.perf_counter() - started
-            member.leader.on_step(control, vote, seconds=seconds, idle_share=max(0.0, idle_share))
+            member.leader.on_step(
+                control,
+                vote,
+                seconds=time.perf_counter() - started,
+                idle_share=max(0.0, idle_share),
+                ahead_share=member.runner.ahead_share,
+            )
         if not member.stepped:
             self._end_pause(control, member)
         if vote.saw_next:

@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from pipetransformer_contract.api.status import JobStatus, LastReport, Reason
 from pipetransformer_contract.messages import DurableCheckpoint, Generation, Report, ResizeReason
+from pipetransformer_contract.spec import FrozenForward
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.view import View
 
@@ -72,7 +73,14 @@ def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
         if generation.reason is ResizeReason.CLAIM:  # not earlier: a published claim could still be undone
             forget_failures(draft)
         words = f"Generation {number} trains: {generation.layout.words}{report.schedule_words}"
-        draft.tell(Reason.GENERATION_CONFIRMED, words)
+        draft.tell(Reason.GENERATION_CONFIRMED, words + _frozen_forward(report))
+
+
+def _frozen_forward(report: Report) -> str:
+    """What to tell of frozen layers that compute ahead, or do not although the spec wants it; empty otherwise."""
+    if report.why_frozen_forward:
+        return f", frozen layers in place ({report.why_frozen_forward})"
+    return ", frozen layers ahead" if report.frozen_forward == FrozenForward.AHEAD else ""
 
 
 def _decides(report: Report, last: Report) -> bool:
