@@ -17,6 +17,8 @@ VALID = [
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
     make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),
+    make_job().set("pipeline.schedule", "Interleaved").set("pipeline.frozenForward", "Ahead"),
+    make_job().set("pipeline.frozenForward", "Auto").set("pipeline.packing", "Measured"),
 ]
 
 
@@ -43,6 +45,15 @@ REFUSED = [
     (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", "Few"), "spec.pipeline.tokenSlices"),
     (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.sliceMultiple", 0), "spec.pipeline.sliceMultiple"),
     (make_job().set("pipeline.schedule", "Auto"), "spec.pipeline.schedule"),
+    (make_job().set("pipeline.frozenForward", "Auto"), "spec.pipeline.frozenForward"),
+    (
+        make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.frozenForward", "Ahead"),
+        "spec.pipeline.frozenForward",
+    ),
+    (
+        make_job().set("pipeline.schedule", "Script").set("pipeline.frozenForward", "Ahead"),
+        "spec.pipeline.frozenForward",
+    ),
     (make_job().stages(16).workers(16), "spec.pipeline.stages"),
     (make_job().stages(13).workers(13), "spec.pipeline.stages"),
     (make_job().workers(4, least=5, most=8), "spec.elasticPolicy.minWorkers"),
