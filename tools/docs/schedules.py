@@ -59,8 +59,8 @@ def _drawn(
     frozen: bool = False,
     ahead: bool = False,
 ) -> str:
-    """Workers over time. With `frozen` the first worker has the frozen half, and the others share the rest. With `ahead`
-    all share the rest, and run the frozen half of the next round in idle time."""
+    """Workers over time. With `frozen` the first worker has the frozen half, and the others share the rest. With
+    `ahead` all share the rest, and run the frozen half of the next round in idle time."""
     shape = RoundShape(owners, MICRO_BATCHES, int(frozen), slices)
     layers = [LAYERS / len(owners) / slices] * len(owners)
     prefix: tuple[float, ...] = ()

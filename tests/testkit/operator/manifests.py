@@ -24,6 +24,8 @@ VALID = [
     make_job("a" * 50),
     make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),
     causal_job().set("pipeline", {"schedule": "TeraPipe", "tokenSlices": "Auto", "sliceMultiple": 8}),
+    make_job().set("pipeline.schedule", "Interleaved").set("pipeline.frozenForward", "Ahead"),
+    make_job().set("pipeline.frozenForward", "Auto").set("pipeline.packing", "Measured"),
 ]
 
 
@@ -62,6 +64,15 @@ REFUSED = [
     (
         make_job().set("pipeline", {"schedule": "Auto", "packing": "Measured", "spansPerWorker": 2}),
         "spec.pipeline.spansPerWorker",
+    ),
+    (make_job().set("pipeline.frozenForward", "Auto"), "spec.pipeline.frozenForward"),
+    (
+        causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.frozenForward", "Ahead"),
+        "spec.pipeline.frozenForward",
+    ),
+    (
+        make_job().set("pipeline.schedule", "Script").set("pipeline.frozenForward", "Ahead"),
+        "spec.pipeline.frozenForward",
     ),
     (make_job().stages(16).workers(16), "spec.pipeline.stages"),
     (make_job().stages(13).workers(13), "spec.pipeline.stages"),
