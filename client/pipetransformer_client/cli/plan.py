@@ -124,11 +124,8 @@ def _print_reasons(found: list[Phase], out: Console) -> None:
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
     out = console()
     table = Table(box=box.SIMPLE)
-    several = len({phase.schedule for phase in found}) > 1
     for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "layers by stage", "step"):
         table.add_column(title, justify="right", no_wrap=True)
-    if several:
-        table.add_column("schedule")
     for phase in found:
         step = f"{phase.step_seconds:.3f} s" if measured else f"{phase.step_seconds / found[0].step_seconds:.0%}"
         table.add_row(
@@ -139,7 +136,6 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
             str(phase.gpus),
             " ".join(map(str, phase.stage_layers)),
             step,
-            *([phase.schedule] if several else []),
         )
     out.print(table)
     _print_reasons(found, out)

@@ -177,10 +177,6 @@ def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs)) == 0
     shown = capsys.readouterr().out
     assert "From step 0: 1 pipeline of 4 stages, 0 frozen layers" in shown and "ZeroBubbleV" in shown
-    schedules = [phase["schedule"] for phase in plan["phases"]]
-    rows = [line.split() for line in shown.splitlines() if line.split()[1:2] in (["0"], ["8"], ["11"])]
-    assert len(rows) == len(schedules) == 3
-    assert [row[-1] for row in rows] == (schedules if len(set(schedules)) > 1 else ["s"] * 3)
     assert shown.count("chosen") == sum(
         len({one["schedule"] for one in phase["candidates"]}) > 1 for phase in plan["phases"]
     )
