@@ -47,9 +47,9 @@ def _own(own: Schedule | type | None, spans_per_worker: int | None) -> Schedule:
     if isinstance(own, type):
         from . import from_torch  # torch's schedules take long to import
 
-        several = issubclass(own, from_torch.PipelineScheduleMulti)
+        default = _DEFAULT_SPANS if from_torch.has_several_spans(own) else 1
         try:
-            return from_torch.FromTorch(own, spans_per_worker or (_DEFAULT_SPANS if several else 1))
+            return from_torch.FromTorch(own, spans_per_worker or default)
         except ScheduleError as error:
             raise SpecError("schedule", str(error)) from error
     if own is None or not callable(getattr(own, "actions", None)):

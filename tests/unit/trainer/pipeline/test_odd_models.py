@@ -54,7 +54,7 @@ class Branching(nn.Linear):
 
 class Squares(PipelineModel):
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return ((output - target).square().sum(1) * weight).sum(), weight.sum()
+        return ((output - target.unsqueeze(1)).square().sum(1) * weight).sum(), weight.sum()
 
 
 def tied() -> list[nn.Module]:

@@ -165,10 +165,8 @@ def sent_too_early(orders: Orders, shape: RoundShape) -> Orders:
 
 #: Generators, spans of each worker, and pairs of workers whose ends disagree if receives are posted on need.
 OUT_OF_ORDER: list[tuple[Schedule, int, int]] = [
-    (GPipe(), 1, 2),
     (OneForwardOneBackward(), 1, 3),
     (Interleaved(2), 2, 4),
-    (FromTorch(pipelining.ScheduleLoopedBFS, 2), 2, 3),
     (ZeroBubble(2), 2, 4),
     (ZeroBubbleV(), 2, 3),
     (FromTorch(pipelining.ScheduleDualPipeV, 2), 2, 3),

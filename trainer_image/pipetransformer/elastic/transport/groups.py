@@ -106,7 +106,7 @@ def make_group(
             # `batch_isend_irecv`). State moves only between some ranks, so all take part in this operation first.
             first = torch.zeros(1, dtype=torch.float32, device=transport.device)
             nccl.allreduce([first]).wait()  # type: ignore[attr-defined]
-            open_pairs(nccl, rank, pairs, transport.device)
+            open_pairs(nccl, rank, pairs, transport.device)  # type: ignore[arg-type]
             wait_for(transport.device)
         group._register_backend(torch.device("cuda"), c10d.ProcessGroup.BackendType.NCCL, nccl)
         config += ",cuda:nccl"
