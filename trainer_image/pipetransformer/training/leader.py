@@ -91,9 +91,7 @@ class Leader:
         """The generation's first step tells how long training paused."""
         self._tell(FirstStepTaken(control, pause_seconds, phases, transfers))
 
-    def on_step(
-        self, control: Control, vote: Vote, *, seconds: float, idle_share: float, ahead_share: float
-    ) -> None:
+    def on_step(self, control: Control, vote: Vote, *, seconds: float, idle_share: float, ahead_share: float) -> None:
         """Step `control.last_step` is committed.
 
         Args:
@@ -193,8 +191,7 @@ class RecordWriter:
             self._note_overruled()
         self._record.rewind(control.step)
         if control.last_step and self._record.last_step() < control.last_step["step"]:
-            unknown = {"samples_per_second": None, "idle_share": None, "frozen_ahead_share": None}
-            self._record.step(**control.last_step, **unknown)
+            self._record.step(**control.last_step, samples_per_second=None, idle_share=None, frozen_ahead_share=None)
 
     def _note_overruled(self) -> None:
         for one in self._job.overruled:

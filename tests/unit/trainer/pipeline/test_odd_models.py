@@ -60,7 +60,7 @@ class Squares(PipelineModel):
 def tied() -> list[nn.Module]:
     """Layers without parameters, one that is used by values, and weights that two layers share."""
     layers = [Buffered(), nn.Identity(), Branching(WIDTH, WIDTH), Buffered(), nn.Tanh()]
-    layers[3].weight = layers[0].weight  # type: ignore[assignment]
+    layers[3].weight = layers[0].weight
     return [nn.Linear(WIDTH, WIDTH), *layers, nn.Linear(WIDTH, WIDTH)]
 
 
