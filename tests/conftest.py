@@ -2,8 +2,14 @@
 
 import os
 
+from hypothesis import settings
+
 # Tests run beside each other, and torch's threads spin while they wait: two on one core cost twice the time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests serve and ask for on loopback is not behind the environment's proxy.
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+
+# A machine that is busy with other work makes any example slow. pytest's timeout ends a test that hangs.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")

@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from tests.testkit.trainer.ranks import run_ranks
 
-from .ahead_worker import AheadRunner
 from .measured import Measured
 from .ways import Way
 from .worker import Runner
@@ -25,7 +24,8 @@ def measure(ways: Sequence[Way], pairs: int, rounds: int = 2) -> Measured:
     machine lengthens single rounds.
     """
     workers = ways[0].shape.workers
-    by_rank: list[_Seconds] = run_ranks(workers, _blocks, tuple(ways), pairs + 1, rounds)
+    declared = (pairs + 1) * rounds * sum(way.declared_seconds for way in ways)
+    by_rank: list[_Seconds] = run_ranks(workers, _blocks, tuple(ways), pairs + 1, rounds, within=120 + 3 * declared)
     found: dict[str, list[float]] = {way.name: [] for way in ways}
     for pair in range(1, pairs + 1):
         for number, way in enumerate(ways):
@@ -37,7 +37,7 @@ def measure(ways: Sequence[Way], pairs: int, rounds: int = 2) -> Measured:
 def _blocks(group: dist.ProcessGroup, ways: Sequence[Way], pairs: int, rounds: int) -> _Seconds:
     """All blocks of one worker, with the seconds from the common start of each round to this worker's end."""
     torch.manual_seed(0)
-    runners = [AheadRunner(way, group) if way.prefix else Runner(way, group) for way in ways]
+    runners = [Runner(way, group) for way in ways]
     meeting = torch.zeros(1)
     found: _Seconds = []
     for pair in range(pairs):

@@ -8,7 +8,7 @@ from benchmarks.virtual import UnitTimes
 from pipetransformer.partition.contiguous import partition
 from pipetransformer.schedules import ActionKind, RoundShape, Schedule
 from pipetransformer.schedules.ahead import Ahead
-from pipetransformer.schedules.order import Operation, add_messages, planned
+from pipetransformer.schedules.order import Operation, planned
 from pipetransformer.schedules.simulate import RoundCosts, Simulated, simulate
 
 #: Seconds of a unit's forward on these devices, so long that Python's own time between two units is small beside it.
@@ -44,8 +44,6 @@ class Way:
     @cached_property
     def lists(self) -> tuple[tuple[Operation, ...], ...]:
         """The operations of each worker."""
-        if self.prefix:  # `planned` knows only spans, and each worker may run a part of the prefix
-            return add_messages(self.schedule.actions(self.shape), self.shape)
         return planned(self.schedule, self.shape)
 
     def tokens(self, chunk: int) -> tuple[int, int]:

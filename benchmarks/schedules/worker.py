@@ -1,6 +1,7 @@
 """One worker's part of rounds on virtual devices: the product's executor over units of declared times."""
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from benchmarks.virtual.model import Block
 from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.models.context import TokenSlice
 from pipetransformer.pipeline import Chunk, Executor, Span
+from pipetransformer.schedules import Action, ActionKind, Operation
 
 from .ways import Way
 
@@ -44,7 +46,7 @@ class Prefix:
 
 
 class Runner:
-    """Runs rounds of one way on this worker."""
+    """Runs rounds of one way on this worker. What a round has made ahead is the next round's."""
 
     def __init__(self, way: Way, group: dist.ProcessGroup) -> None:
         self._way = way
@@ -66,7 +68,8 @@ class Runner:
             )
             for span in way.shape.spans_of(group.rank())
         }
-        self._executor = Executor(spans, group, _CPU, torch.float32)
+        copies = [Timed(Block(WIDTH), unit) for unit in way.prefix]
+        self._executor = Executor(spans, group, _CPU, torch.float32, copies)
         self._units = units
         contexts = [self._context(chunk) for chunk in range(way.shape.chunks)]
         inputs = [torch.ones(self._activation(chunk)) for chunk in range(way.shape.chunks)]
@@ -75,10 +78,22 @@ class Runner:
         self._chunks = [
             Chunk(chunk, contexts[chunk], self._activation(chunk), prefix=prefix) for chunk in range(way.shape.chunks)
         ]
+        self._upcoming = [
+            Chunk(chunk, contexts[chunk], self._activation(chunk)) for chunk in range(way.shape.next_chunks)
+        ]
+        self._ahead = {each.chunk for each in self._operations if _is_ahead(each)}
+        if way.prefix:  # as if a round before had made the first round's
+            for chunk in self._chunks:
+                chunk.made = torch.ones(chunk.shape)
 
     def run(self) -> None:
         """One round."""
-        self._executor.run(self._operations, self._way.shape, self._chunks, Squares())
+        chunks = [*self._chunks, *self._upcoming]
+        for number in self._ahead:
+            chunks[number].piece = torch.ones(chunks[number].shape)
+        self._executor.run(self._operations, self._way.shape, chunks, Squares())
+        for chunk, upcoming in zip(self._chunks, self._upcoming, strict=False):
+            chunk.made, upcoming.made = upcoming.made, None
         for unit in self._units.values():
             for parameter in unit.parameters():
                 parameter.grad = None
@@ -91,3 +106,7 @@ class Runner:
         start, length = self._way.tokens(chunk)
         tokens = TokenSlice(start, start + length, sum(self._way.slices)) if length else None
         return MicroBatchContext(0, range(self._way.samples), tokens=tokens)
+
+
+def _is_ahead(operation: Operation) -> TypeGuard[Action]:
+    return isinstance(operation, Action) and operation.kind is ActionKind.PREFIX

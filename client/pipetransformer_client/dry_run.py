@@ -11,11 +11,11 @@ from pipetransformer_contract.api import JobSpec
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, ReleaseDownTo, change, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import ScheduleName
+from pipetransformer_contract.spec import FrozenForward, ScheduleName
 
 if TYPE_CHECKING:
     from pipetransformer.library.forecast import Forecast
-    from pipetransformer.partition import Candidate
+    from pipetransformer.partition import Candidate, Cut
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,12 @@ class Phase:
         first_step: the first step of the phase; None if it depends on gradients.
         boundary: number of frozen layers.
         layout: the layout that the operator would choose.
+        cut: the trainer's cut of the layout.
         stage_layers: number of layers of each stage.
         schedule: the schedule that the layout runs.
         why_schedule: why it is not the schedule of the spec; empty if it is.
+        frozen_forward: when frozen layers compute.
+        why_frozen_forward: why that is not what the spec says; empty if it is.
         step_seconds: time of a step. Without measured costs it is relative: compare it only with other phases.
         gpus: number of GPUs that the job holds.
         regroups: whether the workers regroup for the phase, into another layout or with other stages.
@@ -39,9 +42,12 @@ class Phase:
     first_step: int | None
     boundary: int
     layout: Layout
+    cut: "Cut"
     stage_layers: Sequence[int]
     schedule: ScheduleName
     why_schedule: str
+    frozen_forward: FrozenForward
+    why_frozen_forward: str
     step_seconds: float
     gpus: int
     regroups: bool
@@ -71,14 +77,14 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
     else:
         points = [*points, *moves] if not moves or moves[0][0] > 0 else list(moves)
     found: list[Phase] = []
-    elastic, bounds = spec.elastic_policy, _bounds(spec, forecast)
+    elastic, bounds = spec.elastic_policy, bounds_of(spec, forecast)
     layout = _start(spec, forecast)
     cut = forecast.cut(0, layout)
     for step, boundary in points:
         left = None if step is None else forecast.job.total_steps - step
         to = change(
             forecast.offers(boundary),
-            elastic.ceiling if elastic.on_pack.widens else elastic.workers,
+            most_workers(spec),
             bounds,
             on_pack=elastic.on_pack,
             packing=spec.pipeline.packing,
@@ -93,9 +99,12 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
                 first_step=step,
                 boundary=boundary,
                 layout=layout,
+                cut=cut,
                 stage_layers=cut.stage_layers,
                 schedule=cut.schedule,
                 why_schedule=cut.why_schedule,
+                frozen_forward=cut.frozen_forward,
+                why_frozen_forward=cut.why_in_place,
                 step_seconds=seconds,
                 gpus=gpus,
                 regroups=to is not None,
@@ -122,7 +131,7 @@ def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savi
 
 def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
     elastic, stages = spec.elastic_policy, spec.pipeline.stages
-    bounds = _bounds(spec, forecast)
+    bounds = bounds_of(spec, forecast)
     offers = [Offer(stages=stages, bytes_per_worker=0)]
     found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
     if found is None:
@@ -130,7 +139,14 @@ def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
     return found
 
 
-def _bounds(spec: JobSpec, forecast: "Forecast") -> Bounds:
+def most_workers(spec: JobSpec) -> int:
+    """The most workers that the job would train with."""
+    elastic = spec.elastic_policy
+    return elastic.ceiling if elastic.on_pack.widens else min(elastic.workers, elastic.ceiling)
+
+
+def bounds_of(spec: JobSpec, forecast: "Forecast") -> Bounds:
+    """Limits of a layout, from the job's spec."""
     elastic = spec.elastic_policy
     by_start = elastic.release_down_to is ReleaseDownTo.STARTING_STEP
     return Bounds(

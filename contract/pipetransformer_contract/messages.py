@@ -246,6 +246,10 @@ class Report(Wire):
     why_schedule: str = Field(
         default="", max_length=256, description="Why it is not the schedule of the spec. Empty if it is."
     )
+    frozen_forward: str = Field(default="", max_length=64, description="When frozen layers compute: InPlace or Ahead.")
+    why_frozen_forward: str = Field(
+        default="", max_length=256, description="Why that is not what the spec says. Empty if it is."
+    )
     bytes_budget: Count = Field(description="Memory that the first layout's largest stage needed, in bytes.")
     offers: list[Offer] = Field(
         default_factory=list,
@@ -298,6 +302,12 @@ class Report(Wire):
         )
 
     @property
+    def schedule_words(self) -> str:
+        """The schedule, and why it is not the spec's, as words that follow a layout; empty if unknown."""
+        why = f" ({self.why_schedule})" if self.why_schedule else ""
+        return f", {self.schedule}{why}" if self.schedule else ""
+
+    @property
     def remaining_steps(self) -> int | None:
         """Steps until the job's end; None if the trainer does not report it."""
         return None if self.total_steps is None else max(0, self.total_steps - self.step)
@@ -325,7 +335,7 @@ class Heartbeat(Wire):
     group sets `waiting_after`: it waits for a generation above this number. It left with that generation, or that one
     broke or never formed. `lost_peers` are then members that it may have lost, because a broken connection does not
     name the lost one. `because` is why, as the worker saw it, until it is in a group again. `unsaved` is why the worker
-    cannot yet write the checkpoint that it was told to write.
+    cannot write its part of a checkpoint yet.
     """
 
     layout_generation: Count

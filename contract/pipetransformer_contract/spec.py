@@ -7,7 +7,7 @@ fields cannot change while a job exists. Rules between fields are CEL and stand 
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -361,8 +361,14 @@ class ScheduleName(StrEnum):
     SCRIPT = "Script"  #: the pod's own program passes the schedule
 
 
+class FrozenForward(StrEnum):
+    IN_PLACE = "InPlace"  #: in the round that needs them, by the stage that holds the layers
+    AHEAD = "Ahead"  #: one round before, in idle time, by every worker that has copies of the layers
+    AUTO = "Auto"  #: what is faster by measured costs, for each layout
+
+
 #: Schedules that give each worker several spans.
-_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V)
+_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V, ScheduleName.SCRIPT)
 _DEFAULT_SPANS = 2
 
 #: Value of `tokenSlices` if the trainer chooses the slices.
@@ -376,6 +382,11 @@ _AUTO_OR_NUMBER = Condition(
         or (isinstance(spec.token_slices, int) and 1 <= spec.token_slices <= _MOST_SLICES)
     ),
 )
+
+
+#: Why TeraPipe refuses a model, before its name, and after the name of one that reads pictures.
+NEEDS_ORDER = "TeraPipe needs a model whose positions see only earlier ones"
+READS_PICTURES = "reads pictures, whose patches have no order"
 
 
 class Pipeline(SpecModel):
@@ -398,7 +409,7 @@ class Pipeline(SpecModel):
     spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
         default=None,
         description="Interleaved and ZeroBubble: spans of layers on each worker, 2 by default. ZeroBubbleV always has"
-        " 2.",
+        " 2. Script: by default as many as the program's schedule asks for.",
     )
     token_slices: int | str | None = Field(
         default=None,
@@ -409,6 +420,14 @@ class Pipeline(SpecModel):
         default=None,
         description="TeraPipe: all slices but the last are multiples of this many tokens. By default 1/64 of a sample,"
         " at least 8.",
+    )
+    frozen_forward: FrozenForward = Field(
+        default=FrozenForward.IN_PLACE,
+        description="When frozen layers compute. InPlace: in the step that needs their output, on the stage that holds"
+        " them. Ahead: one step before, whenever a worker would wait, on every worker that has memory for a copy of the"
+        " frozen layers; the stages share only the layers that train. The results are the same, to the bit. Auto:"
+        " chooses the faster of the two for each layout by measured costs, and needs packing Measured. Ahead and Auto"
+        " exclude the schedules TeraPipe and Script.",
     )
     micro_batch_size: Positive | None = Field(
         default=None,
@@ -450,11 +469,28 @@ class Pipeline(SpecModel):
             "schedule Auto needs packing Measured: it chooses by measured costs",
             ".schedule",
         ),
+        Rule(
+            field("frozen_forward").is_not(FrozenForward.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "frozenForward Auto needs packing Measured: it chooses by measured costs",
+            ".frozenForward",
+        ),
+        Rule(
+            field("frozen_forward").is_(FrozenForward.IN_PLACE.value)
+            | (
+                field("schedule").is_not(ScheduleName.TERA_PIPE.value)
+                & field("schedule").is_not(ScheduleName.SCRIPT.value)
+            ),
+            "frozenForward Ahead and Auto need another schedule than TeraPipe, whose slices of tokens run in place, and"
+            " Script, which orders all computations itself",
+            ".frozenForward",
+        ),
     )
 
     @property
-    def num_spans(self) -> int:
-        """Spans of each worker (V) under this schedule."""
+    def num_spans(self) -> int | None:
+        """Spans of each worker (V) under this schedule; None if the program's schedule says how many."""
+        if self.schedule is ScheduleName.SCRIPT:
+            return self.spans_per_worker
         return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
 
 
@@ -593,7 +629,7 @@ class TrainingSpec(SpecModel):
     checkpoint: Checkpoint | None = None
     mirror: Mirror | None = None
     output: Output | None = None
-    rules = (
+    rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field("pipeline.stages").at_most(field("model.num_layers")),
             "a pipeline cannot have more stages than the model has layers (model.numLayers)",
@@ -603,6 +639,11 @@ class TrainingSpec(SpecModel):
             given("checkpoint") | ~is_true("evaluation.keep_best"),
             "keepBest needs spec.checkpoint: the best model is kept beside the checkpoints",
             ".evaluation.keepBest",
+        ),
+        Rule(
+            field("pipeline.schedule").is_not(ScheduleName.TERA_PIPE.value) | field("model.name").is_not("vit"),
+            f"{NEEDS_ORDER}: vit {READS_PICTURES}",
+            ".pipeline.schedule",
         ),
     )
 
@@ -614,6 +655,14 @@ class TrainerSpec(TrainingSpec):
 
     num_shards: Positive = 1
     workers: Positive = 1
+    rules = (
+        *TrainingSpec.rules,
+        Rule(
+            field("num_shards").at_most(field("training.global_batch_size")),
+            "globalBatchSize must be at least the largest number of pipelines",
+            ".training.globalBatchSize",
+        ),
+    )
 
     def to_environment(self) -> str:
         """Returns the value of `Env.JOB_SPEC`, without defaults.

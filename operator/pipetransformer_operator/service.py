@@ -239,9 +239,9 @@ class _Waker(ClusterListener):
         """See `ClusterListener`."""
         self._controller.note_release(by)
 
-    def on_accelerators_free(self) -> None:
+    def on_reservation_returned(self, by: JobKey) -> None:
         """See `ClusterListener`."""
-        self._controller.wake_waiting()
+        self._controller.wake_waiting(by)
 
     def on_quota_changed(self, key: JobKey | None) -> None:
         """See `ClusterListener`."""

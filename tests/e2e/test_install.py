@@ -213,9 +213,11 @@ def test_removing_the_operator_leaves_a_running_job_that_trains_on_and_can_be_de
     _submit(terminal, cluster, shared, tmp_path, on_pack="Widen")
     kube.wait("pipetrainingjob", "digits", has_condition("Running"), "Running", seconds=JOB_SECONDS)
     before = _uids(kube)
+    kube.wait("poddisruptionbudget", "digits-workers", lambda _: True, "protected", seconds=60)
     try:
         release = ("pipetransformer", "--namespace", SYSTEM_NAMESPACE)
         _helm(cluster, "uninstall", *release, "--wait", "--timeout", "90s")
+        assert kube.list("poddisruptionbudgets") == [], "a node can be drained, although no operator replaces workers"
         steps = shared / "output" / "digits" / "steps.jsonl"
         reached = _lines(steps)
         worker = kube.list("pods", WORKERS)[0]["metadata"]["name"]

@@ -12,7 +12,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 #: What a trainer needs that does not come with its first import.
-TRAINER = ("pipetransformer.worker.trainer", "sklearn.datasets")
+TRAINER = ("pipetransformer.worker.trainer", "pipetransformer.schedules.from_torch", "sklearn.datasets")
 _imported: dict[str, None] = {}
 
 

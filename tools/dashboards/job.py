@@ -8,6 +8,7 @@ from tools.dashboards.panels import annotation, graph, new_dashboard, number, se
 #: Panels that mark freezes and regroups.
 MARKED = ("Loss", "Samples a second", "Seconds of a step")
 _JOB = 'namespace="$namespace", job_name="$job"'
+_IDLE = 'activity="Idle"'
 
 
 def dashboard() -> Dashboard:
@@ -82,8 +83,13 @@ def _layout(board: Dashboard) -> None:
         ),
         graph(
             "Layout",
-            [(_worker("stages"), "stages (K)"), (_worker("pipelines"), "pipelines (R)")],
-            description="Stages of a pipeline (K) and data-parallel pipelines (R). Packing lowers K.",
+            [
+                (_worker("stages"), "stages (K)"),
+                (_worker("pipelines"), "pipelines (R)"),
+                (_worker("schedule_info"), "{{schedule}}"),
+            ],
+            description="Stages of a pipeline (K), data-parallel pipelines (R), and a line at 1 for the schedule that"
+            " runs. Packing lowers K.",
         ),
         graph(
             "GPUs",
@@ -154,6 +160,7 @@ def _training(board: Dashboard) -> None:
 
 
 def _speed(board: Dashboard) -> None:
+    idle = f"rate({_worker('round_seconds_total', _IDLE)}[$__rate_interval])"
     section(
         board,
         "Speed",
@@ -175,10 +182,16 @@ def _speed(board: Dashboard) -> None:
             description="Time of a step. Marks show freezes and regroups.",
         ),
         graph(
-            "Bubble",
-            [(_worker("bubble_ratio"), "idle")],
+            "Idle share",
+            [
+                (
+                    f"sum by (pod) ({idle}) / sum by (pod) (rate({_worker('round_seconds_total')}[$__rate_interval]))",
+                    "{{pod}}",
+                ),
+                (_worker("bubble_ratio"), "predicted mean"),
+            ],
             unit="percentunit",
-            description="Predicted share of a step in which stages are idle.",
+            description="Share of a round in which each worker does not compute, and the mean that was predicted.",
         ),
     )
 

@@ -157,6 +157,16 @@ FIGURES = {
         Figure("cases.*.mean_accuracy", "accuracy, mean of the seeds"),
         Figure("cases.*.gpu_time", "GPU time held, nothing frozen = 1"),
     ),
+    "worth-ideal": (
+        Figure(
+            "ideal.brute_force_worst_ratio",
+            "step of the ideal against that of all layouts and cuts of random jobs, worst ratio",
+            at_most=1 + 1e-9,
+        ),
+        Figure("ideal.brute_force_layouts", "layouts that were compared"),
+        Figure("cases.*.*.speedup", "time of the best static layout, over that of this run; computed"),
+        Figure("cases.*.*.gpu_time", "GPU time of this run, the best static layout = 1; computed"),
+    ),
 }
 
 
@@ -176,7 +186,7 @@ def rendered() -> str:
 def _targets() -> dict[str, str]:
     """The Makefile's description of each benchmark and of the soak."""
     text = (REPOSITORY / "Makefile").read_text()
-    return dict(sorted(re.findall(r"^(?:bench-|(?=soak:))(\w+):.*?## (.*)$", text, flags=re.MULTILINE)))
+    return dict(sorted(re.findall(r"^(?:bench-|(?=soak:))([\w-]+):.*?## (.*)$", text, flags=re.MULTILINE)))
 
 
 def _result(name: str, result: dict[str, Any]) -> Iterator[str]:

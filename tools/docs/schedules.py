@@ -1,11 +1,15 @@
 """The pictures of docs/schedules.md: the very lists, played with a forward of 1 and a backward of 2 for each layer."""
 
+from dataclasses import replace
+
 from pipetransformer.schedules import (
     Action,
     ActionKind,
+    Ahead,
     GPipe,
     OneForwardOneBackward,
     RoundCosts,
+    RoundSeconds,
     RoundShape,
     Schedule,
     TeraPipe,
@@ -21,11 +25,12 @@ _WEIGHTS = "#8d6cab"
 #: Colours of a computation, for even and for odd chunks.
 _FILLS = {
     ActionKind.FORWARD: (ACTIVE, "#86c79c"),
+    ActionKind.PREFIX: (FROZEN, "#cfe3f2"),
     ActionKind.BACKWARD: (MOVED, "#eeb27a"),
     ActionKind.INPUT_GRADIENT: (MOVED, "#eeb27a"),
     ActionKind.WEIGHT_GRADIENT: (_WEIGHTS, "#b9a2cf"),
 }
-_FROZEN = (FROZEN, "#cfe3f2")
+_FROZEN = _FILLS[ActionKind.PREFIX]
 _LEGEND = ((ACTIVE, "forward"), (FROZEN, "frozen"), (MOVED, "backward"), (_WEIGHTS, "weights"))
 
 
@@ -39,19 +44,35 @@ def rendered() -> dict[str, str]:
         "zero-bubble": _drawn("ZeroBubble, two spans a worker", ZeroBubble(2), ZeroBubble(2).owners(WORKERS)),
         "zero-bubble-v": _drawn("ZeroBubbleV", ZeroBubbleV(), ZeroBubbleV().owners(WORKERS)),
         "terapipe": _drawn("TeraPipe, three slices of each of two micro-batches", TeraPipe(), one_each, slices=3),
+        "ahead": _drawn("1F1B with four frozen layers one step ahead", OneForwardOneBackward(), one_each, ahead=True),
         "frozen": _drawn("1F1B behind four frozen layers", OneForwardOneBackward(), one_each, frozen=True),
     }
     return {f"schedule-{name}.svg": picture for name, picture in pictures.items()}
 
 
-def _drawn(title: str, schedule: Schedule, owners: tuple[int, ...], *, slices: int = 1, frozen: bool = False) -> str:
-    """Workers over time. With `frozen` the first worker has the frozen half, and the others share the rest."""
+def _drawn(
+    title: str,
+    schedule: Schedule,
+    owners: tuple[int, ...],
+    *,
+    slices: int = 1,
+    frozen: bool = False,
+    ahead: bool = False,
+) -> str:
+    """Workers over time. With `frozen` the first worker has the frozen half, and the others share the rest. With
+    `ahead` all share the rest, and run the frozen half of the next round in idle time."""
     shape = RoundShape(owners, MICRO_BATCHES, int(frozen), slices)
     layers = [LAYERS / len(owners) / slices] * len(owners)
+    prefix: tuple[float, ...] = ()
+    if ahead:
+        prefix, layers = (1.0,) * (LAYERS // 2), [LAYERS / 2 / len(owners)] * len(owners)
+        seconds = RoundSeconds(tuple(layers), tuple(2 * count for count in layers), prefix)
+        schedule = Ahead(schedule, seconds, tuple(range(WORKERS)))
+        shape = replace(shape, prefix_units=len(prefix), prefix_made=True, next_chunks=MICRO_BATCHES)
     if frozen:
         layers = [LAYERS / 2, *[LAYERS / 2 / (len(owners) - 1)] * (len(owners) - 1)]
     lists = planned(schedule, shape)
-    played = simulate(lists, shape, RoundCosts.by_span(layers, [2 * count for count in layers]))
+    played = simulate(lists, shape, RoundCosts.by_span(layers, [2 * count for count in layers], prefix=prefix))
     drawing = Drawing(title, _WIDTH, _TOP + WORKERS * _ROW + 48)
     scale = (_WIDTH - _LEFT - 10) / played.seconds
     for worker, times in enumerate(played.times):

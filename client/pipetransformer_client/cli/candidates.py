@@ -22,6 +22,7 @@ def candidate_object(candidate: "Candidate") -> dict[str, Any]:
         "microBatches": candidate.micro_batches,
         "microBatchSize": None if candidate.cut is None else candidate.cut.micro_batch_size,
         "frozenTogether": candidate.together,
+        "aheadWorkers": candidate.holders,
         "leastStepSeconds": candidate.least_seconds,
         "stepSeconds": None if found is None else found.seconds,
         "idleShare": None if found is None else found.idle_share,
@@ -31,30 +32,41 @@ def candidate_object(candidate: "Candidate") -> dict[str, Any]:
 
 
 def print_candidates(phases: Sequence[Phase], out: Console) -> None:
-    """Print a table for each phase whose layout has several schedules to choose from: the best of each schedule."""
+    """Print a table for each phase whose layout has several ways to choose from: the best of each schedule, with frozen
+    layers in place and ahead."""
     for phase in phases:
         best: dict[object, Candidate] = {}
         for candidate in phase.candidates:
-            best.setdefault(candidate.option, candidate)
+            best.setdefault((candidate.option, candidate.holders > 0), candidate)
         if len(best) > 1:
             start = "?" if phase.first_step is None else phase.first_step
-            title = f"from step {start}: {phase.layout.stages} x {phase.layout.pipelines}, {phase.boundary} frozen"
+            layers = f"{phase.boundary} frozen {'layer' if phase.boundary == 1 else 'layers'}"
+            title = f"From step {start}: {phase.layout.words}, {layers}"
             out.print(_table(title, list(best.values())))
 
 
 def _table(title: str, candidates: Sequence["Candidate"]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for column in ("schedule", "spans", "micro-batches", "step", "idle", "memory", "why not"):
-        table.add_column(column, justify="left" if column in ("schedule", "why not") else "right")
+    for column in ("schedule", "spans", "micro-batches", "frozen", "step", "at least", "idle", "memory", "why not"):
+        table.add_column(column, justify="left" if column in ("schedule", "frozen", "why not") else "right")
     for candidate in candidates:
         found = candidate.predicted
         table.add_row(
             candidate.option.schedule,
             str(candidate.option.spans_per_worker),
             str(candidate.micro_batches),
+            _frozen(candidate),
             "" if found is None else f"{1000 * found.seconds:.3g} ms",
+            "" if candidate.cut is None else f"{1000 * candidate.least_seconds:.3g} ms",
             "" if found is None else f"{found.idle_share:.0%}",
             "" if found is None else f"{found.bytes_per_worker / 2**20:,.0f} MiB",
-            candidate.why_not,
+            candidate.why_not or "chosen",
         )
     return table
+
+
+def _frozen(candidate: "Candidate") -> str:
+    """Where and when frozen layers compute."""
+    if candidate.holders:
+        return "ahead" if candidate.holders > 1 else "ahead, first worker"
+    return "cached" if candidate.together else "in place"

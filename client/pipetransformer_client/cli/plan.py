@@ -6,14 +6,18 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
+from pipetransformer_client.against_ideal import compare_with_ideal
 from pipetransformer_client.dry_run import Phase, Savings, phases, savings
 from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
+from pipetransformer_contract.spec import FrozenForward
 
 from .app import app
 from .candidates import candidate_object, print_candidates
+from .ideal import ideal_object, print_ideal
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_REFUSED, Output, console, errors
 from .show import print_object
@@ -31,6 +35,9 @@ def plan(
     costs: Annotated[
         Path | None, typer.Option(help="Output of `plan --measure -o json` on a machine like the workers'.")
     ] = None,
+    ideal: Annotated[
+        bool, typer.Option("--ideal", help="Compare with the best that any layout could reach, and with static runs.")
+    ] = False,
     output: Output = None,
 ) -> None:
     """Show the layouts that a job would take and what it would save, without training."""
@@ -58,14 +65,18 @@ def plan(
         if measure:
             forecast = Forecast(forecast.job, measure_here(forecast.job))
         found = phases(spec, forecast)
+        runs = compare_with_ideal(found, spec, forecast) if ideal else None
     except (ModelError, DeviceError, DeviceMemoryError, OSError, ValueError) as error:
         errors().print(f"error: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
     saved = savings(found, spec, forecast)
     if output is not None:
-        print_object(_object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None), output)
+        shown = _object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None)
+        print_object(shown if runs is None else {**shown, "ideal": ideal_object(runs)}, output)
         return
     _print(found, saved, measured=forecast.costs is not None)
+    if runs is not None:
+        print_ideal(runs, console())
     if spec.freeze.ignored:
         fields = ", ".join(spec.freeze.ignored)
         errors().print(f"warning: spec.freeze: policy None freezes nothing, so {fields} has no effect. Choose a policy")
@@ -84,6 +95,8 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
                 "stageLayers": list(phase.stage_layers),
                 "schedule": phase.schedule,
                 "whySchedule": phase.why_schedule,
+                "frozenForward": phase.frozen_forward,
+                "whyFrozenForward": phase.why_frozen_forward,
                 "candidates": [candidate_object(candidate) for candidate in phase.candidates],
                 "stepSeconds" if costs else "relativeStepSeconds": phase.step_seconds
                 / (1 if costs else found[0].step_seconds),
@@ -93,6 +106,19 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
         "saved": None if saved is None else {"time": saved.time, "gpuTime": saved.gpu_time},
         "costs": costs,
     }
+
+
+def _print_reasons(found: list[Phase], out: Console) -> None:
+    """Print why layouts run another schedule than the spec's: a line for each schedule and reason."""
+    stages: dict[tuple[str, str], list[int]] = {}
+    for phase in found:
+        same = stages.setdefault((phase.schedule, phase.why_schedule), [])
+        if phase.why_schedule and phase.layout.stages not in same:
+            same.append(phase.layout.stages)
+    for (schedule, why), lengths in stages.items():
+        if lengths:
+            words = " or ".join(map(str, lengths))
+            out.print(f"With {words} {'stage' if words == '1' else 'stages'} {schedule} runs: {why}.", highlight=False)
 
 
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
@@ -112,9 +138,8 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
             step,
         )
     out.print(table)
-    for stages, schedule, why in dict.fromkeys((p.layout.stages, p.schedule, p.why_schedule) for p in found):
-        if why:
-            out.print(f"With {stages} {'stage' if stages == 1 else 'stages'} {schedule} runs: {why}.", highlight=False)
+    _print_reasons(found, out)
+    _print_frozen_forward(found, out)
     print_candidates(found, out)
     if saved is None:
         out.print("Gradients decide when layers freeze. The table shows the layout for each number of frozen layers.")
@@ -125,3 +150,13 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
         f" GPU time saved. Not counted: the pauses of {regroups} {'regroup' if regroups == 1 else 'regroups'}.",
         highlight=False,
     )
+
+
+def _print_frozen_forward(found: list[Phase], out: Console) -> None:
+    """Say which layouts compute frozen layers ahead, and why others do not."""
+    for phase in found:
+        where = f"With {phase.boundary} frozen layers and {phase.layout.stages} x {phase.layout.pipelines} workers"
+        if phase.why_frozen_forward:
+            out.print(f"{where} frozen layers compute in place: {phase.why_frozen_forward}.", highlight=False)
+        elif phase.frozen_forward is FrozenForward.AHEAD:
+            out.print(f"{where} frozen layers compute one step ahead.", highlight=False)

@@ -49,15 +49,20 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
         "regroups",
         "Layouts",
         (
-            "reason", "generation", "at s", "stages", "pipelines", "schedule", "frozen", "first step", "pause s",
-            "bytes moved",
+            "reason", "generation", "at s", "stages", "pipelines", "frozen", "first step", "pause s", "bytes moved",
         ),
         (
-            (one.reason, one.generation, f"{one.time:.1f}", one.stages, one.pipelines, one.schedule, one.frozen,
-             one.first_step, f"{one.pause_seconds:.3f}", f"{one.bytes_moved:,}")
+            (one.reason, one.generation, f"{one.time:.1f}", one.stages, one.pipelines, one.frozen, one.first_step,
+             f"{one.pause_seconds:.3f}", f"{one.bytes_moved:,}")
             for one in record.regroups
         ),
     )  # fmt: skip
+    schedules = _table(
+        "schedules",
+        "Schedules",
+        ("schedule", "generation", "idle", "why not the spec's"),
+        ((one.schedule, one.generation, _share(one.idle_share), one.why_schedule) for one in record.regroups),
+    )
     freezes = _table(
         "freezes",
         "Freezes",
@@ -78,10 +83,15 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
 <dl class="facts">{facts}</dl>
 <figure>{figures}<figcaption>{escape(_CAPTION)}</figcaption></figure>
 {regroups}
+{schedules}
 {freezes}
 </body>
 </html>
 """
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 #: Reasons of a generation after a failure: a worker was lost or drained, or the previous layout did not work.
@@ -39,7 +40,11 @@ class Span:
 
 @dataclass(frozen=True)
 class Regroup:
-    """A committed generation, from `time` until the next one at `end`. The first one is the start of the job."""
+    """A committed generation, from `time` until the next one at `end`. The first one is the start of the job.
+
+    `why_schedule` says why its schedule is not the spec's, and is empty if it is. `idle_share` is the mean of its
+    steps, None if it has none.
+    """
 
     time: float
     end: float
@@ -52,6 +57,8 @@ class Regroup:
     pause_seconds: float
     bytes_moved: int
     schedule: str
+    why_schedule: str
+    idle_share: float | None
 
     @property
     def gpus(self) -> int:
@@ -132,7 +139,7 @@ def read(folder: Path) -> Record:
         seconds=end,
         outcome=_outcome(events[-1]),
         spans=spans,
-        regroups=tuple(_regroups(events, end)),
+        regroups=tuple(_regroups(events, steps, end)),
         freezes=tuple(
             Freeze(event["time"], event["step"], event["frozenLayers"], event.get("whyThawed", ""))
             for event in events
@@ -147,7 +154,11 @@ def read(folder: Path) -> Record:
     )
 
 
-def _regroups(events: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
+def _regroups(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
+    idle: dict[int, list[float]] = {}
+    for line in steps:
+        if line["idleShare"] is not None:
+            idle.setdefault(line["generation"], []).append(line["idleShare"])
     commits = [event for event in events if event["kind"] == "GenerationCommitted"]
     for event, until in zip(commits, [*(later["time"] for later in commits[1:]), end], strict=True):
         yield Regroup(
@@ -162,6 +173,8 @@ def _regroups(events: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
             pause_seconds=event["pauseSeconds"],
             bytes_moved=event["bytesMoved"],
             schedule=event["schedule"],
+            why_schedule=event["whySchedule"],
+            idle_share=fmean(shares) if (shares := idle.get(event["generation"])) else None,
         )
 
 

@@ -61,7 +61,9 @@ class ElasticPolicy(SpecModel):
         default=ReleaseDownTo.PRESENT_STEP,
         description="For onPack Release with packing Measured: how slow a step may become when workers are released."
         " PresentStep: 5 % slower than the present step. StartingStep: 5 % slower than a step of the job's first layout"
-        " with no frozen layers. Then freezing gives more accelerators back, and the job ends no later than planned.",
+        " with no frozen layers. Then freezing gives more accelerators back, and the job ends no later than planned."
+        " The first layout is that of elasticPolicy.workers, even if maxWorkers or a queue lets the job start with"
+        " fewer.",
     )
     claim_from: ClaimFrom = Field(
         default=ClaimFrom.IDLE,

@@ -4,6 +4,7 @@ The operator writes each decision here before it acts on it. If it dies between 
 what was decided. The operator observes everything else again.
 """
 
+from collections.abc import Set
 from datetime import datetime
 from enum import StrEnum
 
@@ -35,6 +36,7 @@ class ConditionType(StrEnum):
     RUNNING = "Running"  #: the leader confirmed a generation, and its members train
     RESIZING = "Resizing"  #: another layout is being prepared or committed
     STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`, or several generations in a row break
+    UNSAVED = "Unsaved"  #: the storage does not take the job's checkpoint; the job trains on
     SUSPENDED = "Suspended"  #: `spec.suspend` is true, or the job is being deleted
     COMPLETE = "Complete"  #: the model is trained and durable
     FAILED = "Failed"  #: the operator does not try the job again
@@ -76,6 +78,9 @@ class Reason(StrEnum):
     NO_PROGRESS = "NoProgress"
     NOT_HEARD = "NotHeard"  #: no member reaches the operator
     GROUP_BROKEN = "GroupBroken"  #: all members live but lost their connections; also a reason of Running
+    # Unsaved
+    CHECKPOINT_FAILS = "CheckpointFails"  #: the storage is away, full or refuses; the workers try again
+    NOTHING_WAITS = "NothingWaits"  #: no checkpoint waits for the storage
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
     RESUMED = "Resumed"
@@ -247,12 +252,24 @@ class QuotaRequest(Wire):
         """Workers that the quota still allows, in addition to those that use it."""
         return self.granted - len(self.worker_ids)
 
+    def less(self, workers: int) -> "QuotaRequest":
+        """The request after the job returned the quota of that many workers."""
+        return self.model_copy(update={"returned": self.returned + workers})
+
 
 class Drain(Wire):
     """Workers whose nodes were cordoned at the same time. They are replaced before evictions may pass."""
 
     time: datetime = Field(description="When the operator saw the cordon.")
     worker_ids: list[Count] = Field(max_length=MAX_MEMBERS, description="Workers that are still on these nodes.")
+
+    def among(self, ids: Set[int]) -> "Drain":
+        """The drain without workers that are not among `ids`."""
+        return self.model_copy(update={"worker_ids": [key for key in self.worker_ids if key in ids]})
+
+    def joined_by(self, later: "Drain") -> "Drain":
+        """The drain with the workers of a later one."""
+        return self.model_copy(update={"worker_ids": [*self.worker_ids, *later.worker_ids]})
 
 
 class Stop(Wire):

@@ -219,8 +219,8 @@ class Board:
         else:
             self._lost_peers.pop(uid, None)
         began_waiting = since == now and self._announced is not None
-        newly_unsaved = heartbeat.unsaved and (before is None or before.unsaved != heartbeat.unsaved)
-        if began_waiting or newly_unsaved or self.lost_peers != lost:
+        storage_changed = heartbeat.unsaved != ("" if before is None else before.unsaved)
+        if began_waiting or storage_changed or self.lost_peers != lost:
             self._owner.wake()
         return pause
 

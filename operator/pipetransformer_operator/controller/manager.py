@@ -99,12 +99,14 @@ class Controller:
                 loop.notice()
 
     def note_release(self, by: JobKey | None = None) -> None:
-        """Pods of the job released accelerators; None: a pod of another owner did, or a node appeared."""
+        """Pods of the job released accelerators; None: a pod of another owner did, or a node has more for pods now."""
         self._releases.note(self._clock(), by)
         self.wake_waiting(by)
 
-    def wake_waiting(self, by: JobKey | None = None) -> None:
-        """Accelerators are free: wakes the jobs that wait for some, except the one that released them."""
+    def wake_waiting(self, by: JobKey | None) -> None:
+        """There is more room for workers: wakes the jobs that wait for it, except the one that made it.
+
+        It ends no sleep after a failed attempt, because the jobs whose attempts failed would wake each other."""
         for key, loop in self._loops.items():
             if key != by:
                 loop.notice_accelerators()

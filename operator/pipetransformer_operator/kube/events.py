@@ -25,10 +25,10 @@ class ClusterListener:
         """All workers' pods of the namespace are known now; of all namespaces when it is empty."""
 
     def on_accelerators_released(self, by: JobKey | None) -> None:
-        """Pods of the job released accelerators. None: another owner's pod did, or a node appeared."""
+        """Pods of the job released accelerators. None: another owner's pod did, or a node has more for pods now."""
 
-    def on_accelerators_free(self) -> None:
-        """More accelerators are free than before, or a node with some is new."""
+    def on_reservation_returned(self, by: JobKey) -> None:
+        """The job no longer needs accelerators that it had reserved and never held."""
 
     def on_quota_changed(self, key: JobKey | None) -> None:
         """The queue of the job answered; None: it may be any job's."""
@@ -83,10 +83,10 @@ class Listeners(ClusterListener):
         for listener in self._listeners:
             listener.on_accelerators_released(by)
 
-    def on_accelerators_free(self) -> None:
+    def on_reservation_returned(self, by: JobKey) -> None:
         """See `ClusterListener`."""
         for listener in self._listeners:
-            listener.on_accelerators_free()
+            listener.on_reservation_returned(by)
 
     def on_quota_changed(self, key: JobKey | None) -> None:
         """See `ClusterListener`."""

@@ -36,7 +36,7 @@ class WatchedCluster:
     def __init__(self, api: Api, namespaces: Sequence[str], signals: Signals) -> None:
         self.events = Listeners()
         self.nodes = Nodes(events=self.events, signals=signals)
-        self.free = FreeAccelerators(self.nodes, self.events)
+        self.free = FreeAccelerators(self.nodes)
         parsed = ParsedJobs()
         self.jobs = KnownJobs(api, parsed, self.events)
         self.pods = PodWatch(api, namespaces, self.events, None if namespaces else self.free)

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.status import JobStatus, State
+from pipetransformer_contract.api.status import ConditionType, JobStatus, State
 from pipetransformer_operator.clocks import Clock
 from pipetransformer_operator.plan.rules.accounting import gpu_seconds_saved
 
@@ -63,6 +63,10 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
     "checkpoint_step": (
         "Step of the newest durable checkpoint.",
         lambda status, now: status.checkpoint.step if status.checkpoint else None,
+    ),
+    "checkpoint_fails": (
+        "1 while the storage does not take the job's checkpoint, otherwise 0.",
+        lambda status, now: status.is_true(ConditionType.UNSAVED),
     ),
     "quota_granted": (
         "Workers that the job's queue granted, without those whose quota was returned. Only for jobs with a queue.",

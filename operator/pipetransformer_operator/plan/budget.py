@@ -73,7 +73,7 @@ def judge(draft: Draft) -> None:
     before = draft.status.silences
     if not before:
         return
-    lost = draft.observed.nodes.lost | {worker.node for worker in draft.observed.workers if worker.node_lost}
+    lost = draft.observed.nodes.lost | set(draft.view.workers.that(lambda worker: worker.node_lost).nodes)
     kept = []
     for silence in before:
         silence = _decide(draft, silence, lost)

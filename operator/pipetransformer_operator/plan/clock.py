@@ -31,6 +31,14 @@ class Clock:
             self.wake_at(time)
         return self.now >= time
 
+    def is_ahead(self, time: datetime | None) -> bool:
+        """Whether `time` is known and still to come."""
+        return time is not None and self.now < time
+
+    def awaits(self, time: datetime | None) -> bool:
+        """As `is_ahead`; another turn follows at `time`."""
+        return time is not None and not self.reached(time)
+
     @property
     def seconds_left(self) -> float | None:
         """Seconds until the next turn; None when only an event asks for one."""

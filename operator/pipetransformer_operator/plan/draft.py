@@ -24,8 +24,9 @@ from pipetransformer_contract.messages import ResizeReason
 
 from .clock import Clock
 from .deletions import DECIDED_BEFORE, ENDED, deletion_of, events_of
-from .types import Deletion, EventType, Observed, Plan, PlanEvent, Worker
+from .types import Deletion, EventType, Observed, Plan, PlanEvent
 from .view import View
+from .workers import Workers
 
 _CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
 #: After this the control plane has decided whether a silent node is lost. For a node that rejected a worker it begins
@@ -158,10 +159,10 @@ class Draft:
             self.update(resize=resize.model_copy(update={"start_time": begin, "deadline": begin + timeout}))
 
     @property
-    def unwanted(self) -> list[Worker]:
+    def unwanted(self) -> Workers:
         """Workers to delete."""
-        stays = self.view.wanted_ids | self.spared_ids
-        return [worker for worker in self.observed.workers if worker.id not in stays and not worker.terminating]
+        others = self.view.workers.without(self.view.wanted_ids | self.spared_ids)
+        return others.that(lambda worker: not worker.terminating)
 
     def plan(self) -> Plan:
         """The answer; creation and deletion follow from the status and the pods alone."""

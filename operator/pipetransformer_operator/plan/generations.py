@@ -50,7 +50,7 @@ def _generation(
         leader=before.leader if before and before.leader in names(members) else members[0].name,
         nonce=hashlib.sha256(f"{view.observed.uid}/{number}/{view.observed.nonce}".encode()).hexdigest()[:32],
         reason=reason,
-        boundary=report.boundary if report else 0,
+        boundary=view.boundary,
         boundary_step=report.boundary_step if report else 0,
         confirmed_generation=before.confirmed_generation if before else 0,
         published_time=view.now,

@@ -5,6 +5,7 @@ The kubelet gives the log where there is no report (`FallbackToLogsOnError`). A 
 
 import json
 import re
+from itertools import dropwhile
 
 #: Characters of one worker in a message about several.
 MAX_WORDS = 200
@@ -32,13 +33,19 @@ def last_words(left: str, exit_code: int) -> str:
         return left
     if exit_code in _KILLED:
         return ""
-    lines = [line.rstrip() for line in left.splitlines() if line.strip()]
-    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
-    if frames and (error := [number for number in range(frames[-1], len(lines)) if not lines[number].startswith(" ")]):
-        return _cut(lines[error[0] :])
+    lines = list(filter(None, map(str.rstrip, left.splitlines())))
+    if error := _error(lines):
+        return _cut(error)
     while len(lines) > 1 and len(_cut(lines, None)) > MAX_WORDS:
         lines.pop(0)
     return _cut(lines)
+
+
+def _error(lines: list[str]) -> list[str]:
+    """The lines from the last traceback's error on; empty without a traceback that ends."""
+    frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
+    after_frames = lines[frames[-1] :] if frames else []
+    return list(dropwhile(lambda line: line.startswith(" "), after_frames))
 
 
 def _cut(lines: list[str], most: int | None = MAX_WORDS) -> str:

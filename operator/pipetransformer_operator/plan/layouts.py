@@ -40,14 +40,7 @@ def best(view: View, workers: int) -> Layout | None:
 
 def offered(view: View) -> list[Offer]:
     """The layouts that the leader last offered, except those that have run out of GPU memory before."""
-    report = view.status.last_report
-    return [offer for offer in report.offers if fits(view, offer.stages, report.boundary)] if report else []
-
-
-def boundary(view: View) -> int:
-    """Frozen layers by the last report."""
-    report = view.status.last_report
-    return report.boundary if report else 0
+    return [offer for offer in view.offers if fits(view, offer.stages, view.boundary)]
 
 
 def fits(view: View, stages: int, boundary: int) -> bool:
@@ -57,16 +50,14 @@ def fits(view: View, stages: int, boundary: int) -> bool:
 
 def awaited(view: View, present: Layout) -> Layout:
     """The layout that a job with lost workers waits for: the present one, or the spec's if memory rules that out."""
-    return present if fits(view, present.stages, boundary(view)) else bounds_of(view).initial
+    return present if fits(view, present.stages, view.boundary) else bounds_of(view).initial
 
 
 def starting(view: View) -> Layout | None:
     """The layout of a start: as long as the spec or the durable checkpoint needs, and as wide as the spec's ceiling and
     the queue's quota allow. None where the ceiling allows none."""
-    bounds, lost = bounds_of(view), quota.lost(view.status, view.observed)
-    own = (one for one in view.status.own_requests if one.admitted)
-    granted = [one.granted for one in own if one not in lost]
-    most = min(bounds.initial.workers, sum(granted)) if granted else bounds.initial.workers
+    bounds, own = bounds_of(view), quota.usable(view.status, view.observed, own=True)
+    most = min(bounds.initial.workers, own.granted) if own else bounds.initial.workers
     for stages, workers in product(starting_lengths(view), (most, bounds.initial.workers)):
         offers, of_this_length = _of_one_length(stages, bounds)
         found = choose(offers, workers, of_this_length, on_pack=view.on_pack, packing=Packing.PAPER)

@@ -24,15 +24,10 @@ def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
 def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
     """Names of `number` members that leave: those on the node that is asked for, then on nodes that they leave empty,
     the smallest first, then on nodes that other pods keep busy. On each node the last members leave first."""
-    there = Counter(worker.node for worker in view.wanted if worker.scheduled)
-    shared = {worker.node for worker in view.wanted if worker.shares_node}
-    groups: dict[str, list[Member]] = defaultdict(list)
-    for member in reversed(members):
-        worker = view.worker(member)
-        groups[worker.node if worker else ""].append(member)
+    groups = _by_node(view, members)
     share = view.status.share
     asked = share.node if share is not None and share.for_others else ""
-    emptied = {node for node, group in groups.items() if node and len(group) >= there[node] and node not in shared}
+    emptied = _emptied(view, groups)
     chosen: list[str] = [member.name for member in groups.pop(asked, ())][:number]
     for node in _smallest(groups, emptied):
         if len(groups[node]) <= number - len(chosen):
@@ -40,6 +35,23 @@ def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
     for node in (*_smallest(groups, groups.keys() - emptied), *_smallest(groups, emptied)):
         chosen += [member.name for member in groups[node]][: number - len(chosen)]
     return set(chosen)
+
+
+def _by_node(view: View, members: Sequence[Member]) -> dict[str, list[Member]]:
+    """The members of each node, the last first; without a node those whose pods are gone."""
+    groups: dict[str, list[Member]] = defaultdict(list)
+    for member in reversed(members):
+        worker = view.worker(member)
+        groups[worker.node if worker else ""].append(member)
+    return groups
+
+
+def _emptied(view: View, groups: dict[str, list[Member]]) -> set[str]:
+    """Nodes that are empty once their group has left."""
+    there = Counter(view.wanted.placed.nodes)
+    shared = set(view.wanted.that(lambda worker: worker.shares_node).nodes)
+    candidates = groups.keys() - shared - {""}
+    return {node for node in candidates if len(groups[node]) >= there[node]}
 
 
 def _smallest(groups: dict[str, list[Member]], nodes: Collection[str]) -> list[str]:

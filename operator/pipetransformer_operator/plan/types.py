@@ -21,6 +21,9 @@ FAILURES_ALLOWED = 1
 AVOIDED = timedelta(hours=1)
 #: `Worker.waiting` begins with this while the node sets up what containers need, before it pulls images.
 NOT_SET_UP = "PodNotSetUp"
+#: How it begins if a container cannot be started: because of the image, or of the rest of the template.
+IMAGE_TROUBLE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
+CONTAINER_TROUBLE = ("CreateContainer", "RunContainerError")
 
 
 class WorkerPhase(StrEnum):
@@ -88,6 +91,16 @@ class Worker:
         return not self.terminating and not self.disrupted and self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
 
     @property
+    def lacks_image(self) -> bool:
+        """Whether an image of its pod cannot be had."""
+        return self.waiting.startswith(IMAGE_TROUBLE)
+
+    @property
+    def cannot_start(self) -> bool:
+        """Whether its node cannot set up its pod or start its containers."""
+        return self.waiting.startswith((*IMAGE_TROUBLE, *CONTAINER_TROUBLE, NOT_SET_UP))
+
+    @property
     def holds(self) -> bool:
         """Whether its pod still has an accelerator, because at least one container has not ended."""
         return self.lingers or self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
@@ -104,7 +117,7 @@ class Beat:
         waiting_since: when it first said so.
         pace: time until the next heartbeat, as the operator asked.
         because: why its group broke or a generation did not form, as the worker saw it; until it is in a group again.
-        unsaved: why it cannot yet write the checkpoint that it was told to write.
+        unsaved: why it cannot write its part of a checkpoint yet.
     """
 
     time: datetime

@@ -15,12 +15,14 @@ from pipetransformer_contract.api.labels import label_errors
 from pipetransformer_contract.api.status import ConditionType, JobStatus, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
-from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.messages import Member, Offer, ResizeReason
+from pipetransformer_contract.wire import Wire
 
 from .clock import Clock, latest
 from .members import names
-from .quota import quota
+from .quota import quota, requests
 from .types import SHORTEST_PACE, Observed, Worker, worker_name
+from .workers import Workers
 
 #: A worker that is silent for this long may be lost if it beats at the shortest pace; others have more time.
 SILENCE = timedelta(seconds=20)
@@ -37,7 +39,8 @@ class View:
         observed: what was seen of the job and its pods.
         status: as the rules so far left it.
         clock: the time, and who waits for a later one.
-        by_name: observed workers.
+        workers: all that are not gone.
+        by_name: the same by their names.
         spec_errors: what is wrong with labels and pod template.
     """
 
@@ -45,6 +48,7 @@ class View:
     observed: Observed
     status: JobStatus
     clock: Clock
+    workers: Workers
     by_name: Mapping[str, Worker]
     spec_errors: Sequence[object]
 
@@ -53,7 +57,7 @@ class View:
         """The view at the start of a turn."""
         errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
         by_name = {worker.name: worker for worker in observed.workers}
-        return cls(spec, observed, _until(now, observed.status), Clock(now), by_name, errors)
+        return cls(spec, observed, _until(now, observed.status), Clock(now), Workers(observed.workers), by_name, errors)
 
     def with_status(self, status: JobStatus) -> "View":
         """The same look, after a rule changed the status."""
@@ -92,11 +96,11 @@ class View:
     @property
     def asleep(self) -> bool:
         """Whether the job waits before the next attempt, after one that failed."""
-        return self.status.next_resize_time is not None and self.now < self.status.next_resize_time
+        return self.clock.is_ahead(self.status.next_resize_time)
 
     def sleeps(self) -> bool:
         """As `asleep`; another turn follows at the end of the wait."""
-        return self.status.next_resize_time is not None and not self.clock.reached(self.status.next_resize_time)
+        return self.clock.awaits(self.status.next_resize_time)
 
     @property
     def granted(self) -> int | None:
@@ -105,9 +109,21 @@ class View:
         return None if share is None or share.for_others else share.workers
 
     @property
+    def boundary(self) -> int:
+        """Frozen layers by the last report."""
+        report = self.status.last_report
+        return report.boundary if report else 0
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        """Layouts that the leader last offered."""
+        report = self.status.last_report
+        return report.offers if report else ()
+
+    @property
     def awaits_quota(self) -> bool:
         """Whether the queue has not answered a request yet."""
-        return any(not request.admitted for request in self.status.quota_requests)
+        return bool(requests.waiting(self.status))
 
     # -- workers
 
@@ -154,15 +170,19 @@ class View:
         return frozenset(self.status.claimed_ids)
 
     @cached_property
-    def wanted(self) -> list[Worker]:
-        """Observed workers that ought to exist."""
-        found = [worker for worker in self.observed.workers if worker.id in self.wanted_ids]
-        return sorted(found, key=lambda worker: worker.id)
+    def wanted(self) -> Workers:
+        """Workers that ought to exist, and do."""
+        return Workers(sorted(self.workers.among(self.wanted_ids), key=lambda worker: worker.id))
+
+    @cached_property
+    def claimed(self) -> Workers:
+        """Those of the wanted workers that are beyond the starting size."""
+        return self.wanted.among(self.claimed_ids)
 
     @property
     def num_placed(self) -> int:
         """How many wanted workers have a node and keep it; a leaving worker holds its node for another owner."""
-        return sum(worker.scheduled for worker in self.wanted if worker.id not in self.leaving_ids)
+        return len(self.wanted.without(self.leaving_ids).placed)
 
     @property
     def members(self) -> Sequence[Member]:
@@ -183,6 +203,11 @@ class View:
         """Names of the workers with these ids."""
         return frozenset(map(self.name_of, worker_ids))
 
+    @property
+    def all_alive(self) -> bool:
+        """Whether all members of the published generation are wanted and can train."""
+        return all(map(self.alive, self.members))
+
     @cached_property
     def joining_ids(self) -> list[int]:
         """Ids of wanted workers that are to join: neither members nor leaving. Some may not exist yet."""
@@ -190,10 +215,9 @@ class View:
         return [key for key in ids if self.name_of(key) not in self.member_names]
 
     @cached_property
-    def joiners(self) -> list[Worker]:
+    def joiners(self) -> Workers:
         """Living workers that are to join."""
-        ids = set(self.joining_ids)
-        return [worker for worker in self.wanted if worker.alive and worker.id in ids]
+        return self.wanted.among(frozenset(self.joining_ids)).alive
 
     @cached_property
     def missing_ids(self) -> tuple[int, ...]:
@@ -206,12 +230,26 @@ class View:
         return self._ready(self.joiners)
 
     @property
+    def joiners_placed(self) -> bool:
+        """Whether each worker that is to join may exist, does, and has a node."""
+        return not self.awaits_quota and len(self.joiners.placed) == len(self.joining_ids)
+
+    @property
+    def joiners_startable(self) -> bool:
+        """Whether the nodes of all joiners can set up their pods and start their containers."""
+        return not self.joiners.that(lambda worker: worker.cannot_start)
+
+    @property
+    def start_complete(self) -> bool:
+        """Whether all workers of a start have their nodes, and can start there."""
+        return bool(self.joining_ids) and self.joiners_placed and self.joiners_startable
+
+    @property
     def idle_leavers(self) -> list[Member]:
         """Workers that have left, still exist and could train again, as members to be."""
         ids = self.leaving_ids - quota.lost_ids(self.status, self.observed)
         holders = {member.uid for member in self.state_holders}
-        leavers = [worker for worker in self.wanted if worker.id in ids and worker.uid not in holders]
-        return self._ready(worker for worker in leavers if worker.alive and not worker.draining)
+        return self._ready(self.wanted.among(ids).staying.that(lambda worker: worker.uid not in holders))
 
     def _ready(self, workers: Iterable[Worker]) -> list[Member]:
         ready = self.observed.ready
@@ -249,7 +287,7 @@ class View:
         return generation is not None and after is not None and after >= generation.layout_generation
 
     def has_left(self, member: Member) -> bool:
-        """Whether a leaver of the published generation holds no state any longer: then all have voted for it."""
+        """Whether a leaver of the published generation holds no state any longer, because all workers voted for it."""
         generation = self.status.generation
         return (
             generation is not None and self.observed.beat(member.uid).layout_generation >= generation.layout_generation
@@ -295,12 +333,16 @@ class View:
 def _until(now: datetime, status: JobStatus) -> JobStatus:
     """The status without times after `now`. An operator whose clock was ahead wrote them; counting from them would take
     as long as the clocks differ."""
-    report, generation, resize = status.last_report, status.generation, status.resize
-    changes: dict[str, Any] = {}
-    if report is not None and report.time > now:
-        changes["last_report"] = report.model_copy(update={"time": now})
-    if generation is not None and generation.published_time is not None and generation.published_time > now:
-        changes["generation"] = generation.model_copy(update={"published_time": now})
-    if generation is not None and resize is not None and resize.start_time > now:  # a start may be told to begin later
-        changes["resize"] = resize.model_copy(update={"start_time": now})
-    return status.model_copy(update=changes) if changes else status
+    times: dict[str, Any] = {
+        "last_report": _not_after(now, status.last_report, "time"),
+        "generation": _not_after(now, status.generation, "published_time"),
+    }
+    if status.generation is not None:  # a start may be told to begin later
+        times["resize"] = _not_after(now, status.resize, "start_time")
+    return status.model_copy(update=times)
+
+
+def _not_after(now: datetime, part: Wire | None, field: str) -> Wire | None:
+    """A part of the status, with `now` in place of a later time in the field."""
+    time = getattr(part, field, None)
+    return part if part is None or time is None or time <= now else part.model_copy(update={field: now})

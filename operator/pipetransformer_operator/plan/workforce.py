@@ -57,7 +57,7 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
     None may while quota for some of them has to be asked for. At least `least` of them use quota of the starting size,
     and up to `most` where there is some. Requests that are needed no longer are withdrawn.
     """
-    stuck = {worker.id for worker in draft.observed.workers if draft.view.is_stuck(worker)}
+    stuck = draft.view.workers.that(draft.view.is_stuck).ids
     own, claims = (quota.room(draft.status, draft.observed, stuck, own=kind) for kind in (True, False))
     base = min(missing, max(least, min(own.granted, most)))
     queue, may_create = draft.status.quota_requests[0].queue, True

@@ -20,6 +20,7 @@ def generation(
     step: int = 0,
     reason: str = "Release",
     spans: int = 1,
+    why: str = "",
 ) -> dict[str, Any]:
     """The event of a committed layout. The `spans` of each stage have equal numbers of layers, as far as possible."""
     count = stages * spans
@@ -34,9 +35,16 @@ def generation(
     return {
         "time": time, "kind": "GenerationCommitted", "generation": number, "stages": stages, "pipelines": pipelines,
         "frozenLayers": frozen, "firstStep": step, "pauseSeconds": 0.5, "bytesMoved": 1234567, "roles": roles,
-        "reason": "Start" if number == 1 else reason, "whySchedule": "",
+        "reason": "Start" if number == 1 else reason, "whySchedule": why,
         "schedule": "Interleaved" if spans > 1 else "OneForwardOneBackward",
     }  # fmt: skip
+
+
+def step(
+    time: float, loss: float | None, speed: float | None, *, number: int = 1, idle: float = 0.25
+) -> dict[str, Any]:
+    """The line of a step in generation `number`, with its samples a second and idle share."""
+    return {"time": time, "loss": loss, "samplesPerSecond": speed, "generation": number, "idleShare": idle}
 
 
 def started(time: float) -> dict[str, Any]:
@@ -73,8 +81,5 @@ def crowded(folder: Path, seed: int) -> Path:
         reason = draw.choice(["Pack", "Release", "Failure", "Drain", "Claim", "Balance"])
         layout = draw.randint(1, 12), draw.randint(1, 30)
         events.append(generation(moment, number, *layout, frozen=frozen, reason=reason))
-    steps = [
-        {"time": length * n / 50, "loss": size * draw.random(), "samplesPerSecond": size * draw.random()}
-        for n in range(51)
-    ]
+    steps = [step(length * n / 50, size * draw.random(), size * draw.random()) for n in range(51)]
     return write_record(folder, events, steps)

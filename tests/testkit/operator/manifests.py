@@ -2,6 +2,12 @@
 
 from tests.testkit.operator.builders import JobBuilder, make_job
 
+
+def causal_job() -> JobBuilder:
+    """A job whose model TeraPipe takes."""
+    return make_job().set("model", {"name": "huggingface", "options": {"model_type": "gpt2"}}).set("data.name", "text")
+
+
 VALID = [
     make_job(),
     make_job().stages(4).workers(8, most=16),
@@ -17,6 +23,9 @@ VALID = [
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
     make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),
+    causal_job().set("pipeline", {"schedule": "TeraPipe", "tokenSlices": "Auto", "sliceMultiple": 8}),
+    make_job().set("pipeline.schedule", "Interleaved").set("pipeline.frozenForward", "Ahead"),
+    make_job().set("pipeline.frozenForward", "Auto").set("pipeline.packing", "Measured"),
 ]
 
 
@@ -39,10 +48,32 @@ REFUSED = [
     ),
     (make_job().set("pipeline.tokenSlices", 2), "spec.pipeline.tokenSlices"),
     (make_job().set("pipeline.sliceMultiple", 8), "spec.pipeline.sliceMultiple"),
-    (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", 0), "spec.pipeline.tokenSlices"),
-    (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", "Few"), "spec.pipeline.tokenSlices"),
-    (make_job().set("pipeline.schedule", "TeraPipe").set("pipeline.sliceMultiple", 0), "spec.pipeline.sliceMultiple"),
+    (causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", 0), "spec.pipeline.tokenSlices"),
+    (causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", "Few"), "spec.pipeline.tokenSlices"),
+    (causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.sliceMultiple", 0), "spec.pipeline.sliceMultiple"),
     (make_job().set("pipeline.schedule", "Auto"), "spec.pipeline.schedule"),
+    (make_job().set("pipeline.schedule", "TeraPipe"), "spec.pipeline.schedule"),
+    (
+        make_job().set("pipeline.schedule", "Interleaved").set("pipeline.tokenSlices", 2),
+        "spec.pipeline.tokenSlices",
+    ),
+    (
+        make_job().set("pipeline", {"schedule": "Auto", "packing": "Measured", "sliceMultiple": 8}),
+        "spec.pipeline.sliceMultiple",
+    ),
+    (
+        make_job().set("pipeline", {"schedule": "Auto", "packing": "Measured", "spansPerWorker": 2}),
+        "spec.pipeline.spansPerWorker",
+    ),
+    (make_job().set("pipeline.frozenForward", "Auto"), "spec.pipeline.frozenForward"),
+    (
+        causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.frozenForward", "Ahead"),
+        "spec.pipeline.frozenForward",
+    ),
+    (
+        make_job().set("pipeline.schedule", "Script").set("pipeline.frozenForward", "Ahead"),
+        "spec.pipeline.frozenForward",
+    ),
     (make_job().stages(16).workers(16), "spec.pipeline.stages"),
     (make_job().stages(13).workers(13), "spec.pipeline.stages"),
     (make_job().workers(4, least=5, most=8), "spec.elasticPolicy.minWorkers"),

@@ -3,16 +3,18 @@
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+from torch.distributed.pipelining import ScheduleDualPipeV, ScheduleLoopedBFS
 
 from pipetransformer.hooks import HookPoint
-from pipetransformer_contract.spec import ScheduleName, TrainerSpec
+from pipetransformer.job.script_parts import Parts
+from pipetransformer_contract.spec import FrozenForward, ScheduleName, TrainerSpec
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 
 BAR_FLOAT64 = 1e-9
@@ -20,17 +22,51 @@ BAR_FLOAT32 = 1e-5
 #: Frozen blocks where float32 gradients are compared.
 BOUNDARIES_FLOAT32 = (0, 3)
 
+
+@dataclass(frozen=True)
+class Row:
+    """A schedule whose losses are compared.
+
+    Attributes:
+        schedule: as the spec has it.
+        own: for `Script`, torch's class that the program passes.
+        pipeline: other fields of the spec's `pipeline`.
+        causal: whether it needs a causal model; otherwise a vision transformer trains.
+    """
+
+    schedule: ScheduleName
+    own: type | None = None
+    pipeline: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    causal: bool = False
+
+    def __str__(self) -> str:
+        own = f" {self.own.__name__}" if self.own else ""
+        return self.schedule.value + own + (" Ahead" if self.frozen_forward is FrozenForward.AHEAD else "")
+
+    @property
+    def frozen_forward(self) -> FrozenForward:
+        """When frozen layers compute."""
+        return FrozenForward(self.pipeline.get("frozenForward", FrozenForward.IN_PLACE))
+
+
 #: Synchronous schedules, which compute what one worker does.
-SCHEDULES = [
-    ScheduleName.GPIPE,
-    ScheduleName.ONE_FORWARD_ONE_BACKWARD,
-    ScheduleName.INTERLEAVED,
-    ScheduleName.ZERO_BUBBLE,
-    ScheduleName.ZERO_BUBBLE_V,
+ROWS = [
+    Row(ScheduleName.GPIPE),
+    Row(ScheduleName.ONE_FORWARD_ONE_BACKWARD),
+    Row(ScheduleName.INTERLEAVED),
+    Row(ScheduleName.ZERO_BUBBLE),
+    Row(ScheduleName.ZERO_BUBBLE_V),
+    Row(ScheduleName.ONE_FORWARD_ONE_BACKWARD, pipeline={"frozenForward": "Ahead"}),
+    Row(ScheduleName.TERA_PIPE, pipeline={"tokenSlices": 3}, causal=True),
+    Row(ScheduleName.SCRIPT, ScheduleLoopedBFS),
+    Row(ScheduleName.SCRIPT, ScheduleDualPipeV),
 ]
 
 
 WORKERS = 4
+
+
+_CAUSAL = "tests.testkit.user_code.causal_model"
 
 
 #: Enough for two spans on each of four workers.
@@ -119,15 +155,21 @@ def draw(seed: int) -> Scenario:
     return Scenario(seed, script, faults, boundaries, OPTIMIZERS[seed % 2], 0.1 if seed % 4 < 2 else 0.0)
 
 
-def make_spec(scenario: Scenario, schedule: ScheduleName, precision: str = "Float64") -> TrainerSpec:
-    """The digits ViT, small."""
+def make_spec(scenario: Scenario, row: Row, precision: str = "Float64") -> TrainerSpec:
+    """The digits ViT, small, or a causal model with tied weights on samples of two padded lengths."""
+    vit = {
+        "name": "vit", "numLayers": LAYERS, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4,
+        "dropout": scenario.dropout,
+    }  # fmt: skip
+    causal = {
+        "name": f"{_CAUSAL}:make_model",
+        "numLayers": LAYERS,
+        "options": {"num_layers": LAYERS, "dropout": scenario.dropout},
+    }
     return TrainerSpec.model_validate(
         {
-            "model": {
-                "name": "vit", "numLayers": LAYERS, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4,
-                "dropout": scenario.dropout,
-            },
-            "data": {"name": "tests.testkit.user_code.few_held_out:load"},
+            "model": causal if row.causal else vit,
+            "data": {"name": f"{_CAUSAL}:make_data" if row.causal else "tests.testkit.user_code.few_held_out:load"},
             "training": {
                 "steps": STEPS,
                 "globalBatchSize": GLOBAL_BATCH,
@@ -137,11 +179,13 @@ def make_spec(scenario: Scenario, schedule: ScheduleName, precision: str = "Floa
                 "seed": scenario.seed,
             },
             "freeze": {"policy": "Explicit", "boundaries": scenario.boundaries},
-            "pipeline": {"stages": 4, "microBatchSize": 3, "schedule": schedule.value},
+            "pipeline": {"stages": 4, "microBatchSize": 3, "schedule": row.schedule.value, **row.pipeline},
+            # Without a copy of a lost stage all begins again on the survivors, and nothing else is left to compare.
+            "mirror": {"everySteps": 1},
             "numShards": 4,
             "workers": WORKERS,
         }
-    )  # fmt: skip
+    )
 
 
 def committed(run: Ran) -> dict[int, dict[str, Any]]:
@@ -169,21 +213,21 @@ def worst_difference(run: Ran, reference: Ran) -> float:
 
 @dataclass
 class Compared:
-    """Worst relative difference of each run, by schedule, how many generations ran the schedule, and how many workers
-    died."""
+    """Worst relative difference of each run, by schedule, how many of its steps ran in layouts of several stages, and
+    how many workers died."""
 
     by_schedule: dict[str, list[float]] = field(default_factory=dict)
-    generations: Counter[str] = field(default_factory=Counter)
+    steps: Counter[str] = field(default_factory=Counter)
     deaths: int = 0
 
-    def add(self, schedule: ScheduleName, difference: float, generations: int) -> None:
-        self.by_schedule.setdefault(schedule.value, []).append(difference)
-        self.generations[schedule.value] += generations
+    def add(self, row: Row, difference: float, steps: int) -> None:
+        self.by_schedule.setdefault(str(row), []).append(difference)
+        self.steps[str(row)] += steps
 
     def extend(self, other: "Compared") -> None:
         for schedule, differences in other.by_schedule.items():
             self.by_schedule.setdefault(schedule, []).extend(differences)
-        self.generations += other.generations
+        self.steps += other.steps
         self.deaths += other.deaths
 
     def worst(self) -> dict[str, float]:
@@ -191,24 +235,26 @@ class Compared:
         return {schedule: max(differences) for schedule, differences in self.by_schedule.items()}
 
 
-def compare(
-    scenario: Scenario, folder: Path, precision: str = "Float64", schedules: Sequence[ScheduleName] = SCHEDULES
-) -> Compared:
+def compare(scenario: Scenario, folder: Path, precision: str = "Float64", rows: Sequence[Row] = ROWS) -> Compared:
     """Run a scenario under each schedule, and against one worker that stays alone.
 
     Raises:
         ValueError: a worker that should die did not, or a layout of several stages ran another schedule.
     """
-    alone = run_job(make_spec(scenario, ScheduleName.GPIPE, precision), [Scripted(1, 1, [0])], folder / "alone")
+    alone: dict[bool, Ran] = {}
     compared = Compared()
-    for schedule in schedules:
-        run = run_job(
-            make_spec(scenario, schedule, precision), scenario.script, folder / schedule.value, faults=scenario.faults
-        )
+    for row in rows:
+        if row.causal not in alone:
+            plain = make_spec(scenario, Row(ScheduleName.GPIPE, causal=row.causal), precision)
+            alone[row.causal] = run_job(plain, [Scripted(1, 1, [0])], folder / f"alone-{len(alone)}")
+        spec, parts = make_spec(scenario, row, precision), Parts(schedule=row.own)
+        run = run_job(spec, scenario.script, folder / str(row), faults=scenario.faults, parts=parts)
         several = [one for one in run.summary["generations"] if one["stages"] > 1]
-        if others := [one["why_schedule"] for one in several if one["schedule"] != schedule]:
-            raise ValueError(f"{schedule} did not run: {others}")
-        compared.add(schedule, worst_difference(run, alone), len(several))
+        if others := [one["why_schedule"] for one in several if one["schedule"] != row.schedule]:
+            raise ValueError(f"{row} did not run: {others}")
+        numbers = {one["generation"] for one in several if one["frozen_forward"] == row.frozen_forward}
+        steps = sum(line["generation"] in numbers for line in committed(run).values())
+        compared.add(row, worst_difference(run, alone[row.causal]), steps)
         if spared := {worker for worker, fault in scenario.faults.items() if fault.ends} - run.lost_at.keys():
             raise ValueError(f"workers {sorted(spared)} were not killed")
         compared.deaths += len(run.lost_at)
@@ -224,7 +270,7 @@ def gradients(layout: tuple[int, int], seed: int, boundary: int, folder: Path) -
     rate = 1e6
     descent = {"name": "SGD", "learningRate": rate, "momentum": 0.0}
     scenario = Scenario(seed, [], {}, [{"step": 0, "boundary": boundary}], descent, dropout=0.1)
-    spec = make_spec(scenario, ScheduleName.ONE_FORWARD_ONE_BACKWARD, "Float32")
+    spec = make_spec(scenario, Row(ScheduleName.ONE_FORWARD_ONE_BACKWARD), "Float32")
     training = spec.training.model_copy(update={"steps": 1, "max_gradient_norm": None})
     workers = list(range(layout[0] * layout[1]))
     run_job(spec.model_copy(update={"training": training}), [Scripted(*layout, workers)], folder)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipetransformer.hooks import HookPoint
+from pipetransformer.job.script_parts import Parts
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit import forked
@@ -204,6 +205,7 @@ def _worker(
     faults: Faults,
     watchdog_seconds: float,
     checks_model: bool,
+    parts: Parts,
 ) -> None:
     forked.end_with_tests()
     import logging
@@ -228,7 +230,7 @@ def _worker(
         mock.patch("pipetransformer.worker.warm_up._check_dropout").start()
     try:
         spec, num_shards = in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json))
-        job = load_job(spec, num_shards=num_shards)
+        job = load_job(spec, parts, num_shards=num_shards)
         store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
         pipe.send(address)
         name = f"job-w{number}"
@@ -293,6 +295,7 @@ def run_job(
     first_generation: int = 1,
     job_uid: str = "job",
     watchdog_seconds: float = 300.0,
+    parts: Parts | None = None,
 ) -> Ran:
     """Train `spec` through the generations of `script`, with `faults` by worker.
 
@@ -305,8 +308,9 @@ def run_job(
         job_uid: of the job; another one's is a new job.
         watchdog_seconds: floor of the workers' watchdogs. Beyond the harness's patience by default: a death has to be
             noticed by the connections that it closes.
+        parts: what the program passes.
     """
-    faults = faults or {}
+    faults, parts = faults or {}, parts or Parts()
     context = forked.context(*forked.TRAINER)
     numbers = sorted({number for entry in script for number in [*entry.members, *entry.leavers]})
     pipes: dict[int, Connection] = {}
@@ -323,6 +327,7 @@ def run_job(
                 faults.get(number, Faults()),
                 watchdog_seconds,
                 number == numbers[0],  # all hold the same model, and each would take a tenth of its time
+                parts,
             ),
         )
         processes[number].start()

@@ -11,8 +11,12 @@ from tests.testkit import forked
 _TIMEOUT = datetime.timedelta(seconds=60)
 
 
-def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(group, *arguments)` on each rank of a gloo group; what it returned, by rank. All must be picklable."""
+def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, within: float = 120) -> list[Any]:
+    """`function(group, *arguments)` on each rank of a gloo group; what it returned, by rank. All must be picklable.
+
+    Raises:
+        TimeoutError: a rank did not return within `within` seconds.
+    """
     from pipetransformer.elastic.transport.groups import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
@@ -27,7 +31,7 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        return [_receive(pipe) for pipe in pipes]
+        return [_receive(pipe, within) for pipe in pipes]
     finally:
         for process in processes:
             process.kill()
@@ -51,9 +55,9 @@ def _run(pipe: Connection, port: int, rank: int, size: int, function: Callable[.
         raise
 
 
-def _receive(pipe: Connection) -> Any:
-    if not pipe.poll(120):
-        raise TimeoutError("a rank said nothing for 120 s")
+def _receive(pipe: Connection, within: float) -> Any:
+    if not pipe.poll(within):
+        raise TimeoutError(f"a rank said nothing for {within:.0f} s")
     result, error = pipe.recv()
     if error:
         raise AssertionError(f"a rank failed:\n{error}")

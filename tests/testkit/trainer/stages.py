@@ -1,4 +1,4 @@
-"""Runners of a model's spans, one span a worker."""
+"""Runners of a model's spans."""
 
 import torch
 import torch.distributed as dist
@@ -15,11 +15,17 @@ def make_runner(
     *,
     boundary: int = 0,
     dtype: torch.dtype = torch.float32,
+    owners: tuple[int, ...] = (),
+    autocast: torch.dtype | None = None,
+    recompute: bool = False,
 ) -> StageRunner:
-    """This rank's runner; the group is the pipeline. 1F1B by default. Its units are `runner.spec.units`."""
-    workers, count = group.size(), len(model.units)
-    spans = [range(rank * count // workers, (rank + 1) * count // workers) for rank in range(workers)]
-    owners = tuple(range(workers))
+    """This rank's runner; the group is the pipeline. 1F1B by default, and one span a worker. Its units are
+    `runner.spec.units`."""
+    owners = owners or tuple(range(group.size()))
+    count = len(model.units)
+    spans = [range(span * count // len(owners), (span + 1) * count // len(owners)) for span in range(len(owners))]
     made = schedule or OneForwardOneBackward()
-    spec = StageSpec(group.rank(), spans, owners, boundary, made, group, torch.device("cpu"), dtype)
+    spec = StageSpec(
+        group.rank(), spans, owners, boundary, made, group, torch.device("cpu"), dtype, autocast, recompute
+    )
     return StageRunner(spec, model, [model.units[unit] for unit in spec.units])

@@ -22,10 +22,12 @@ from pipetransformer_client.job import Event, Job
 from pipetransformer_client.kube import Kube
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.requests import Object
+from pipetransformer_contract.api.validate import validate_manifest
 from tests.testkit import ROOT
 from tests.testkit.client.command_line import command
 from tests.testkit.client.fake_kube import JOBS, FakeKube, finished, published, stored
-from tests.testkit.operator.builders import make_job
+from tests.testkit.operator.builders import JobBuilder, make_job
+from tests.testkit.operator.manifests import REFUSED
 
 
 @pytest.mark.parametrize("words", [("run", "--run-dir", "run"), ("submit",)], ids=["run", "submit"])
@@ -41,6 +43,18 @@ def test_a_wrong_file_is_refused_with_the_fields_path_and_exit_code_2(
     assert command(monkeypatch, *words, "job.yaml") == 2
     assert "spec.elasticPolicy.workers" in capsys.readouterr().err
     assert fake.requests == []
+
+
+@pytest.mark.parametrize("job", [job for job, path in REFUSED if path.startswith("spec.pipeline.")])
+def test_a_local_run_refuses_a_pipeline_in_the_words_of_the_api_server(
+    job: JobBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(yaml.safe_dump(job.manifest()))
+    assert command(monkeypatch, "run", "--run-dir", "run", "job.yaml") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    for error in validate_manifest(job.manifest()):
+        assert error.path in said and error.message in said
 
 
 @pytest.mark.parametrize("words", [("run", "--run-dir", "run"), ("submit",)], ids=["run", "submit"])

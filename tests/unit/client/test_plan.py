@@ -159,7 +159,7 @@ def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps({"costs": assumed_costs(12).model_dump(mode="json")}))
     job = packing_job().set("pipeline", {"stages": 4, "schedule": "Auto", "packing": "Measured"})
-    job = job.set("elasticPolicy.maxPipelines", 1)
+    job = job.set("elasticPolicy.maxPipelines", 1).set("training.epochs", 20)
     plan = planned(job, tmp_path, monkeypatch, capsys, "--costs", str(costs))
     first = plan["phases"][0]
     choice, *others = first["candidates"]
@@ -176,6 +176,54 @@ def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     assert all(one["stepSeconds"] >= choice["stepSeconds"] for one in others if one["stepSeconds"] is not None)
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs)) == 0
     shown = capsys.readouterr().out
-    assert "from step 0: 4 x 1, 0 frozen" in shown and "ZeroBubbleV" in shown
+    assert "From step 0: 1 pipeline of 4 stages, 0 frozen layers" in shown and "ZeroBubbleV" in shown
+    assert shown.count("chosen") == sum(
+        len({one["schedule"] for one in phase["candidates"]}) > 1 for phase in plan["phases"]
+    )
 
     assert all(phase["candidates"] == [] for phase in planned(job, tmp_path, monkeypatch, capsys)["phases"])
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml")) == 0
+    said = capsys.readouterr().out
+    assert said.count("Auto chooses once costs are measured") == 1, "layouts with the same reason share a line"
+
+
+def test_a_plan_lies_between_the_ideal_and_the_static_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = packing_job().set("training.epochs", 20)
+    found = planned(job, tmp_path, monkeypatch, capsys, "--ideal")["ideal"]
+    times = {name: run["time"] for name, run in found["runs"].items()}
+    assert found["boundTime"] < times["ideal"] <= times["job"] < times["static"]
+    assert times["ideal"] <= times["staticFrozen"] < times["static"]
+    assert found["runs"]["idealReleased"]["gpuTime"] < found["runs"]["ideal"]["gpuTime"]
+    assert found["jobOverIdeal"] == pytest.approx(times["job"] / times["ideal"])
+    assert (found["exact"], found["cacheCounted"], found["timesInSeconds"]) == (True, False, False)
+
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--ideal") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "this job, as planned" in shown and "best static layout, frozen" in shown and " bound " in shown
+    assert "No cache is counted, so each frozen layer still runs forward." in shown
+
+
+def test_with_measured_costs_the_ideal_counts_the_cache_an_epoch_after_a_freeze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"costs": assumed_costs(12).model_dump(mode="json")}))
+    job = packing_job().set("training.epochs", 20).set("pipeline.packing", "Measured")
+    found = planned(job, tmp_path, monkeypatch, capsys, "--ideal", "--costs", str(costs))["ideal"]
+    assert found["cacheCounted"] and found["timesInSeconds"]
+    steps = [step for step in found["runs"]["staticFrozen"]["steps"] if step["frozenLayers"] == 8]
+    assert [step["cachedLayers"] for step in steps] == [0, 8]
+    assert steps[1]["stepTime"] < steps[0]["stepTime"]
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--ideal", "--costs", str(costs)) == 0
+    assert "GPU hours" in capsys.readouterr().out
+
+
+def test_no_ideal_is_shown_if_gradients_decide_when_layers_freeze(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(packing_job().set("freeze", {"policy": "GradientNorm"}).manifest()))
+    assert command(monkeypatch, "plan", str(file), "--ideal") == 2
+    assert "gradients decide when layers freeze, so --ideal knows no steps" in capsys.readouterr().err

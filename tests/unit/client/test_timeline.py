@@ -18,7 +18,7 @@ from pipetransformer_client.timeline import WIDTHS, draw, read, write
 from pipetransformer_client.timeline.record import Held
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, JobStatus
 from tests.testkit.client.command_line import command
-from tests.testkit.client.records import crowded, generation, started, write_record
+from tests.testkit.client.records import crowded, generation, started, step, write_record
 from tests.testkit.phone import WIDTH, look
 from tools.browser import Browser
 
@@ -39,11 +39,13 @@ def run_dir(tmp_path: Path) -> Path:
         {"time": 1020.0, "kind": "Evaluated", "step": 20, "metrics": {"loss": None, "accuracy": 0.5}, "best": True},
         {"time": 1040.0, "kind": "Frozen", "step": 40, "frozenLayers": 9, "generation": 1},
         generation(1050.0, 2, 2, 1, frozen=9, step=50),
-        generation(1080.0, 3, 1, 1, frozen=9, step=80, reason="Failure"),
+        generation(1080.0, 3, 1, 1, frozen=9, step=80, reason="Failure", why="Auto measures first"),
         {"time": 1090.0, "kind": "Evaluated", "step": 90, "metrics": metrics, "best": True},
         {"time": 1100.0, "kind": "Finished", "step": 100, "modelStep": 100, "metrics": metrics},
     ]
-    steps = [{"time": 1000.5 + n, "loss": 1 / (n + 1), "samplesPerSecond": 100.0 + n} for n in range(100)]
+    steps = [
+        step(1000.5 + n, 1 / (n + 1), 100.0 + n, number=1 + (n >= 50) + (n >= 80), idle=n / 100) for n in range(100)
+    ]
     return write_record(tmp_path / "digits", events, steps)
 
 
@@ -86,9 +88,21 @@ def test_a_record_tells_who_held_what_when(run_dir: Path) -> None:
     assert record.outcome == "complete: loss 0.25, accuracy 0.875"
 
 
+def test_a_record_tells_the_schedule_of_each_layout_why_and_how_idle_its_workers_were(run_dir: Path) -> None:
+    record = read(run_dir)
+    assert [(one.schedule, one.why_schedule) for one in record.regroups] == [
+        ("OneForwardOneBackward", ""),
+        ("OneForwardOneBackward", ""),
+        ("OneForwardOneBackward", "Auto measures first"),
+    ]
+    assert [one.idle_share for one in record.regroups] == pytest.approx([0.245, 0.645, 0.895])
+    page, _ = write(record, "digits", run_dir)
+    assert "<td>64%</td>" in page.read_text() and "<td>Auto measures first</td>" in page.read_text()
+
+
 def test_each_span_of_a_stage_is_drawn_where_its_layers_are(tmp_path: Path) -> None:
     events = [started(0.0), generation(0.0, 1, 2, 2, spans=2)]
-    record = read(write_record(tmp_path, events, [{"time": 100.0, "loss": 1.0, "samplesPerSecond": 1.0}]))
+    record = read(write_record(tmp_path, events, [step(100.0, 1.0, 1.0)]))
 
     assert record.spans[0].cuts == (Held(0, 2, 0), Held(3, 5, 1), Held(6, 8, 0), Held(9, 11, 1))
     labels = [text for text, *_ in boxes(draw(record, "", 1100)) if text.startswith("stage")]
@@ -134,14 +148,14 @@ def test_a_layout_after_a_failure_is_told_apart(run_dir: Path) -> None:
 
 def test_a_failure_that_left_the_layout_as_it_was_is_told_apart_too(tmp_path: Path) -> None:
     events = [started(0.0), generation(0.0, 1, 4, 1), generation(50.0, 2, 4, 1, reason="Failure")]
-    svg = draw(read(write_record(tmp_path, events, [{"time": 100.0, "loss": 1.0, "samplesPerSecond": 1.0}])), "", 1100)
+    svg = draw(read(write_record(tmp_path, events, [step(100.0, 1.0, 1.0)])), "", 1100)
     layouts = [element for element in ET.fromstring(svg).iter(TEXT) if element.text == "4 × 1"]  # noqa: RUF001
     assert [element.get("fill") == LOST for element in layouts] == [True, False]
 
 
 def test_losses_that_are_negative_or_not_finite_are_drawn(tmp_path: Path) -> None:
     losses = [-1.5, float("nan"), float("inf"), None, -2.0]
-    steps = [{"time": float(n), "loss": loss, "samplesPerSecond": None} for n, loss in enumerate(losses)]
+    steps = [step(float(n), loss, None) for n, loss in enumerate(losses)]
     svg = draw(read(write_record(tmp_path, [started(0.0), generation(0.0, 1, 4, 1)], steps)), "", 1100)
     assert {"-2", "last -2"} <= set(texts(svg))
     assert "nan" not in svg and "inf" not in svg
@@ -168,7 +182,7 @@ def test_labels_of_a_crowded_record_neither_overlap_nor_leave_the_picture(seed: 
 
 
 def test_a_long_run_is_drawn_in_as_few_points_as_it_has_pixels(tmp_path: Path) -> None:
-    steps = [{"time": n / 10, "loss": 1 / (n + 1), "samplesPerSecond": 100.0 + n % 7} for n in range(20_000)]
+    steps = [step(n / 10, 1 / (n + 1), 100.0 + n % 7) for n in range(20_000)]
     record = read(write_record(tmp_path, [started(0.0), generation(0.0, 1, 4, 1)], steps))
     assert len(draw(record, "long", WIDTHS[0])) < 60_000
 

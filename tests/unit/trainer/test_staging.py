@@ -53,6 +53,7 @@ def test_a_mirror_is_sent_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("pipetransformer.elastic.regroup.mirrors.HostCopies", Late)
     monkeypatch.setattr("pipetransformer.elastic.regroup.mirrors.move_units", send)
     mirrors = Mirrors(1, mock.Mock(give=lambda *_: [torch.full((3,), 7.0)]), [mock.Mock()], torch.device("cpu"))
-    layout = mock.Mock(span=range(1), spans=[range(1)], roles=[(0, 0)], stages=1, rank=0)
+    cut = mock.Mock(units_of=lambda stage: [0])
+    layout = mock.Mock(units=[0], cut=cut, roles=[(0, 0)], stages=1, rank=0)
     mirrors.take(WorkerState(1), layout, mock.Mock())
     assert [part.tolist() for part in sent] == [[7.0] * 3]

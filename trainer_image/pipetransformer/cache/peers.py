@@ -31,7 +31,7 @@ _TIMEOUT_SECONDS = 10.0
 
 
 class EntryTaker(Protocol):
-    """What keeps the entries of peers."""
+    """Keeps the entries that peers send."""
 
     def accept(self, key: Key, entry: Tensor) -> None:
         """Keep the entry, or drop it. Called by the threads of peers."""

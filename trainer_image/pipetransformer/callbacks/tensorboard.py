@@ -11,7 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from .callback import Callback
 
-_CURVES = ("loss", "gradient_norm", "learning_rate", "samples_per_second", "frozen_layers", "generation")
+_CURVES = ("loss", "gradient_norm", "learning_rate", "samples_per_second", "idle_share", "frozen_layers", "generation")
 
 
 class TensorBoard(Callback):

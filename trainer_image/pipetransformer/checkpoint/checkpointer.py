@@ -4,14 +4,14 @@ Between two rounds each worker of the first pipeline copies its stage to host me
 writes the copy. Each vote counts the workers that still write. When none does, a thread of the leader writes the
 marker, and the checkpoint counts. One checkpoint is written at a time. A regroup cancels it, and the new generation
 begins its own. Without `everySteps`, the leader's clock decides by the cost of the newest one (`interval_seconds`).
+If the storage fails, training goes on, and the checkpoint is written once the storage takes it.
 """
 
 import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -29,11 +29,12 @@ from pipetransformer.models import unit_name
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
-from pipetransformer.storage import CheckpointInfo, commit, find, latest, load_unit, newest_generation, save_unit
+from pipetransformer.storage import CheckpointInfo, commit, find, latest, load_unit, newest_generation
 from pipetransformer_contract.messages import DurableCheckpoint
 
 from .best_model import best_location
 from .prefetch import Prefetcher
+from .storage_work import StorageWork, Write, can_wait
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -46,6 +47,8 @@ SHORTEST_INTERVAL = 60.0
 LONGEST_INTERVAL = 1800.0
 #: Seconds between two attempts to write the last checkpoint.
 _AGAIN_SECONDS = 2.0
+#: Seconds between two attempts while training goes on. An attempt itself tries for a minute.
+_PAUSE_SECONDS = 10.0
 
 
 def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
@@ -70,7 +73,7 @@ class Checkpointer:
         clock: returns seconds that only grow.
 
     Attributes:
-        why_unsaved: why the last checkpoint before this worker leaves cannot be written; empty otherwise.
+        why_unsaved: why this worker cannot write its part, or the marker, of the current checkpoint; empty otherwise.
     """
 
     def __init__(
@@ -92,11 +95,12 @@ class Checkpointer:
         self._wanted = False
         #: The checkpoint that all workers are writing, and this worker's part of it.
         self._begun: CheckpointInfo | None = None
-        self._part: Future[None] | None = None
-        self._write: _Write | None = None
+        self._part: StorageWork[None] | None = None
         self._given_up = threading.Event()
         #: On the leader: the checkpoint whose marker is being written.
-        self._marking: Future[CheckpointInfo] | None = None
+        self._marking: StorageWork[CheckpointInfo] | None = None
+        #: An attempt of the current checkpoint failed, so the time that it took says nothing about the next one.
+        self._was_late = False
 
     def due(self, step: int, save: float) -> bool:
         """Whether a checkpoint is due after `step` committed steps: by the spec, or by the vote on `overdue`."""
@@ -117,17 +121,32 @@ class Checkpointer:
         """Whether this worker's part of the current checkpoint is not written yet.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the location is wrong.
         """
-        if self._part is not None and self._part.done():
-            try:
-                self._finished(self._part)
-            except StorageError:
-                if self._hooks.out_of_time() or not self._hooks.stop_requested():
-                    raise
-                return True  # this worker is about to leave, and tries again then
-            self._part = self._write = None
+        if self._part is not None and self._is_written(self._part):
+            self._part = None
         return self._part is not None
+
+    def _is_written(self, work: StorageWork[Result]) -> bool:
+        """Whether the work succeeded. If the storage failed but may take it later, the work begins again.
+
+        Raises:
+            StorageError: the storage will not take it later either.
+        """
+        if not work.done:
+            return False
+        try:
+            work.result()
+        except StorageError as error:
+            leaves_later = self._hooks.stop_requested() and not self._hooks.out_of_time()  # and tries again then
+            if not (leaves_later or can_wait(error)):
+                raise
+            logger.warning("training without a new checkpoint: %s", error)
+            self.why_unsaved, self._was_late = str(error), True
+            work.repeat(_PAUSE_SECONDS)
+            return False
+        self.why_unsaved = ""
+        return True
 
     def want(self) -> None:
         """Request a checkpoint of the committed state, now or after the current one."""
@@ -155,7 +174,7 @@ class Checkpointer:
             run=self._job.identity,
         )
 
-        host, self._begun_at = HostCopies(), self._clock()
+        host, self._begun_at, self._was_late = HostCopies(), self._clock(), False
 
         def copy() -> dict[str, dict[str, Tensor]]:
             return {
@@ -169,25 +188,28 @@ class Checkpointer:
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
         self._pause_seconds = self._clock() - self._begun_at
         if copies is not None:
-            self._write = _Write(self._spec.location, self._begun, copies, host, self._given_up)
-            self._part = self._thread.submit(self._write.run)
+            location, given_up = self._spec.location, self._given_up
+            write = Write(location, self._begun, copies, host, given_up)
+            self._part = StorageWork(self._thread, write.run, location, given_up)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Continue after a vote with the number of members that still write. Returns, on the leader, a checkpoint that
         became durable.
 
         Raises:
-            StorageError: the marker cannot be written.
+            StorageError: the marker cannot be written, now or later.
         """
         if self._begun is not None and not writing:
-            self._writing_seconds = self._clock() - self._begun_at
+            if not self._was_late:
+                self._writing_seconds = self._clock() - self._begun_at
             if leads:
+                self._drop_marking()
                 self._marking = self._mark(self._begun)
             self._begun = None
-        if self._marking is None or not self._marking.done():
+        if self._marking is None or not self._is_written(self._marking):
             return None
         marking, self._marking = self._marking, None
-        return self._marked(self._finished(marking))
+        return self._marked(marking.result())
 
     def save_now(
         self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
@@ -217,37 +239,31 @@ class Checkpointer:
             StorageError: it cannot be written.
             RuntimeError: a connection broke.
         """
-        info, part, write = self._begun, self._part, self._write
-        self._begun = self._part = self._write = None
+        info, part = self._begun, self._part
+        self._begun = self._part = None
         given_up = self._given_up if insist else None
-
-        def finish(part: Future[None], write: _Write) -> None:
-            self._insist(part, lambda: self._thread.submit(write.run), given_up)
-
-        def finish_marker(marking: Future[CheckpointInfo]) -> DurableCheckpoint:
-            return self._marked(self._insist(marking, lambda: marking if info is None else self._mark(info), given_up))
-
-        barrier.pass_after(None if part is None or write is None else partial(finish, part, write), groups)
+        barrier.pass_after(None if part is None else partial(self._insist, part, given_up), groups)
         if info is not None and layout.is_leader:
             self._marking = self._mark(info)
         marking, self._marking = self._marking, None
-        return barrier.pass_after(None if marking is None else partial(finish_marker, marking), groups)
 
-    def _insist(
-        self, first: Future[Result], again: Callable[[], Future[Result]], given_up: threading.Event | None
-    ) -> Result:
-        """The result of a thread's work. While the storage fails it is repeated, until the checkpoint is given up or
-        the worker's time is over; with None it is done once."""
-        future = first
+        def finish(marking: StorageWork[CheckpointInfo]) -> DurableCheckpoint:
+            return self._marked(self._insist(marking, given_up))
+
+        return barrier.pass_after(None if marking is None else partial(finish, marking), groups)
+
+    def _insist(self, work: StorageWork[Result], given_up: threading.Event | None) -> Result:
+        """The result of the work. While the storage fails the work is repeated, until the checkpoint is given up or the
+        worker's time is over; with None it is done once."""
         while True:
             try:
-                result = self._finished(future)
+                result = work.result()
             except StorageError as error:
                 self.why_unsaved = str(error)
                 if given_up is None or self._hooks.out_of_time() or given_up.wait(_AGAIN_SECONDS):
                     raise
                 logger.warning("retrying the last checkpoint: %s", error)
-                future = again()
+                work.repeat()
             else:
                 self.why_unsaved = ""
                 return result
@@ -256,10 +272,18 @@ class Checkpointer:
         """Cancel the current checkpoint, because the generation is over. The next checkpoint that counts removes its
         files. The rest is not written, so that the next one has the storage for itself."""
         self._given_up.set()
-        self._begun = self._part = self._marking = self._write = None
+        self._drop_marking()
+        self._begun = self._part = None
         self._wanted = False
+        self.why_unsaved = ""
 
-    def _mark(self, info: CheckpointInfo) -> Future[CheckpointInfo]:
+    def _drop_marking(self) -> None:
+        """Do not repeat the marker of an earlier checkpoint, which would be late."""
+        if self._marking is not None:
+            self._marking.drop()
+        self._marking = None
+
+    def _mark(self, info: CheckpointInfo) -> StorageWork[CheckpointInfo]:
         assert self._spec is not None
         location, keep = self._spec.location, self._spec.keep
 
@@ -267,17 +291,11 @@ class Checkpointer:
             commit(location, info, keep=keep)
             return info
 
-        return self._thread.submit(mark)
+        return StorageWork(self._thread, mark, location, self._given_up)
 
     def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
         self._known = info
         return describe(info, info.state["earlierGenerations"])
-
-    def _finished(self, future: Future[Result]) -> Result:
-        """Wait for a thread's work and return its result."""
-        assert self._spec is not None
-        with storing(f"spec.checkpoint.location: {self._spec.location}"):
-            return future.result()
 
     def durable(self) -> DurablePoint | None:
         """Step, boundary and name of the newest checkpoint.
@@ -359,25 +377,6 @@ class Checkpointer:
         """A reader of frozen units from the newest checkpoint."""
         tied = {unit for tie in self._job.model.ties.all for unit, _ in tie.places}
         return Prefetcher(None if self._spec is None else self._spec.location, self._job.num_layers, tied)
-
-
-@dataclass(frozen=True)
-class _Write:
-    """This worker's part of one checkpoint: what is left to write, and where."""
-
-    location: str
-    info: CheckpointInfo
-    units: dict[str, dict[str, Tensor]]
-    host: HostCopies
-    given_up: threading.Event
-
-    def run(self) -> None:
-        """Write units until all are written or the checkpoint is given up. A failed write is retried by another run."""
-        self.host.wait()
-        while self.units and not self.given_up.is_set():
-            unit = next(iter(self.units))
-            save_unit(self.location, self.info, unit, self.units[unit])
-            del self.units[unit]
 
 
 def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:

@@ -62,9 +62,7 @@ def load_text(
         for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
     if not train:
-        raise ValueError(
-            f"{len(test)} paragraphs are too few: blank lines separate paragraphs, and the first is held out"
-        )
+        raise ValueError(f"too few paragraphs ({len(test)}): the first is held out. Blank lines separate paragraphs")
     ids: dict[str, Any] = {"pad_id": PAD, "start_id": START, "end_id": END}
     if target is not Task.CLASS:
         if shorter:

@@ -11,7 +11,7 @@ from pipetransformer.data import DataInfo, Task
 from pipetransformer.errors import SpecError, storing
 from pipetransformer.models import PipelineModel, is_keyed
 from pipetransformer.storage import Folder
-from pipetransformer_contract.spec import Pipeline, TrainerSpec
+from pipetransformer_contract.spec import NEEDS_ORDER, READS_PICTURES, Pipeline, TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
 
@@ -41,11 +41,6 @@ def check_spec(spec: TrainerSpec) -> None:
     """
     check_parts(spec)
     _check_rules(spec, "spec")
-    if spec.training.global_batch_size < spec.num_shards:
-        raise SpecError(
-            "spec.training.globalBatchSize",
-            f"{spec.training.global_batch_size} samples a step are too few for {spec.num_shards} pipelines",
-        )
     for field, location in _locations(spec):
         check_location(field, location)
 
@@ -122,7 +117,7 @@ def check_slices(spec: Pipeline, model: PipelineModel, name: str, info: DataInfo
     if not model.slices_tokens:
         raise SpecError(
             "spec.pipeline.schedule",
-            f"TeraPipe needs a model whose positions see only earlier ones: {name} {_why_no_slices(info)}",
+            f"{NEEDS_ORDER}: {name} {_why_no_slices(info)}",
         )
     total = model.activation_shape(1)[1]
     if targets.shape[1:2] != (total,):
@@ -144,7 +139,7 @@ def check_slices(spec: Pipeline, model: PipelineModel, name: str, info: DataInfo
 def _why_no_slices(info: DataInfo) -> str:
     """Words that follow the model's name."""
     if len(info.input_shape) == 3:
-        return "reads pictures, whose patches have no order"
+        return READS_PICTURES
     if info.task in (Task.CLASS, Task.MASKED_TOKEN):
         return "is bidirectional"
     return "does not promise it with slices_tokens=True (docs/models.md)"

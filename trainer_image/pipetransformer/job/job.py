@@ -7,7 +7,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -47,13 +47,13 @@ from pipetransformer.partition import (
 )
 from pipetransformer.partition.slice_costs import SliceCosts, choose_slices
 from pipetransformer.partition.slices import default_grain, equal_slices, in_tokens
-from pipetransformer.schedules import Schedule, TeraPipe, make_schedule
+from pipetransformer.schedules import Ahead, OwnsSpans, Schedule, TeraPipe, make_schedule
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import CachePolicy, Precision, ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, FrozenForward, Precision, ScheduleName, TrainerSpec
 
 from .script_parts import Overruled
 
@@ -191,12 +191,18 @@ class Job:
                 f"the operator asked for {pipelines} pipelines of {stages} stages, but the data are ordered in {shards}"
                 f" shards: upgrade the operator, or set maxWorkers to at most {shards * stages}",
             )
+        cut, why = None, "Auto chooses once costs are measured"
         if costs is not None:
             try:
-                return self.step_model(costs).cut(boundary, stages, pipelines)
+                cut, why = self.step_model(costs).cut(boundary, stages, pipelines), ""
             except MemoryBoundError as error:
+                why = "no schedule that Auto knows fits the memory"
                 logger.warning("%d stages, %d pipelines: %s; cutting by assumed costs", stages, pipelines, error)
-        return self.step_model(None).cut(boundary, stages, pipelines)
+        if stages == 1:
+            why = "one stage leaves Auto nothing to choose"
+        cut = cut or self.step_model(None).cut(boundary, stages, pipelines)
+        automatic = self.spec.pipeline.schedule is ScheduleName.AUTO
+        return replace(cut, why_schedule=why) if automatic and not cut.why_schedule else cut
 
     def step_model(self, costs: ModelCosts | None) -> StepModel:
         """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative."""
@@ -215,13 +221,39 @@ class Job:
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
             options=self._options(costs),
             own=self.schedule,
+            frozen_forward=self._frozen_forward(costs),
+            last_sharing=self._last_sharing,
+            first_stages=self.spec.pipeline.stages,
         )
+
+    def _frozen_forward(self, costs: ModelCosts | None) -> FrozenForward:
+        """When frozen layers compute. Before costs are measured `Auto` runs them in place."""
+        wanted = self.spec.pipeline.frozen_forward
+        return FrozenForward.IN_PLACE if wanted is FrozenForward.AUTO and costs is None else wanted
+
+    @cached_property
+    def _last_sharing(self) -> list[int]:
+        """Of each unit, the last unit that shares a parameter with it, or itself."""
+        last = list(range(self.num_layers + 2))
+        for tie in self.model.ties.all:
+            for unit, _ in tie.places:
+                last[unit] = max(last[unit], tie.last_unit)
+        return last
+
+    def ahead(self, cut: Cut, control: Control) -> Ahead | None:
+        """The schedule of a layout that runs frozen forwards one round ahead; None if it runs them in place. All
+        workers get the same, from the costs in the control state."""
+        if not cut.ahead_units:
+            return None
+        costs = None if control.costs is None else ModelCosts.model_validate(control.costs)
+        return self.step_model(costs).ahead(control.boundary, cut)
 
     def _options(self, costs: ModelCosts | None) -> Sequence[Option]:
         """The schedules that layouts may run, the simpler first. Before costs are measured `Auto` runs 1F1B."""
         pipeline = self.spec.pipeline
         if pipeline.schedule is not ScheduleName.AUTO:
-            return [Option(pipeline.schedule, pipeline.num_spans)]
+            asked = self.schedule.spans if isinstance(self.schedule, OwnsSpans) else 1
+            return [Option(pipeline.schedule, pipeline.num_spans or asked)]
         return AUTO[:1] if costs is None else AUTO
 
     def schedule_of(self, cut: Cut) -> Schedule:

@@ -85,7 +85,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     check_model(model)
     stages = spec.pipeline.stages
     inputs, targets = read_batch(dataset.train, [0], None)
-    schedule = make_schedule(spec.pipeline.schedule, parts.schedule)
+    schedule = make_schedule(spec.pipeline.schedule, parts.schedule, spans_per_worker=spec.pipeline.spans_per_worker)
     if isinstance(schedule, TeraPipe):
         check_slices(spec.pipeline, model, _name_of(spec), dataset.info, targets)
     metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)

@@ -12,9 +12,10 @@ from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models import MicroBatchContext
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Candidate, Cut, MemoryBoundError, ModelCosts
+from pipetransformer.partition.ideal import Ideal, Segment, segments, with_cache_of
 from pipetransformer.pipeline.probe import Probe
 from pipetransformer.worker.process import choose_device
-from pipetransformer_contract.choose import Present
+from pipetransformer_contract.choose import Bounds, Present
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
@@ -43,8 +44,8 @@ class Forecast:
         return cls(load_job(spec), costs)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
-        """(step, frozen layers from there on) of each move of the boundary, if no trial fails; None if gradients will
-        decide."""
+        """For each move of the boundary, its step and the frozen layers from then on, if no trial fails. None if
+        gradients will decide."""
         policy, total = self.job.policy, self.job.total_steps
         instants: Sequence[int]
         if isinstance(policy, NoFreeze):
@@ -99,6 +100,24 @@ class Forecast:
         because there is no time to compare them with."""
         pause = 0.0 if self.costs is None else ASSUMED_PAUSE_SECONDS
         return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause)
+
+    def ideal(self, bounds: Bounds) -> Ideal:
+        """What layouts within these limits could reach at best."""
+        return Ideal(self.job.step_model(self.costs), bounds, self.job.spec.pipeline.packing)
+
+    def segments(self) -> list[Segment] | None:
+        """The run, split where layers freeze and, with a cache, where that has caught up; None if gradients will
+        decide."""
+        moves = self.boundaries()
+        if moves is None:
+            return None
+        caught_up_after = self.job.order.steps_per_epoch if self.job.step_model(self.costs).cache_bytes else 0
+        return segments(moves, self.job.total_steps, caught_up_after)
+
+    def segment_seconds(self, segment: Segment, cut: Cut, pipelines: int) -> float:
+        """Seconds of a step in a segment, with what the cache has by then."""
+        model = with_cache_of(self.job.step_model(self.costs), segment.boundary, segment.cached)
+        return model.step_seconds(segment.boundary, cut, pipelines)
 
 
 def _check_named(spec: TrainerSpec) -> None:

@@ -27,6 +27,18 @@ class Meter:
             buckets=_STEP_SECONDS,
             registry=self.registry,
         )
+        rounds = self._counter(
+            "round_seconds",
+            "Seconds of rounds on this worker, up to their vote, by activity: Computing (forwards and backwards; on a"
+            " GPU by its own clock), Idle (the rest: waits for messages, the sum of gradients, the vote).",
+            ("activity",),
+        )
+        self._computing, self._idle = rounds.labels("Computing"), rounds.labels("Idle")
+        self._ahead = Gauge(
+            f"{PREFIX}_frozen_ahead_share",
+            "Share of the newest step's frozen forwards, in this worker's pipeline, that the step before computed.",
+            registry=self.registry,
+        )
         self._samples = self._counter("samples", "Samples of committed steps; counted by the leader, for all workers.")
         self._skipped = self._counter(
             "skipped_steps", "Steps without an update, for loss or gradients were no numbers; counted by the leader."
@@ -77,9 +89,15 @@ class Meter:
         )
         self._held = {name: held.labels(tier) for name, tier in _TIERS.items()}
 
-    def on_step(self, seconds: float) -> None:
-        """A step was committed."""
+    def on_step(self, seconds: float, frozen_ahead_share: float) -> None:
+        """A step was committed, and the step before had computed this share of its frozen forwards."""
         self._steps.observe(seconds)
+        self._ahead.set(frozen_ahead_share)
+
+    def on_round(self, computing: float, seconds: float) -> None:
+        """A round ended with its vote. It took `seconds`, of which this worker computed for `computing`."""
+        self._computing.inc(computing)
+        self._idle.inc(max(0.0, seconds - computing))
 
     def on_led(self, samples: int, *, skipped: bool) -> None:
         """As the leader: what the step was for the job."""

@@ -15,7 +15,7 @@ from pipetransformer_contract.spec import ScheduleName
 
 from .contiguous import MemoryBound, MemoryBoundError
 from .cut import Cut
-from .predict import Bound, Predicted, Step, peak_chunks
+from .predict import Bound, Predicted, Step, UnitWork, peak_chunks
 from .spans import cut_units
 
 #: Most candidates of a layout that are simulated, unless none of them fits the memory.
@@ -23,7 +23,7 @@ _MOST_SIMULATED = 12
 #: Seconds that differ by no more than this share are equal.
 _EQUAL = 1e-9
 #: Schedules that compute the two halves of a backward apart.
-_IN_HALVES = frozenset({ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V})
+IN_HALVES = frozenset({ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ class Candidate:
         micro_batches: number of micro-batches (M).
         cut: the spans; None if the layout cannot be cut so.
         together: whether all frozen layers are in the first span, whose cache saves their forwards.
+        holders: number of workers of a pipeline that run frozen forwards one round ahead, the first ones; 0 if frozen
+            forwards run in place.
         least_seconds: lower bound of a step's seconds.
         predicted: the simulated step; None if it was not simulated.
         why_not: why it was not chosen; empty for the choice.
@@ -64,6 +66,7 @@ class Candidate:
     micro_batches: int
     cut: Cut | None = None
     together: bool = False
+    holders: int = 0
     least_seconds: float = 0.0
     predicted: Predicted | None = None
     why_not: str = ""
@@ -77,6 +80,15 @@ class Kept:
     bound: Bound
 
 
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """What becomes of the frozen layers: spread over the stages, or together in the first span, where a cache or
+    forwards one round ahead on the first `holders` workers save time."""
+
+    together: bool = False
+    holders: int = 0
+
+
 @dataclass(frozen=True)
 class Search:
     """The search in one layout.
@@ -86,6 +98,9 @@ class Search:
         steps: what to do, by micro-batch size.
         schedules: what makes the lists of each option.
         limit: bytes of a worker; None if unknown.
+        in_place: whether frozen forwards may run in place.
+        ahead: whether frozen forwards may run one round ahead.
+        copies_limit: bytes of a worker that holds copies of frozen layers, where `limit` is unknown.
         kept: spans and bounds that searches with the same costs have found, by what they depend on.
     """
 
@@ -93,6 +108,9 @@ class Search:
     steps: Mapping[int, Step]
     schedules: Mapping[Option, Schedule]
     limit: int | None = None
+    in_place: bool = True
+    ahead: bool = False
+    copies_limit: int | None = None
     kept: dict[object, Kept] = field(default_factory=dict)
 
     def best_first(self, options: Sequence[Option]) -> list[Candidate]:
@@ -112,7 +130,7 @@ class Search:
         made = [one for option in options for size in self.steps for one in self._candidates(option, size, errors)]
         refused = [one for one in made if one.why_not]
         possible = sorted((one for one in made if not one.why_not), key=lambda one: one.least_seconds)
-        if len(possible) == 1 and self._surely_runs(possible[0].option):
+        if len(possible) == 1 and self._surely_runs(possible[0]):
             return possible + refused
         fitting: list[Candidate] = []
         unlikely: list[Candidate] = []
@@ -133,36 +151,60 @@ class Search:
             raise min(errors, key=lambda error: error.needed)
         raise ScheduleError(refused[0].why_not)
 
-    def _surely_runs(self, option: Option) -> bool:
-        """Whether a cut of this schedule needs no simulation: it was cut within the memory, and runs any round."""
+    def _surely_runs(self, candidate: Candidate) -> bool:
+        """Whether a candidate needs no simulation: it was cut within the memory, and runs any round."""
+        option = candidate.option
         within = self.limit is None or option.spans_per_worker == 1
-        return within and option.schedule is not ScheduleName.SCRIPT
+        return within and not candidate.holders and option.schedule is not ScheduleName.SCRIPT
 
     def _candidates(self, option: Option, size: int, errors: list[MemoryBoundError]) -> Iterator[Candidate]:
-        """The candidates of one schedule at one micro-batch size: with frozen layers spread over the stages, and
-        together in the first span where a cache saves their forwards."""
+        """The candidates of one schedule at one micro-batch size, one for each thing to do with the frozen layers."""
         step = self.steps[size]
         candidate = Candidate(option, step.micro_batches)
         num_layers = len(step.state_bytes) - 2
-        fitted = fit(option.schedule, self.stages, option.spans_per_worker, step.micro_batches, num_layers)
+        try:
+            fitted = fit(
+                option.schedule, self.stages, option.spans_per_worker, step.micro_batches, num_layers,
+                own=self.schedules[option],
+            )  # fmt: skip
+        except ScheduleError as error:
+            yield replace(candidate, why_not=str(error))
+            return
         if fitted.reason:
             yield replace(candidate, why_not=fitted.reason)
             return
-        units = step.units
-        can_be_together = units.miss_share < 1 and 0 < units.boundary <= num_layers - len(fitted.owners)
-        for together in (False, True) if can_be_together else (False,):
+        prefixes = list(self._prefixes(step.units, num_layers - len(fitted.owners)))
+        if not prefixes:
+            spans = len(fitted.owners)
+            why_not = f"frozen forwards run ahead only with a layer that trains for each of {spans} spans"
+            yield replace(candidate, why_not=why_not)
+        for prefix in prefixes:
+            found = replace(candidate, together=prefix.together, holders=prefix.holders)
             try:
-                kept = self._cut(option, size, fitted.owners, together=together)
+                kept = self._cut(option, size, fitted.owners, prefix)
             except MemoryBoundError as error:
                 errors.append(error)
-                yield replace(candidate, together=together, why_not=str(error))
+                yield replace(found, why_not=str(error))
             except ScheduleError as error:
-                yield replace(candidate, together=together, why_not=str(error))
+                yield replace(found, why_not=str(error))
             else:
                 cut, least = Cut(kept.spans, size, fitted.owners, option.schedule), kept.bound.at(step.micro_batches)
-                yield replace(candidate, cut=cut, together=together, least_seconds=least)
+                if prefix.holders:
+                    cut = replace(cut, ahead_units=step.units.first_active, holders=tuple(range(prefix.holders)))
+                yield replace(found, cut=cut, least_seconds=least)
 
-    def _cut(self, option: Option, size: int, owners: tuple[int, ...], *, together: bool) -> Kept:
+    def _prefixes(self, units: UnitWork, most_frozen: int) -> Iterator[_Prefix]:
+        """What can become of the frozen layers, where the first span can hold them all up to `most_frozen`."""
+        fits = 0 < units.boundary <= most_frozen
+        if self.in_place:
+            yield _Prefix()
+        if self.in_place and fits and units.miss_share < 1:
+            yield _Prefix(together=True)
+        if self.ahead and fits and self.stages > 1:
+            yield _Prefix(together=True, holders=self.stages)
+            yield _Prefix(together=True, holders=1)
+
+    def _cut(self, option: Option, size: int, owners: tuple[int, ...], prefix: _Prefix) -> Kept:
         """Cut so that the slowest span is as quick as possible. One span a worker is cut within the memory.
 
         Raises:
@@ -174,22 +216,29 @@ class Search:
         peaks: tuple[int, ...] = ()
         if self.limit is not None and len(owners) == self.stages:
             peaks = _not_rising(peak_chunks(self.schedules[option], self.stages, step.micro_batches))
-        halves = option.schedule in _IN_HALVES
-        key = (size, owners, halves, units.boundary, units.miss_share, together, peaks)
+        halves = option.schedule in IN_HALVES
+        key = (size, owners, halves, units.boundary, units.miss_share, prefix, peaks)
         if key not in self.kept:
+            seconds = units.cached_seconds if prefix.together else units.seconds
             spans = cut_units(
-                units.cached_seconds if together else units.seconds,
+                units.active_seconds if prefix.holders else seconds,
                 len(owners),
-                self._memory(step, peaks) if peaks else None,
-                units.first_active if together else 1,
+                self._memory(step, peaks, prefix) if peaks else None,
+                units.first_active if prefix.together else 1,
             )
-            self.kept[key] = Kept(spans, units.of_spans(owners, spans).bound(halves=halves))
+            self.kept[key] = Kept(spans, units.of_spans(owners, spans, prefix.holders).bound(halves=halves))
         return self.kept[key]
 
-    def _memory(self, step: Step, peaks: Sequence[int]) -> MemoryBound:
+    def _memory(self, step: Step, peaks: Sequence[int], prefix: _Prefix) -> MemoryBound:
+        """The memory of one span a worker. If all workers hold the frozen units, these only lower the limit."""
         assert self.limit is not None
-        each = list(zip(step.state_bytes, step.units.saved_bytes, strict=True))
-        return MemoryBound([[state + chunks * saved for state, saved in each] for chunks in peaks], self.limit)
+        copied = step.units.first_active if prefix.holders > 1 else 0
+        state = [0.0] * copied + [*step.state_bytes[copied:]]
+        each = list(zip(state, step.units.saved_bytes, strict=True))
+        needs = [[state + chunks * saved for state, saved in each] for chunks in peaks]
+        if prefix.holders:
+            needs[0][0] += step.made_bytes  # the embedding is always on the first worker
+        return MemoryBound(needs, self.limit - sum(step.state_bytes[:copied]))
 
     def _simulated(self, candidate: Candidate, errors: list[MemoryBoundError]) -> Candidate:
         """Simulate a candidate, and refuse it if it does not fit the memory."""
@@ -199,13 +248,14 @@ class Search:
         try:
             if cut.schedule is ScheduleName.SCRIPT:  # a prediction may ask it for shorter rounds only
                 schedule.actions(RoundShape(cut.owners, step.micro_batches))
-            found = step.predict(schedule, cut.owners, cut.spans)
+            found = step.predict(schedule, cut.owners, cut.spans, candidate.holders)
         except ScheduleError as error:
             return replace(candidate, why_not=str(error))
-        if self.limit is None or found.bytes_per_worker <= self.limit:
+        limit = self.copies_limit if self.limit is None and candidate.holders > 1 else self.limit
+        if limit is None or found.bytes_per_worker <= limit:
             return replace(candidate, predicted=found)
         stage = found.bytes_by_worker.index(found.bytes_per_worker)
-        too_much = MemoryBoundError(self.stages, stage, cut.units_of(stage)[-1], found.bytes_per_worker, self.limit)
+        too_much = MemoryBoundError(self.stages, stage, cut.units_of(stage)[-1], found.bytes_per_worker, limit)
         errors.append(too_much)
         return replace(candidate, predicted=found, why_not=str(too_much))
 

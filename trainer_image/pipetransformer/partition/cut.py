@@ -1,11 +1,12 @@
 """A cut: what the trainer decides about a layout of the operator's. The leader makes it and sends it to all workers."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator
 
-from pipetransformer_contract.spec import ScheduleName
+from pipetransformer_contract.spec import FrozenForward, ScheduleName
 
 
 def _read(given: range | list[int]) -> range:
@@ -26,6 +27,9 @@ class Cut:
         owners: stage of each span; by default each stage owns one, in order.
         schedule: the schedule that runs.
         why_schedule: why it is not the schedule of the spec; empty if it is.
+        ahead_units: number of leading units, all frozen, whose forwards run one round ahead; 0 if they run in place.
+        holders: stages that hold these units, the owner of the first span among them.
+        why_in_place: why frozen forwards do not run ahead although the spec wants it; empty if they do.
     """
 
     spans: list[_Units]
@@ -33,6 +37,9 @@ class Cut:
     owners: tuple[int, ...] = ()
     schedule: ScheduleName = ScheduleName.ONE_FORWARD_ONE_BACKWARD
     why_schedule: str = ""
+    ahead_units: int = 0
+    holders: tuple[int, ...] = ()
+    why_in_place: str = ""
 
     def __post_init__(self) -> None:
         if not self.owners:
@@ -48,6 +55,11 @@ class Cut:
         """Units of the model."""
         return self.spans[-1].stop
 
+    @property
+    def pairs(self) -> set[tuple[int, int]]:
+        """The pairs of stages that send activations and gradients to each other, the lower stage first."""
+        return {(min(pair), max(pair)) for pair in pairwise(self.owners) if pair[0] != pair[1]}
+
     def spans_of(self, stage: int) -> list[range]:
         """The spans that a stage owns, in the order of the model."""
         return [span for span, owner in zip(self.spans, self.owners, strict=True) if owner == stage]
@@ -55,6 +67,20 @@ class Cut:
     def units_of(self, stage: int) -> list[int]:
         """The units that a stage owns, ascending."""
         return [unit for span in self.spans_of(stage) for unit in span]
+
+    def copies_of(self, stage: int) -> list[int]:
+        """The frozen units of another stage that a stage holds copies of, ascending."""
+        own = self.units_of(stage)
+        return [unit for unit in range(self.ahead_units) if unit not in own] if stage in self.holders else []
+
+    def held_by(self, stage: int) -> list[int]:
+        """The units that a stage owns, and those it holds copies of, ascending."""
+        return sorted([*self.units_of(stage), *self.copies_of(stage)])
+
+    @property
+    def frozen_forward(self) -> FrozenForward:
+        """When frozen layers compute."""
+        return FrozenForward.AHEAD if self.ahead_units else FrozenForward.IN_PLACE
 
     @property
     def units_by_stage(self) -> list[list[int]]:

@@ -6,11 +6,11 @@ micro-batch sizes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from pipetransformer.schedules import Program, RoundCosts, RoundShape, Schedule
+from pipetransformer.schedules import Ahead, Program, RoundCosts, RoundSeconds, RoundShape, Schedule
 
 from .costs import UnitCost, training_seconds
 
@@ -37,6 +37,7 @@ class UnitWork:
         first_active: the first unit that trains.
         seconds: seconds of each unit in a round, forward and backward, if all frozen forwards are computed.
         cached_seconds: the same with the share of frozen forwards that the cache does not save.
+        active_seconds: the same without frozen forwards.
         saved_bytes: bytes that each unit keeps for the backward of a micro-batch.
     """
 
@@ -63,6 +64,8 @@ class UnitWork:
         cached, _ = training_seconds(units, boundary, miss_share)
         self.seconds = [f + b for f, b in zip(forward, backward, strict=True)]
         self.cached_seconds = [f + b for f, b in zip(cached, backward, strict=True)]
+        self.active_seconds = [0.0] * self.first_active + self.seconds[self.first_active :]
+        self._prefix = tuple(cached[: self.first_active])
         trains = [unit >= self.first_active for unit in range(len(units))]
         self.saved_bytes = [unit.saved_bytes * active for unit, active in zip(units, trains, strict=True)]
         self._forward, self._cached, self._backward = _Sums(forward), _Sums(cached), _Sums(backward)
@@ -70,17 +73,26 @@ class UnitWork:
         self._saved = _Sums(self.saved_bytes)
         self._message, self._action = message_seconds, action_seconds
 
-    def of_spans(self, owners: tuple[int, ...], spans: Sequence[range]) -> "SpanWork":
-        """What spans cost. The first one does not compute what its cache has."""
+    def of_spans(self, owners: tuple[int, ...], spans: Sequence[range], holders: int = 0) -> "SpanWork":
+        """What spans cost. The first one does not compute what its cache has.
+
+        Args:
+            owners: worker of each span.
+            spans: units of each span, in the order of the model.
+            holders: number of workers that run frozen forwards one round ahead; 0 if the spans run them.
+        """
+        first = range(self.first_active, spans[0].stop) if holders else spans[0]
         return SpanWork(
             owners,
             sum(span.stop <= self.first_active for span in spans),
-            self._cached.over(spans[:1]) + self._forward.over(spans[1:]),
+            self._cached.over([first]) + self._forward.over(spans[1:]),
             self._backward.over(spans),
             self._weights.over(spans),
             self._saved.over(spans),
             self._message,
             self._action,
+            self._prefix if holders else (),
+            holders,
         )
 
 
@@ -97,6 +109,8 @@ class SpanWork:
         saved: bytes that each span keeps for a backward.
         message: seconds of an activation or a gradient between two workers.
         action: seconds of any computation besides those of its units.
+        prefix: seconds of each frozen unit whose forwards run one round ahead.
+        holders: number of workers that run them, the first ones.
     """
 
     owners: tuple[int, ...]
@@ -107,13 +121,20 @@ class SpanWork:
     saved: tuple[float, ...]
     message: float = 0.0
     action: float = 0.0
+    prefix: tuple[float, ...] = ()
+    holders: int = 0
+
+    def ahead(self, inner: Schedule) -> Ahead:
+        """Runs `prefix` one round ahead, in the idle time of a schedule over the spans."""
+        forward, backward = (tuple(one + self.action for one in each) for each in (self.forward, self.backward))
+        return Ahead(inner, RoundSeconds(forward, backward, self.prefix), tuple(range(self.holders)))
 
     def bound(self, *, halves: bool) -> "Bound":
         """A lower bound of a round's seconds under any schedule.
 
         A worker can start once a chunk has reached its first span, and computes all chunks on all its spans. If
         backwards are whole, its last one is followed by those of the spans before. The way of one chunk there and back
-        is a bound, too.
+        is a bound, too. Forwards one round ahead share the workers' time with the rest.
 
         Args:
             halves: whether the schedule may compute the two halves of a backward apart.
@@ -140,6 +161,10 @@ class SpanWork:
             elif not halves:
                 tail = tails[lowest]
             lines.append((heads[own[0]] + tail, sum(forward[span] + backward[span] for span in own)))
+        if self.holders:
+            helping = [span for span in spans if self.owners[span] < self.holders]
+            work = sum(forward[span] + backward[span] for span in helping) + sum(self.prefix)
+            lines.append((0.0, work / self.holders))
         return Bound(lines)
 
 
@@ -161,10 +186,16 @@ class Step:
         units: what the units cost.
         micro_batches: number of micro-batches (M).
         state_bytes: bytes of each unit without what it keeps for backwards.
+        made_bytes: most bytes of what frozen units have made ahead, on the first worker.
     """
 
     def __init__(
-        self, units: UnitWork, micro_batches: int, state_bytes: Sequence[float], reduction_seconds: Sequence[float]
+        self,
+        units: UnitWork,
+        micro_batches: int,
+        state_bytes: Sequence[float],
+        reduction_seconds: Sequence[float],
+        made_bytes: float = 0.0,
     ) -> None:
         """
         Args:
@@ -172,11 +203,15 @@ class Step:
             micro_batches: number of micro-batches (M).
             state_bytes: bytes of each unit without what it keeps for backwards.
             reduction_seconds: seconds to sum each unit's gradients over the pipelines.
+            made_bytes: most bytes of what frozen units have made ahead, on the first worker.
         """
         self.units, self.micro_batches, self.state_bytes = units, micro_batches, state_bytes
+        self.made_bytes = made_bytes
         self._state, self._reduction = _Sums(state_bytes), _Sums(reduction_seconds)
 
-    def predict(self, schedule: Schedule, owners: tuple[int, ...], spans: Sequence[range]) -> "Predicted":
+    def predict(
+        self, schedule: Schedule, owners: tuple[int, ...], spans: Sequence[range], holders: int = 0
+    ) -> "Predicted":
         """Predict the step by simulation.
 
         The reduction of a worker's gradients overlaps with its last backward. What remains is added to the worker's
@@ -186,11 +221,12 @@ class Step:
             schedule: orders the round.
             owners: worker of each span.
             spans: units of each span, in the order of the model.
+            holders: number of workers that run frozen forwards one round ahead; 0 if the spans run them.
 
         Raises:
             ScheduleError: the schedule cannot run this many micro-batches over these spans.
         """
-        work = self.units.of_spans(owners, spans)
+        work = self.units.of_spans(owners, spans, holders)
         played = _play(schedule, self.micro_batches, work)
         workers = max(owners) + 1
         state, reductions, backwards = ([0.0] * workers for _ in range(3))
@@ -199,6 +235,10 @@ class Step:
             state[owner] += held
             reductions[owner] += reduction
             backwards[owner] += backward
+        if holders:
+            copies = sum(self.state_bytes[: self.units.first_active])
+            state = [held + copies * (0 < worker < holders) for worker, held in enumerate(state)]
+            state[owners[0]] += self.made_bytes
         seconds = max(
             end + max(0.0, reduction - backward)
             for end, reduction, backward in zip(played.ends, reductions, backwards, strict=True)
@@ -272,8 +312,13 @@ def _simulated(schedule: Schedule, chunks: int, work: SpanWork) -> _Played:
         message_seconds=work.message,
         action_seconds=work.action,
         saved_bytes=work.saved,
+        prefix=work.prefix,
     )
-    found = _program(schedule, RoundShape(work.owners, chunks, work.first_trained)).play(costs, times=False)
+    shape = RoundShape(work.owners, chunks, work.first_trained)
+    if work.holders:
+        schedule = work.ahead(schedule)
+        shape = replace(shape, prefix_units=len(work.prefix), prefix_made=True, next_chunks=chunks)
+    found = _program(schedule, shape).play(costs, times=False)
     return _Played(found.ends, found.busy, found.peak_bytes)
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from pipetransformer.schedules import Schedule, ScheduleError, make_schedule
+from pipetransformer.schedules import Ahead, Schedule, ScheduleError, make_schedule
+from pipetransformer_contract.spec import FrozenForward
 
 from .candidates import ONE_FORWARD_ONE_BACKWARD, Candidate, Kept, Option, Search
 from .contiguous import MemoryBoundError
@@ -31,6 +33,11 @@ class StepModel:
         cache_bytes: cache size of the first worker of a pipeline.
         options: schedules to choose from, the simpler first. A layout that can run none of them runs 1F1B.
         own: the program's schedule, for `Script`.
+        cold_share: share of the frozen forwards that samples in the cache still need, because layers froze since an
+            epoch read them. 0 once an epoch has passed.
+        frozen_forward: when frozen layers compute. A layout that cannot run them ahead runs them in place.
+        last_sharing: of each unit, the last unit that shares a parameter with it, or itself.
+        first_stages: number of stages of the job's first layout (K).
     """
 
     costs: ModelCosts
@@ -44,6 +51,10 @@ class StepModel:
     cache_bytes: int = 0
     options: Sequence[Option] = (ONE_FORWARD_ONE_BACKWARD,)
     own: Schedule | None = None
+    cold_share: float = 0.0
+    frozen_forward: FrozenForward = FrozenForward.IN_PLACE
+    last_sharing: Sequence[int] = ()
+    first_stages: int = 1
     _schedules: dict[Option, Schedule] = field(default_factory=dict, init=False, repr=False)
     _units: dict[tuple[int, int, float], UnitWork] = field(default_factory=dict, init=False, repr=False)
     _kept: dict[object, Kept] = field(default_factory=dict, init=False, repr=False)
@@ -66,14 +77,65 @@ class StepModel:
             MemoryBoundError: no candidate fits the memory.
             ValueError: there are fewer layers than stages.
         """
-        if self.micro_batch_size is None:
-            samples = self._samples(pipelines)
-            sizes = sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
-        else:
-            sizes = [self.micro_batch_size]
-        steps = {size: self._step(boundary, size, pipelines) for size in sizes}
-        schedules = {option: self._schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
-        search = Search(stages, steps, schedules, self.costs.worker_bytes, self._kept)
+        steps = {size: self.step(boundary, size, pipelines) for size in self.sizes(stages, pipelines)}
+        schedules = {option: self.schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
+        search = Search(stages, steps, schedules, self.costs.worker_bytes, kept=self._kept)
+        if self.frozen_forward is FrozenForward.IN_PLACE or not boundary:
+            return self._best_first(search, stages)
+        reason = self._why_in_place(boundary, stages)
+        if not reason:
+            in_place = self.frozen_forward is FrozenForward.AUTO
+            limit = self._first_bytes if self.costs.worker_bytes is None else None
+            try:
+                return self._best_first(replace(search, ahead=True, in_place=in_place, copies_limit=limit), stages)
+            except (MemoryBoundError, ScheduleError) as error:
+                reason = str(error)
+        choice, *others = self._best_first(search, stages)
+        assert choice.cut is not None
+        why = reason if self.frozen_forward is FrozenForward.AHEAD else ""  # `Auto` wants what is chosen
+        return [replace(choice, cut=replace(choice.cut, why_in_place=why)), *others]
+
+    def ahead(self, boundary: int, cut: Cut) -> Ahead | None:
+        """The schedule of a layout that runs frozen forwards one round ahead, for `boundary` frozen layers; None if it
+        runs them in place."""
+        if not (holders := self._holders(boundary, cut)):
+            return None
+        work = self._unit_work(boundary, cut.micro_batch_size, 1.0).of_spans(cut.owners, cut.spans, holders)
+        return work.ahead(self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages)))
+
+    def _holders(self, boundary: int, cut: Cut) -> int:
+        """Number of workers that run frozen forwards ahead in a cut, which may have been made for another boundary."""
+        frozen = boundary + 1 if boundary else 0
+        if not 0 < frozen <= cut.ahead_units or self._why_in_place(boundary, cut.stages):
+            return 0
+        return len(cut.holders)
+
+    def _why_in_place(self, boundary: int, stages: int) -> str:
+        """Why frozen forwards cannot run ahead in any layout of so many stages; empty if they can in some."""
+        if stages == 1:
+            return "a lone stage is never idle"
+        if boundary > len(self.unit_bytes) - 2 - stages:
+            return f"fewer layers train than there are stages ({stages})"
+        if max(self.last_sharing[: boundary + 1], default=0) > boundary:
+            return "a frozen layer shares a parameter with one that trains"
+        return ""
+
+    @cached_property
+    def _first_bytes(self) -> int:
+        """Bytes of the largest stage in the job's first layout, which copies do not exceed before costs are
+        measured."""
+        first = self.candidates(0, self.first_stages, 1)[0].cut
+        assert first is not None
+        return self.bytes_per_worker(0, first, 1)
+
+    def _best_first(self, search: Search, stages: int) -> list[Candidate]:
+        """The search's candidates, where 1F1B replaces a schedule that cannot run.
+
+        Raises:
+            MemoryBoundError: no candidate fits the memory.
+            ScheduleError: 1F1B cannot run, either.
+            ValueError: there are fewer layers than stages.
+        """
         if stages == 1 and len(self.options) > 1:  # the order of a lone stage changes nothing
             return search.best_first([ONE_FORWARD_ONE_BACKWARD])
         try:
@@ -90,9 +152,9 @@ class StepModel:
 
     def predict(self, boundary: int, cut: Cut, pipelines: int) -> Predicted:
         """Predict a step of a cut, by simulating its schedule."""
-        step = self._step(boundary, cut.micro_batch_size, pipelines)
-        schedule = self._schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
-        return step.predict(schedule, cut.owners, cut.spans)
+        step = self.step(boundary, cut.micro_batch_size, pipelines)
+        schedule = self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
+        return step.predict(schedule, cut.owners, cut.spans, self._holders(boundary, cut))
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step: the simulated round, plus the part of the reduction that is not hidden.
@@ -110,22 +172,33 @@ class StepModel:
         """Bytes of the worker that holds the most."""
         return self.predict(boundary, cut, pipelines).bytes_per_worker
 
-    def _schedule(self, option: Option) -> Schedule:
+    def sizes(self, stages: int, pipelines: int) -> list[int]:
+        """Micro-batch sizes to choose from, in samples, descending."""
+        if self.micro_batch_size is not None:
+            return [self.micro_batch_size]
+        samples = self._samples(pipelines)
+        return sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
+
+    def schedule(self, option: Option) -> Schedule:
+        """What makes the lists of an option."""
         if option not in self._schedules:
             made = make_schedule(option.schedule, self.own, spans_per_worker=option.spans_per_worker)
             self._schedules[option] = made
         return self._schedules[option]
 
-    def _step(self, boundary: int, size: int, pipelines: int) -> Step:
+    def step(self, boundary: int, size: int, pipelines: int) -> Step:
         """A step with micro-batches of `size` samples."""
         first_active = boundary + 1 if boundary else 0
         frozen, trained = self.unit_bytes[:first_active], self.unit_bytes[first_active:]
         seconds_per_byte = self.costs.seconds_per_byte * 2 * (pipelines - 1) / pipelines
+        micro_batches = -(-self._samples(pipelines) // size)
         return Step(
             self._unit_work(boundary, size, self._miss_share(pipelines)),
-            -(-self._samples(pipelines) // size),
+            micro_batches,
             state_bytes=[*frozen, *self.trained_bytes[first_active:]],
             reduction_seconds=[0.0] * len(frozen) + [seconds_per_byte * needed for needed in trained],
+            # While the outputs for this round are used up, those for the next one come in.
+            made_bytes=2 * micro_batches * size * self.sample_bytes,
         )
 
     def _unit_work(self, boundary: int, size: int, miss_share: float) -> UnitWork:
@@ -141,9 +214,11 @@ class StepModel:
         return self._units[key]
 
     def _miss_share(self, pipelines: int) -> float:
-        """Share of a pipeline's samples that its first worker's cache cannot hold."""
+        """Share of the frozen forwards that the first worker of a pipeline computes, because its cache cannot hold the
+        samples or has them of fewer frozen layers."""
         needed = self.num_samples / pipelines * self.sample_bytes
-        return max(0.0, 1 - self.cache_bytes / needed) if needed else 1.0
+        held = min(1.0, self.cache_bytes / needed) if needed else 0.0
+        return 1 - held * (1 - self.cold_share)
 
     def _samples(self, pipelines: int) -> int:
         """Samples of the pipeline with the most shards."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipetransformer.cache import FrozenPrefix, inputs_of
 from pipetransformer.data import MicroBatch
@@ -44,14 +44,14 @@ class FrozenAhead:
 
     Attributes:
         schedule: orders the rounds of training.
-        units: the frozen units, in the order of the model. Every worker has them.
+        num_units: number of frozen units.
         cached: whether the first span's worker may read outputs from a cache instead.
         micro_batches_of: returns the micro-batches of a step; none after the last step.
         share: of the frozen forwards that the last round used, the share that the round before had computed.
     """
 
     schedule: Ahead
-    units: Sequence[nn.Module]
+    num_units: int
     cached: bool
     micro_batches_of: Callable[[int], Sequence[MicroBatch]]
     share: float = 0.0
@@ -90,7 +90,7 @@ class FrozenAhead:
             chunks += [following[number] for number in missing]
         shape = replace(
             batch.spec.shape(count, training=True),
-            prefix_units=len(self.units),
+            prefix_units=self.num_units,
             prefix_made=in_place,
             next_chunks=len(missing),
         )

@@ -82,9 +82,10 @@ class Batch:
             sizes = [len(micro_batch.sample_ids) for micro_batch in self.micro_batches]
             weights = weights_of(self.micro_batches, self.spec.dtype)
             parts = [torch.split(to_device(each, self.spec.device), sizes) for each in (self.labels(), weights)]
+            positions = model.activation[:1]
             for chunk in chunks:
                 labels, chunk.weights = (part[chunk.micro_batch] for part in parts)
-                if labels.shape[1:2] == model.activation[:1]:  # one for each position
+                if positions and labels.shape[1:2] == positions:  # one for each position
                     tokens, length = chunk.context.tokens, self.micro_batches[chunk.micro_batch].length
                     labels = labels[:, :length] if tokens is None else labels[:, tokens.start : tokens.stop]
                 chunk.labels = labels

@@ -23,6 +23,7 @@ from . import split
 from .chunk import Chunk
 from .hooks import RoundHooks
 from .stage import Passage, Span
+from .stopwatch import Stopwatch
 from .target import Target
 
 _BACKWARD = RunningModel("backward")
@@ -53,6 +54,7 @@ class Executor:
         chunks: Sequence[Chunk],
         target: Target,
         hooks: RoundHooks | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         """Run a round. Gradients add up in the parameters.
 
@@ -62,13 +64,14 @@ class Executor:
             chunks: of the round, in order, and behind them those of the next round whose prefix this one computes.
             target: takes the outputs of the last span.
             hooks: what a system does around computations; None if it does nothing.
+            stopwatch: measures the computations, without their waits for messages; None if nobody asks.
 
         Raises:
             RuntimeError: a connection broke.
             ModelError: the model failed.
             DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         """
-        _Round(self, shape, chunks, target, hooks).run(operations)
+        _Round(self, shape, chunks, target, hooks, stopwatch or Stopwatch()).run(operations)
 
 
 @dataclass(slots=True)
@@ -92,10 +95,16 @@ class _Flight:
 
 class _Round:
     def __init__(
-        self, executor: Executor, shape: RoundShape, chunks: Sequence[Chunk], target: Target, hooks: RoundHooks | None
+        self,
+        executor: Executor,
+        shape: RoundShape,
+        chunks: Sequence[Chunk],
+        target: Target,
+        hooks: RoundHooks | None,
+        stopwatch: Stopwatch,
     ) -> None:
         self._executor, self._shape, self._chunks, self._target = executor, shape, chunks, target
-        self._hooks = hooks
+        self._hooks, self._stopwatch = hooks, stopwatch
         self._last = len(shape.owners) - 1
         self._flights: dict[tuple[int, int], _Flight] = {}
         #: What a computation of this worker gave, until it is sent or another span of this worker takes it.
@@ -108,14 +117,16 @@ class _Round:
         for operation in operations:
             match operation:
                 case Action():
+                    self._stopwatch.start()
                     self._compute(operation)
+                    self._stopwatch.stop()
                 case Receive(value, peer):
                     self._post(value, peer)
                 case Send(value, peer):
                     self._send(value, peer)
         if 0 in self._executor.spans:
             for number in range(self._shape.chunks, len(self._chunks)):
-                self._chunks[number].made = self._take(Value(MessageKind.PREFIX, 0, number))
+                self._chunks[number].made = self._wait_for(Value(MessageKind.PREFIX, 0, number))
         for _, work in self._sent:
             work.wait()
 
@@ -220,6 +231,15 @@ class _Round:
             self._given[Value(MessageKind.GRADIENT, index - 1, number)] = given
 
     def _take(self, value: Value) -> Tensor:
+        """Take what a computation needs. Its wait for a message is not measured."""
+        if value not in self._posted:
+            return self._given.pop(value)
+        self._stopwatch.stop()
+        received = self._wait_for(value)
+        self._stopwatch.start()
+        return received
+
+    def _wait_for(self, value: Value) -> Tensor:
         if value not in self._posted:
             return self._given.pop(value)
         buffer, work = self._posted.pop(value)

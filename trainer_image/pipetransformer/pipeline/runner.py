@@ -35,6 +35,7 @@ from .executor import Executor
 from .hooks import RoundHooks
 from .probe import Probe
 from .stage import Span, StageSpec
+from .stopwatch import make_stopwatch
 from .target import Loss, Scores, Target
 
 logger = logging.getLogger(__name__)
@@ -97,11 +98,17 @@ class StageRunner:
         self._executor = Executor(spans, spec.group, spec.device, spec.dtype)
         self._planned: dict[RoundShape, Sequence[Operation]] = {}
         self._ahead: FrozenAhead | None = None
+        self._stopwatch = make_stopwatch(spec.device)
 
     @property
     def ahead_share(self) -> float:
         """Of the last round's frozen forwards, the share that was computed in the round before."""
         return 0.0 if self._ahead is None else self._ahead.share
+
+    def take_computing_seconds(self) -> float:
+        """Seconds that this worker's computations took in the last round of training. Call it when the device has
+        finished the round, such as after the sum of its gradients."""
+        return self._stopwatch.take()
 
     def run_ahead(self, schedule: Ahead, units: Sequence[nn.Module], *, cached: bool) -> None:
         """From now on compute frozen forwards of the next round in each round of training. All workers of the pipeline
@@ -109,17 +116,20 @@ class StageRunner:
 
         Args:
             schedule: orders the rounds.
-            units: the frozen units, from the model's first on; copies of them, except on the first span's worker.
+            units: the frozen units, from the model's first on; copies of them, except on the first span's worker. Empty
+                on a worker that is not among `schedule.holders`.
             cached: whether the first span's worker has a cache for their outputs.
         """
-        self._ahead = FrozenAhead(schedule, units, cached, self._micro_batches_of)
+        self._ahead = FrozenAhead(schedule, len(schedule.seconds.prefix), cached, self._micro_batches_of)
         self._executor = replace(self._executor, frozen=units)
 
     def num_chunks(self, micro_batches: Sequence[MicroBatch]) -> int:
         """Number of chunks of a round of training over these micro-batches."""
-        lengths = [each.length or self.total_tokens for each in micro_batches]
         slices = self.spec.token_slices
-        return len(micro_batches) * (len(round_slices(slices, lengths)[0]) if slices else 1)
+        if not slices:
+            return len(micro_batches)
+        lengths = [each.length or self.total_tokens for each in micro_batches]
+        return len(micro_batches) * len(round_slices(slices, lengths)[0])
 
     @property
     def total_tokens(self) -> int:
@@ -137,6 +147,7 @@ class StageRunner:
             split: the split of their samples.
             hooks: what a system does around the round's computations.
         """
+        self._stopwatch.reset()
         batch = self._batch(step, micro_batches, split)
         if self._ahead is None:
             chunks = self._run(batch, Loss(self._model), hooks, training=True)
@@ -275,7 +286,9 @@ class StageRunner:
             chunks = batch.chunks(self._model, self._prefix, self.spec.token_slices if training else ())
             slices = len(chunks) // len(batch.micro_batches)
             shape = self.spec.shape(len(chunks), training=training, slices=slices)
-            self._executor.run(self._operations(shape), shape, chunks, target, hooks)
+            self._executor.run(
+                self._operations(shape), shape, chunks, target, hooks, self._stopwatch if training else None
+            )
         return chunks
 
     def _run_ahead(
@@ -286,7 +299,7 @@ class StageRunner:
             round_ = ahead.begin(batch, upcoming, self._model, self._prefix)
             operations = self._operations(round_.shape)
             ahead.read(round_, operations)
-            self._executor.run(operations, round_.shape, round_.chunks, Loss(self._model), hooks)
+            self._executor.run(operations, round_.shape, round_.chunks, Loss(self._model), hooks, self._stopwatch)
             ahead.end(round_)
         return round_.chunks[: len(batch.micro_batches)]
 

@@ -81,12 +81,15 @@ class RunRecord:
         gradient_norm: float | None,
         learning_rate: float,
         samples_per_second: float | None,
+        idle_share: float | None,
         generation: int,
         frozen_layers: int,
+        frozen_ahead_share: float | None,
     ) -> None:
         """Note a committed step (from 0): samples and mean loss of the global batch, unclipped L2 norm of its gradient.
 
-        The speed is None if the leader died before it noted the step.
+        Speed, idle share (of the workers in the round, as a mean) and the share of frozen forwards that the step before
+        had computed are None if the leader died before it noted the step.
         """
         self._steps.append(
             {
@@ -98,8 +101,10 @@ class RunRecord:
                 "gradientNorm": gradient_norm,
                 "learningRate": learning_rate,
                 "samplesPerSecond": samples_per_second,
+                "idleShare": None if idle_share is None else round(idle_share, 4),
                 "generation": generation,
                 "frozenLayers": frozen_layers,
+                "frozenAheadShare": frozen_ahead_share,
             },
         )
 
@@ -154,6 +159,8 @@ class RunRecord:
         reason: str = "",
         schedule: str = "",
         why_schedule: str = "",
+        frozen_forward: str = "",
+        why_frozen_forward: str = "",
     ) -> None:
         """Note a regroup, or the start.
 
@@ -171,6 +178,8 @@ class RunRecord:
             reason: the generation's `ResizeReason`.
             schedule: the schedule that it runs.
             why_schedule: why it is not the schedule of the spec; empty if it is.
+            frozen_forward: when its frozen layers compute.
+            why_frozen_forward: why that is not what the spec says; empty if it is.
         """
         self.event(
             "GenerationCommitted",
@@ -188,6 +197,8 @@ class RunRecord:
             reason=reason,
             schedule=schedule,
             whySchedule=why_schedule,
+            frozenForward=frozen_forward,
+            whyFrozenForward=why_frozen_forward,
         )
 
     def frozen(
@@ -248,6 +259,8 @@ class RunRecord:
                     "transfers": event["transfers"],
                     "schedule": event["schedule"],
                     "why_schedule": event["whySchedule"],
+                    "frozen_forward": event["frozenForward"],
+                    "why_frozen_forward": event["whyFrozenForward"],
                 }
                 for event in events
                 if event["kind"] == "GenerationCommitted"

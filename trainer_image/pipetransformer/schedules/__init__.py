@@ -5,7 +5,7 @@ from .ahead import Ahead, RoundSeconds
 from .flushed import GPipe, OneForwardOneBackward
 from .make import make_schedule
 from .order import MessageKind, Operation, Receive, Send, Value, planned
-from .owners import Fitted, fit, one_each
+from .owners import Fitted, OwnsSpans, fit, one_each
 from .simulate import Program, RoundCosts, Simulated, simulate
 from .tera import TeraPipe
 
@@ -18,6 +18,7 @@ __all__ = [
     "MessageKind",
     "OneForwardOneBackward",
     "Operation",
+    "OwnsSpans",
     "Program",
     "Receive",
     "RoundCosts",

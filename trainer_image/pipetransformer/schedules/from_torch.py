@@ -104,6 +104,11 @@ class FromTorch:
             raise ScheduleError(f"{self.name} needs at least {fewest} chunks on {workers} workers, not {chunks}")
 
 
+def has_several_spans(schedule: type) -> bool:
+    """Whether a class gives each worker any number of spans."""
+    return issubclass(schedule, PipelineScheduleMulti)
+
+
 @lru_cache(maxsize=64)
 def _lists(schedule: type, spans: int, workers: int, chunks: int) -> _Lists:
     """The order of a class for a round in which all spans train.

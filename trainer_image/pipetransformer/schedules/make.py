@@ -9,14 +9,18 @@ from .actions import Schedule, ScheduleError
 from .flushed import GPipe, OneForwardOneBackward
 from .tera import TeraPipe
 
+_DEFAULT_SPANS = 2
 
-def make_schedule(name: ScheduleName, own: Schedule | type | None = None, *, spans_per_worker: int = 2) -> Schedule:
+
+def make_schedule(
+    name: ScheduleName, own: Schedule | type | None = None, *, spans_per_worker: int | None = None
+) -> Schedule:
     """The schedule of this name; for `Script` the program's own.
 
     Args:
         name: as the spec has it.
         own: a `Schedule`, or a schedule class of torch that has a `pipeline_order`.
-        spans_per_worker: for the schedules that have several.
+        spans_per_worker: for the schedules that have several; by default 2.
 
     Raises:
         SpecError: `own` is neither.
@@ -29,22 +33,23 @@ def make_schedule(name: ScheduleName, own: Schedule | type | None = None, *, spa
         case ScheduleName.TERA_PIPE:
             return TeraPipe()
         case ScheduleName.SCRIPT:
-            return _own(own)
+            return _own(own, spans_per_worker)
         case ScheduleName.INTERLEAVED | ScheduleName.ZERO_BUBBLE | ScheduleName.ZERO_BUBBLE_V:
             from . import from_torch  # torch's schedules take long to import
 
             if name is ScheduleName.ZERO_BUBBLE_V:
                 return from_torch.ZeroBubbleV()
             kind = from_torch.Interleaved if name is ScheduleName.INTERLEAVED else from_torch.ZeroBubble
-            return kind(spans_per_worker)
+            return kind(spans_per_worker or _DEFAULT_SPANS)
 
 
-def _own(own: Schedule | type | None) -> Schedule:
+def _own(own: Schedule | type | None, spans_per_worker: int | None) -> Schedule:
     if isinstance(own, type):
-        from .from_torch import FromTorch  # torch's schedules take long to import
+        from . import from_torch  # torch's schedules take long to import
 
+        default = _DEFAULT_SPANS if from_torch.has_several_spans(own) else 1
         try:
-            return FromTorch(own)
+            return from_torch.FromTorch(own, spans_per_worker or default)
         except ScheduleError as error:
             raise SpecError("schedule", str(error)) from error
     if own is None or not callable(getattr(own, "actions", None)):

@@ -4,11 +4,32 @@ All of it follows from a few numbers, so every worker, `pipetransformer plan` an
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from pipetransformer_contract.spec import ScheduleName
 
+from .actions import Schedule
+
 #: Schedules of torch whose lists need the micro-batches in rounds of equal size.
 _IN_ROUNDS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE})
+
+
+@runtime_checkable
+class OwnsSpans(Protocol):
+    """A program's schedule that gives each worker several spans, and says which worker owns which."""
+
+    @property
+    def spans(self) -> int:
+        """Spans of each worker (V)."""
+        ...
+
+    def owners(self, workers: int) -> tuple[int, ...]:
+        """The worker of each span, spans in the order of the model.
+
+        Raises:
+            ScheduleError: the schedule cannot have this number of workers.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +47,14 @@ class Fitted:
     reason: str = ""
 
 
-def fit(schedule: ScheduleName, stages: int, spans_per_worker: int, micro_batches: int, num_layers: int) -> Fitted:
+def fit(
+    schedule: ScheduleName,
+    stages: int,
+    spans_per_worker: int,
+    micro_batches: int,
+    num_layers: int,
+    own: Schedule | None = None,
+) -> Fitted:
     """What runs in a layout where `schedule` is asked for: 1F1B if the layout cannot run it.
 
     Args:
@@ -35,11 +63,17 @@ def fit(schedule: ScheduleName, stages: int, spans_per_worker: int, micro_batche
         spans_per_worker: spans of each worker (V).
         micro_batches: micro-batches of a round (M).
         num_layers: layers of the model (L).
+        own: the program's schedule, for `Script`. If it is `OwnsSpans`, it says who owns the spans.
+
+    Raises:
+        ScheduleError: `own` cannot have this number of workers.
     """
     if spans_per_worker == 1 and schedule not in _IN_ROUNDS:
         return Fitted(schedule, owners_of(schedule, stages, 1))
     if reason := _why_not(schedule, stages, spans_per_worker, micro_batches, num_layers):
         return one_each(stages, f"{schedule} {reason}")
+    if schedule is ScheduleName.SCRIPT and isinstance(own, OwnsSpans):
+        return Fitted(schedule, own.owners(stages))
     return Fitted(schedule, owners_of(schedule, stages, spans_per_worker))
 
 

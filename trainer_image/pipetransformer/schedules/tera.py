@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from .actions import Action, ActionKind, RoundShape, ScheduleError
+from .actions import Action, RoundShape, ScheduleError
+from .flushed import in_turns, there_and_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,32 +25,10 @@ class TeraPipe:
         if shape.chunks % shape.slices:
             raise ScheduleError(f"{shape.chunks} chunks are no micro-batches of {shape.slices} slices")
         if not self.in_turns:
-            return self._one_way_and_back(shape)
+            return there_and_back(shape, _backward_order(shape))
         if shape.owners != tuple(range(shape.workers)):
             raise ScheduleError("TeraPipe in turns needs one span a worker")
-        return [self._turns(span, shape) for span in shape.owners]
-
-    @staticmethod
-    def _one_way_and_back(shape: RoundShape) -> list[list[Action]]:
-        workers: list[list[Action]] = [[] for _ in range(shape.workers)]
-        for span, owner in enumerate(shape.owners):
-            workers[owner] += [Action(ActionKind.FORWARD, span, chunk) for chunk in range(shape.chunks)]
-        for span, owner in reversed(list(enumerate(shape.owners))):
-            if shape.trains(span):
-                workers[owner] += [Action(ActionKind.BACKWARD, span, chunk) for chunk in _backward_order(shape)]
-        return workers
-
-    @staticmethod
-    def _turns(span: int, shape: RoundShape) -> list[Action]:
-        forwards = [Action(ActionKind.FORWARD, span, chunk) for chunk in range(shape.chunks)]
-        if not shape.trains(span):
-            return forwards
-        first = min(shape.workers - span + shape.slices - 1, shape.chunks)
-        actions = forwards[:first]
-        for number, chunk in enumerate(_backward_order(shape), start=first):
-            actions.append(Action(ActionKind.BACKWARD, span, chunk))
-            actions += forwards[number : number + 1]
-        return actions
+        return in_turns(shape, _backward_order(shape))
 
 
 def _backward_order(shape: RoundShape) -> list[int]:

@@ -54,7 +54,7 @@ class UnitCodec:
 
     def give(self, state: WorkerState, index: int, device: torch.device) -> list[Tensor]:
         """The tensors of a unit of `state`: views of large ones, copies of small ones."""
-        small, large = self._split(index, state.units[index], state.control.boundary)
+        small, large = self._split(index, state.held[index], state.control.boundary)
         tensors = state.unit_tensors(index, with_moments=True)
         packed = torch.zeros(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
         for slot, view in _views(small, packed):

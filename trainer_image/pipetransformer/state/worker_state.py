@@ -1,6 +1,6 @@
 """The committed state of one worker: the units that it holds, their optimizer moments and the control state."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -16,18 +16,36 @@ from .packed_parameters import STEP_COUNT
 
 @dataclass
 class WorkerState:
-    """The units that this worker holds, by index, and the moments of their parameters, by whole-model name."""
+    """What this worker holds of the model.
+
+    Attributes:
+        units: the units of its stage, by index.
+        moments: of their parameters, by whole-model name.
+        copies: frozen units of another stage, whose forwards this worker runs ahead. A unit that trains again, or that
+            shares a parameter with one, is dropped.
+    """
 
     num_layers: int
     ties: Ties = field(default_factory=Ties)
     control: Control = field(default_factory=Control)
     units: dict[int, nn.Module] = field(default_factory=dict)
     moments: Moments = field(default_factory=dict)
+    copies: dict[int, nn.Module] = field(default_factory=dict)
+
+    @property
+    def held(self) -> dict[int, nn.Module]:
+        """All units of this worker: those of its stage, and copies."""
+        return {**self.copies, **self.units}
+
+    def set_apart(self, copies: Iterable[int]) -> None:
+        """Let these held units be copies from now on."""
+        for index in copies:
+            self.copies[index] = self.units.pop(index)
 
     def named_parameters(self, index: int) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters of a unit under their whole-model names."""
         prefix = unit_name(index, self.num_layers)
-        for name, parameter in self.units[index].named_parameters():
+        for name, parameter in self.held[index].named_parameters():
             yield f"{prefix}.{name}", parameter
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -40,11 +58,14 @@ class WorkerState:
 
     def apply_boundary(self) -> None:
         """Freeze and unfreeze the held units by the boundary. A parameter that freezes loses its moments."""
-        apply_boundary(self.units, self.control.boundary, self.ties)
-        for index in self.units:
+        apply_boundary(self.held, self.control.boundary, self.ties)
+        for index in self.held:
             for name, parameter in self.named_parameters(index):
                 if not parameter.requires_grad:
                     self.moments.pop(name, None)
+        for index, copy in list(self.copies.items()):
+            if copy.training or any(parameter.requires_grad for parameter in copy.parameters()):
+                del self.copies[index]
 
     def go_on_from(self, control: Control) -> None:
         """Take over the control state of other workers, which decided after the same committed step."""
@@ -54,7 +75,7 @@ class WorkerState:
     def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
         """A unit's parameters and buffers by whole-model name, and its moments by `NAME@KEY`."""
         prefix = unit_name(index, self.num_layers)
-        tensors = {f"{prefix}.{name}": tensor for name, tensor in self.units[index].state_dict().items()}
+        tensors = {f"{prefix}.{name}": tensor for name, tensor in self.held[index].state_dict().items()}
         if with_moments:
             for name, _ in self.named_parameters(index):
                 for key, tensor in self.moments.get(name, {}).items():
@@ -108,7 +129,12 @@ class WorkerState:
         if other.control.point != self.control.point:
             return self
         return WorkerState(
-            self.num_layers, self.ties, self.control, {**other.units, **self.units}, {**other.moments, **self.moments}
+            self.num_layers,
+            self.ties,
+            self.control,
+            {**other.units, **self.units},
+            {**other.moments, **self.moments},
+            {**other.copies, **self.copies},
         )
 
 

@@ -80,7 +80,7 @@ class ModelConfig(Wire):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Type of the weights."""
         return _dtype(self.dtype)
 
     @property

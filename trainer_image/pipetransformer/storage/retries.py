@@ -31,6 +31,8 @@ _FINAL = {
     errno.EPERM,
     errno.EROFS,
 }
+#: Some of these pass once the owner of the storage frees room or grants rights.
+_MENDABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _FINAL_TYPES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -71,3 +73,10 @@ def tried_again_unless(*final: type[Exception]) -> Callable[[Callable[P, T]], Ca
 
 def _is_final(error: Exception) -> bool:
     return isinstance(error, _FINAL_TYPES) or (isinstance(error, OSError) and error.errno in _FINAL)
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Whether the storage may do later what failed: it is away, full or refuses. A wrong location stays wrong."""
+    if not isinstance(error, OSError):
+        return False
+    return isinstance(error, PermissionError) or error.errno in _MENDABLE or not _is_final(error)

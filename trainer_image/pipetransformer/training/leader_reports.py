@@ -246,6 +246,8 @@ class OperatorReports:
             stage_frozen_layers=layout.cut.frozen_layers(control.boundary),
             schedule=layout.schedule,
             why_schedule=layout.cut.why_schedule,
+            frozen_forward=layout.cut.frozen_forward,
+            why_frozen_forward=layout.cut.why_in_place,
             bytes_budget=job.bytes_budget,
             offers=self._forecast.offers,
             checkpoint=self._checkpoint,

@@ -13,6 +13,7 @@ from pipetransformer.data import Readers
 from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store, drop_group
+from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
 from pipetransformer.pipeline import StageRunner, StageSpec
 from pipetransformer.state.layout import StageLayout
@@ -45,6 +46,8 @@ class Membership:
         ballots: exchange of the votes.
         runner: runs the stage; made by `equip`.
         reducer: sums gradients; made by `equip`.
+        copied_units: number of leading units that have been frozen since the generation began, up to those that its
+            holders have copies of.
     """
 
     layout: StageLayout
@@ -60,8 +63,10 @@ class Membership:
     ballots: Exchange = field(init=False)
     runner: StageRunner = field(init=False)
     reducer: GradientReducer | None = None
+    copied_units: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.copied_units = self.layout.cut.ahead_units
         self.ballots = Exchange(self.world, Vote.length(self.layout.cut.num_units), BALLOTS)
 
     @property
@@ -110,10 +115,27 @@ class Membership:
         self.runner = StageRunner(
             spec, job.model, units, activations, lambda step: job.training_share(step, layout), readers
         )
+        self._run_ahead(job, state, cached=activations is not None)
         if self.reducer is not None:
             self.reducer.close()
             self.reducer = None  # it refers to gradients that the committer may replace
         self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
+
+    def _run_ahead(self, job: Job, state: WorkerState, *, cached: bool) -> None:
+        """Let the runner compute frozen forwards one round ahead, if the layout wants it and all holders have all
+        frozen units. After a freeze they lack some, so forwards run in place until the next regroup."""
+        cut, boundary = self.layout.cut, state.control.boundary
+        ahead = job.ahead(cut, state.control)
+        frozen = 0 if ahead is None else first_trainable(boundary)
+        if frozen > self.copied_units:
+            logger.info("%d layers are frozen: the frozen forwards run in place until the next regroup", boundary)
+            return
+        self.copied_units = frozen
+        if ahead is None or not frozen:
+            return
+        held = state.held
+        units = [held[unit] for unit in range(frozen)] if self.layout.stage in ahead.holders else []
+        self.runner.run_ahead(ahead, units, cached=cached)
 
     def leave_out_of_pause(self, seconds: float) -> None:
         """Exclude `seconds` from the pause, for work that was needed without the regroup too."""

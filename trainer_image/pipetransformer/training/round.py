@@ -46,6 +46,7 @@ class Rounds:
         kit.hooks.on_point(HookPoint.COMPUTED, step)
         norms = reducer.finish()
         kit.hooks.on_point(HookPoint.REDUCED, step)
+        computing = member.runner.take_computing_seconds()
         similar = self._similarities(state, policy, member)
         kit.committer.hold(control)
         ballot = Vote(
@@ -58,14 +59,24 @@ class Rounds:
             similarities=similar,
             behind=float(kit.teller.behind),
             save=float(member.leader is not None and kit.checkpointer.overdue),
+            computing=computing,
         )
         vote = ballot.reduce(member.ballots)
         kit.mirrors.settle()
+        round_seconds = time.perf_counter() - started
+        kit.meter.on_round(computing, round_seconds)
         kit.hooks.on_point(HookPoint.VOTED, step)
         kit.committer.commit(control, vote)
         kit.cache.note(step, layout)
         if member.leader is not None:
-            member.leader.on_step(control, vote, seconds=time.perf_counter() - started)
+            idle_share = 1 - vote.computing / (layout.stages * layout.pipelines * round_seconds)
+            member.leader.on_step(
+                control,
+                vote,
+                seconds=time.perf_counter() - started,
+                idle_share=max(0.0, idle_share),
+                ahead_share=member.runner.ahead_share,
+            )
         if not member.stepped:
             self._end_pause(control, member)
         if vote.saw_next:

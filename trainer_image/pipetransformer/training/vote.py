@@ -24,6 +24,7 @@ class Vote:
         similarities: similarities that the freeze policy asked for, the same on all workers.
         behind: members whose callbacks lag behind; only the leader has callbacks.
         save: members whose clock says that a checkpoint is due; only the leader looks.
+        computing: seconds that the computations of all workers took in the round.
     """
 
     saw_next: float = 0.0
@@ -35,6 +36,7 @@ class Vote:
     similarities: list[float] = field(default_factory=list)
     behind: float = 0.0
     save: float = 0.0
+    computing: float = 0.0
 
     @property
     def finite(self) -> bool:
@@ -80,7 +82,8 @@ class Vote:
         return scale
 
     def to_list(self) -> list[float]:
-        """List all that a commit depends on. `similarities`, `behind` and `save` matter only after it."""
+        """List all that a commit depends on. `similarities`, `behind`, `save` and `computing` matter only after
+        it."""
         return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -90,10 +93,12 @@ class Vote:
 
     def reduce(self, ballots: Exchange) -> "Vote":
         """Sum over all members, except `similarities`, which all have already."""
-        *sums, behind, save = ballots.sum([*self.to_list(), self.behind, self.save])
-        return replace(Vote.from_list(sums), similarities=self.similarities, behind=behind, save=save)
+        *sums, behind, save, computing = ballots.sum([*self.to_list(), self.behind, self.save, self.computing])
+        return replace(
+            Vote.from_list(sums), similarities=self.similarities, behind=behind, save=save, computing=computing
+        )
 
     @staticmethod
     def length(units: int) -> int:
         """Return the length of a ballot for a model of `units` units."""
-        return len(Vote(square_norms=[0.0] * units).to_list()) + 2
+        return len(Vote(square_norms=[0.0] * units).to_list()) + 3

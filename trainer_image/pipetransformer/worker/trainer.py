@@ -292,7 +292,7 @@ class Trainer:
         with self._kit.watchdog.timing(ROUND, member.groups.connections):
             vote = self._rounds.train(self._state, self._policy, member)
         seconds = time.perf_counter() - started
-        self._kit.meter.on_step(seconds)
+        self._kit.meter.on_step(seconds, member.runner.ahead_share)
         return vote, seconds
 
     def _part(self, member: Membership) -> Ending | None:

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 
-from .node_fit import Amounts, NodeView, PodShape, allows, fits, node_view, requests_of
+from .node_fit import Amounts, NodeView, PodShape, allows, fits, is_extended, node_view, requests_of
 
 #: Pod shapes whose room is kept up to date: the jobs of one cluster have few.
 SHAPES = 64
@@ -74,12 +73,10 @@ class FreeAccelerators:
 
     Args:
         gate: knows which nodes take no pods; None: all take pods.
-        events: is told when an extended resource, such as an accelerator, becomes free or is new.
     """
 
-    def __init__(self, gate: NodeGate | None = None, events: ClusterListener = NO_LISTENER) -> None:
+    def __init__(self, gate: NodeGate | None = None) -> None:
         self._gate = gate
-        self._events = events
         self._nodes: dict[str, NodeView] = {}
         self._pods: dict[str, PodView] = {}
         self._held: dict[str, dict[str, int]] = {}
@@ -89,17 +86,11 @@ class FreeAccelerators:
     def note_node(self, node: Mapping[str, Any], *, deleted: bool = False) -> None:
         """Takes what the watch of nodes showed."""
         view = node_view(node)
-        before = self._nodes.get(view.name)
         if deleted:
             self._nodes.pop(view.name, None)
-            self._count(view.name)
-            return
-        self._nodes[view.name] = view
+        else:
+            self._nodes[view.name] = view
         self._count(view.name)
-        known = before.allocatable if before else {}
-        opened = before is None or before.taints != view.taints or before.labels != view.labels
-        if any(_is_special(name) and (opened or more > known.get(name, 0)) for name, more in view.allocatable.items()):
-            self._events.on_accelerators_free()
 
     def note_pod(self, pod: Object) -> bool:
         """Takes what a watch of pods showed. Returns whether the pod released accelerators of its node."""
@@ -115,7 +106,7 @@ class FreeAccelerators:
             if view is None:
                 del self._pods[uid]
             if view is None or view.node != before.node:
-                return self._tell(before)
+                return _holds_extended(before)
         return False
 
     def drop_pod(self, uid: str) -> bool:
@@ -124,7 +115,7 @@ class FreeAccelerators:
         if view is None:
             return False
         self._hold(view, -1)
-        return self._tell(view)
+        return _holds_extended(view)
 
     def by_node(self, resource: str) -> dict[str, int]:
         """Whole free units of the resource, by name of each node that has some and takes pods."""
@@ -195,7 +186,7 @@ class FreeAccelerators:
         return {name: amount - held.get(name, 0) for name, amount in node.allocatable.items()}
 
     def _hold(self, pod: PodView, sign: int) -> None:
-        if any(map(_is_special, pod.requests)):
+        if _holds_extended(pod):
             self._holders[pod.node] += sign
         held = self._held.setdefault(pod.node, {})
         for name, amount in pod.requests.items():
@@ -206,13 +197,6 @@ class FreeAccelerators:
             del self._held[pod.node]
         self._count(pod.node)
 
-    def _tell(self, pod: PodView) -> bool:
-        held = any(map(_is_special, pod.requests))
-        if held:
-            self._events.on_accelerators_free()
-        return held
 
-
-def _is_special(resource: str) -> bool:
-    """Whether it is an extended resource: cpu, memory, pods and hugepages-2Mi have no domain in their name."""
-    return "/" in resource and not resource.startswith("kubernetes.io/")
+def _holds_extended(pod: PodView) -> bool:
+    return any(map(is_extended, pod.requests))

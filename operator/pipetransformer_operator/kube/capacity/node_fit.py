@@ -47,6 +47,12 @@ def node_view(node: Mapping[str, Any]) -> NodeView:
     )
 
 
+def is_extended(resource: str) -> bool:
+    """Whether it is an extended resource, such as an accelerator: cpu, memory, pods and hugepages-2Mi have no domain
+    in their name."""
+    return "/" in resource and not resource.startswith("kubernetes.io/")
+
+
 @dataclass(frozen=True, slots=True)
 class PodShape:
     """What a pod asks of a node. Two shapes are equal if the same nodes take both.

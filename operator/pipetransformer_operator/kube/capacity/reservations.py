@@ -71,12 +71,12 @@ class Reservations:
         if workers:
             self._reserved[key] = shape, workers
         if before > workers:
-            self._events.on_accelerators_free()
+            self._events.on_reservation_returned(key)
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
         if self._reserved.pop(key, None) is not None:
-            self._events.on_accelerators_free()
+            self._events.on_reservation_returned(key)
 
     @property
     def _known(self) -> bool:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from pipetransformer_operator.clocks import Clock, utc_now
-from pipetransformer_operator.kube.capacity.quantity import whole
+from pipetransformer_operator.kube.capacity.node_fit import NodeView, is_extended, node_view
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.plan import AVOIDED, FAILURES_ALLOWED
 
@@ -28,7 +28,7 @@ class Nodes:
 
     Args:
         clock: the present time, with its time zone.
-        events: is told when a node appears, takes pods again, or shows more accelerators than before.
+        events: is told when a node appears, takes pods again or more kinds of them, or has more accelerators.
         signals: taints and conditions of nodes that are drained or unhealthy.
 
     Attributes:
@@ -47,7 +47,7 @@ class Nodes:
         self._clock = clock
         self._signals = signals or Signals()
         self._events = events
-        self._offers: dict[str, dict[str, int]] = {}  # extended resources, by name of each node that takes pods
+        self._offers: dict[str, NodeView] = {}  # by name of each node that takes pods
         self.cordoned: set[str] = set()
         self.why: dict[str, str] = {}
         self.unhealthy: set[str] = set()
@@ -75,7 +75,7 @@ class Nodes:
         ):
             news |= holds != (name in names)
             (names.add if holds else names.discard)(name)
-        self._compare(name, node.get("status", {}))
+        self._compare(name, node)
         self._deleted.pop(name, None)
         if deleted:
             self._deleted[name] = None
@@ -85,14 +85,14 @@ class Nodes:
                 self.lost.discard(oldest)
         return news
 
-    def _compare(self, name: str, status: Mapping[str, Any]) -> None:
-        """Tells when a node has more room than before. A device plugin adds accelerators after the node appeared."""
+    def _compare(self, name: str, node: Mapping[str, Any]) -> None:
+        """Tells when a node has more for pods than before: a device plugin adds accelerators after it appeared."""
         if name in self.cordoned or name in self.lost:
             self._offers.pop(name, None)
             return
-        before, after = self._offers.get(name), _extended(status)
+        before, after = self._offers.get(name), node_view(node)
         self._offers[name] = after
-        if before is None or any(number > before.get(resource, 0) for resource, number in after.items()):
+        if before is None or _has_more(before, after):
             self._events.on_accelerators_released(None)
 
     def doubt(self, job: str, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
@@ -170,10 +170,11 @@ class Nodes:
         return list(known)
 
 
-def _extended(status: Mapping[str, Any]) -> dict[str, int]:
-    """Allocatable extended resources, such as accelerators: their names have a domain."""
-    found = {name: whole(amount) for name, amount in status.get("allocatable", {}).items() if "/" in name}
-    return {name: number for name, number in found.items() if number}
+def _has_more(before: NodeView, after: NodeView) -> bool:
+    """Whether the node may take pods that it did not take before: by accelerators, labels or a taint that is gone."""
+    known = before.allocatable
+    more = any(is_extended(name) and amount > known.get(name, 0) for name, amount in after.allocatable.items())
+    return more or before.labels != after.labels or any(taint not in after.taints for taint in before.taints)
 
 
 def _extend(known: dict[_Key, datetime], told: Mapping[_Key, datetime]) -> None:

@@ -19,6 +19,7 @@ from pipetransformer_operator.plan.rules.prepare import cancel, is_recovery, que
 from pipetransformer_operator.plan.types import Answer, EventType, Queue
 
 from . import quota
+from .requests import Requests, admitted, of_kind
 
 
 def follow(draft: Draft) -> None:
@@ -26,9 +27,9 @@ def follow(draft: Draft) -> None:
     status, queue = draft.status, draft.observed.queue
     if queue is None or not status.quota_requests:
         return
-    there = {worker.id for worker in draft.observed.workers} | set(status.worker_ids)
-    answered = [_answered(draft, queue, request) for request in status.quota_requests]
-    draft.update(quota_requests=[_without_gone(draft, request, there) for request in answered if request is not None])
+    there = draft.view.workers.ids | draft.view.wanted_ids
+    answered = filter(None, [_answered(draft, queue, request) for request in status.quota_requests])
+    draft.update(quota_requests=[_without_gone(draft, request, there) for request in answered])
     _drop_joiners(draft)
 
 
@@ -56,10 +57,10 @@ def admits(draft: Draft, needed: int) -> bool:
     """Whether the queue lets the job start with the workers that it needs. Asks the queue first."""
     queue, status = draft.observed.queue, draft.status
     name = draft.observed.labels.get(QUEUE_LABEL, "")
-    first = next(iter(status.quota_requests), None)
-    if first is not None and first.admitted:
+    asked = [(first.queue, first.granted) for first in status.quota_requests[:1]]
+    if status.quota_requests and status.quota_requests[0].admitted:
         return True
-    if first is not None and (first.queue, first.granted) != (name, needed):
+    if asked != [(name, needed)]:
         draft.update(quota_requests=[])
     if queue is None or not name or draft.view.asleep:
         return True
@@ -75,12 +76,10 @@ def sends_back(draft: Draft) -> bool:
     """Whether the job must start over because the queue reclaims quota that it cannot train without. Then it releases
     all workers. Other reclaimed requests are dropped once no worker uses them."""
     requests, lost = draft.status.quota_requests, quota.lost(draft.status, draft.observed)
-    stops = draft.status.stop is not None and bool(requests)
-    if not lost and not stops:
+    if not requests:
         return False
-    if not stops and not _is_vital(draft, lost):
-        unused = [request for request in lost if not request.worker_ids]
-        draft.update(quota_requests=[requests[0], *(one for one in requests[1:] if one not in unused)])
+    if draft.status.stop is None and not _is_vital(draft, lost):
+        _drop_unused(draft, lost)
         return False
     base = requests[0]
     if draft.status.is_true(ConditionType.ADMITTED):
@@ -94,6 +93,13 @@ def sends_back(draft: Draft) -> bool:
         kept = _again(draft, base) if base in lost else _own(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
     return True
+
+
+def _drop_unused(draft: Draft, lost: Requests) -> None:
+    """Drops reclaimed requests that no worker uses; the first request always stays."""
+    unused = lost.that(lambda request: not request.worker_ids).names
+    first, *others = draft.status.quota_requests
+    draft.update(quota_requests=[first, *Requests(others).without(unused)])
 
 
 def tidy(draft: Draft) -> None:
@@ -115,31 +121,30 @@ def _is_resizing(draft: Draft) -> bool:
 
 
 def _tidy_start(draft: Draft) -> None:
-    used = any(request.worker_ids for request in draft.status.quota_requests)
+    used = Requests(draft.status.quota_requests).worker_ids
     _return_claims(draft)
     if draft.status.resize is None and draft.view.asleep and not used:
         draft.update(quota_requests=[])
 
 
 def _tidy_training(draft: Draft) -> None:
-    needed: set[str] = set()
     if draft.view.asleep:
+        draft.update(quota_requests=quota.without_waiting(draft.status, own=True))
         _return_excess(draft)
-        needed = {request.name for request in draft.status.own_requests}
-    first, *others = draft.status.quota_requests
-    admitted = [first, *(request for request in others if request.admitted)]
-    base, *extras = [one if one.name in needed else _without_free(one) for one in admitted]
-    draft.update(quota_requests=[base, *(extra for extra in extras if extra.returned < extra.workers)])
+        _return_claims(draft)
+        return
+    kept = Requests(draft.status.quota_requests[1:]).that(lambda request: request.admitted)
+    kept = Requests((draft.status.quota_requests[0], *kept))
+    draft.update(quota_requests=list(Requests(request.less(request.free) for request in kept).needed))
 
 
-def _is_vital(draft: Draft, lost: list[QuotaRequest]) -> bool:
+def _is_vital(draft: Draft, lost: Requests) -> bool:
     """Whether the job cannot train without the quota that the queue reclaims."""
     generation, base = draft.status.generation, draft.status.quota_requests[0]
     if base in lost and base.granted:
         return True
     if generation is None:
-        misses = any(request.granted for request in draft.status.own_requests if request in lost)
-        return misses and not _own(draft, lost)
+        return of_kind(draft.status, lost, own=True).granted > 0 and not _own(draft, lost)
     leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
     return bool(leaving) and layouts.best(draft.view, len(generation.members) - len(leaving)) is None
 
@@ -155,11 +160,11 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
 
 
-def _own(draft: Draft, lost: list[QuotaRequest]) -> list[QuotaRequest]:
+def _own(draft: Draft, lost: Requests) -> list[QuotaRequest]:
     """The remaining quota of the starting size; empty if it is too little for a start."""
-    own = [request for request in draft.status.own_requests if request.admitted and request not in lost]
+    own = of_kind(draft.status, admitted(draft.status), own=True).without(lost.names)
     layout = layouts.starting(draft.view)
-    return own if layout is not None and layout.workers <= sum(request.granted for request in own) else []
+    return list(own) if layout is not None and layout.workers <= own.granted else []
 
 
 def _drop_joiners(draft: Draft) -> None:
@@ -175,16 +180,12 @@ def _drop_joiners(draft: Draft) -> None:
 def _return_excess(draft: Draft) -> None:
     """Returns quota of cordoned workers of the starting size, because their replacements have their own."""
     status = draft.status
-    excess = sum(request.granted for request in status.own_requests if request.admitted) - status.initial_workers
+    excess = of_kind(status, admitted(status), own=True).granted - status.initial_workers
     draft.update(quota_requests=quota.give_back(status, excess, own=True))
 
 
 def _return_claims(draft: Draft) -> None:
     """Returns unused quota of claims, and withdraws requests for more."""
     draft.update(quota_requests=quota.without_waiting(draft.status, own=False))
-    free = sum(request.free for request in draft.status.quota_requests)
+    free = Requests(draft.status.quota_requests).free
     draft.update(quota_requests=quota.give_back(draft.status, free, own=False))
-
-
-def _without_free(request: QuotaRequest) -> QuotaRequest:
-    return request.model_copy(update={"returned": request.returned + request.free})

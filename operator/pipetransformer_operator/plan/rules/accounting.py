@@ -11,33 +11,38 @@ from pipetransformer_operator.plan.view import View
 def count(draft: Draft) -> None:
     """Updates the numbers of workers in the status. It writes nothing where only time has passed."""
     status = draft.status
-    there = {worker.id for worker in draft.observed.workers}
-    gone = [worker_id for worker_id in status.releasing_ids if worker_id not in there]
+    there = draft.view.workers.ids
+    gone = set(status.releasing_ids) - there
     # Pods that have ended may be kept after the job's end, and hold no accelerator.
-    held = sum(worker.holds for worker in draft.observed.workers) if status.finished else len(there)
-    training = (
-        status.generation is not None and not status.finished and bool(status.worker_ids)
-    )  # otherwise all of them end
-    saved = _saved(draft.view, held) if training else 0
-    gpus = Gpus(held=held, released=status.gpus.released + len(gone), saved=saved)
+    held = len(draft.view.workers.holding if status.finished else draft.view.workers)
+    saved = _saved(draft.view, held) if _uses_workers(status) else 0
     if gone:
-        draft.tell(Reason.GPUS_RELEASED, f"{len(gone)} workers are gone, {held} are held")
-    changed = (gpus.held, gpus.saved) != (status.gpus.held, status.gpus.saved) or training != (
-        status.gpu_seconds_time is not None
-    )
-    if changed:
-        draft.update(
-            gpu_seconds_saved=gpu_seconds_saved(status, draft.now),
-            gpu_seconds_time=draft.now if training else None,
-        )
+        left = "1 worker is gone" if len(gone) == 1 else f"{len(gone)} workers are gone"
+        draft.tell(Reason.GPUS_RELEASED, f"{left}, {held} {'is' if held == 1 else 'are'} held")
+    _add_seconds(draft, held, saved)
     draft.update(
-        gpus=gpus,
+        gpus=Gpus(held=held, released=status.gpus.released + len(gone), saved=saved),
         workers=len(there),
-        priority=max((worker.priority for worker in draft.observed.workers), default=status.priority),
-        releasing_ids=[worker_id for worker_id in status.releasing_ids if worker_id in there],
+        # Claims have a priority of their own.
+        priority=draft.view.wanted.without(draft.view.claimed_ids).highest_priority(status.priority),
+        releasing_ids=sorted(set(status.releasing_ids) & there),
         selector=f"{JOB_LABEL}={draft.observed.name}",
         observed_generation=draft.observed.metadata_generation,
     )
+
+
+def _uses_workers(status: JobStatus) -> bool:
+    """Whether the job trains and keeps workers; otherwise all of them end."""
+    return status.generation is not None and not status.finished and bool(status.worker_ids)
+
+
+def _add_seconds(draft: Draft, held: int, saved: int) -> None:
+    """Adds up the saved GPU-seconds until now if another number counts from here on."""
+    status, counting = draft.status, _uses_workers(draft.status)
+    before = (status.gpus.held, status.gpus.saved, status.gpu_seconds_time is not None)
+    if (held, saved, counting) != before:
+        seconds = gpu_seconds_saved(status, draft.now)
+        draft.update(gpu_seconds_saved=seconds, gpu_seconds_time=draft.now if counting else None)
 
 
 def _saved(view: View, held: int) -> int:

@@ -1,11 +1,13 @@
 """Sets the conditions from what other rules decided, and the state: one word for the printer column."""
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from pipetransformer_contract.api.status import (
     Condition,
     ConditionStatus,
     ConditionType,
+    JobStatus,
     Reason,
     Resize,
     ResizePhase,
@@ -16,10 +18,11 @@ from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import says_succeeded
 from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.quota.requests import admitted
 from pipetransformer_operator.plan.types import EventType, Queue
 from pipetransformer_operator.plan.view import View
 
-from . import stop, undeleted
+from . import stop, undeleted, unsaved
 from .prepare import queue_says, why_not_ready
 from .stall import hears_nobody, stall_time, stall_timeout, why_broken
 
@@ -55,7 +58,7 @@ def derive_state(conditions: Iterable[Condition]) -> State:
 
 
 def describe(draft: Draft) -> None:
-    """Sets Admitted, Running, Resizing and Stalled, and the state."""
+    """Sets Admitted, Running, Resizing, Stalled and Unsaved, and the state."""
     _admitted(draft)
     if draft.status.finished:
         for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED):
@@ -64,6 +67,7 @@ def describe(draft: Draft) -> None:
         _running(draft)
         _resizing(draft)
         _stalled(draft)
+    unsaved.describe(draft)
     undeleted.describe(draft)
     number = draft.observed.metadata_generation  # conditions that no rule changed still hold
     conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
@@ -90,8 +94,7 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
     if lost and (draft.status.stop is not None or not draft.status.worker_ids):
         draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
     elif requests and requests[0].admitted:
-        workers = sum(request.granted for request in requests if request.admitted)
-        message = f"{requests[0].queue}: quota for {workers} workers"
+        message = f"{requests[0].queue}: quota for {admitted(draft.status).granted} workers"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.QUOTA_RESERVED, message)
     elif draft.status.generation is not None:
         message = "the job started without its queue: the label counts from its next start on"
@@ -135,8 +138,17 @@ def _running(draft: Draft) -> None:
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        message = f"generation {generation.layout_generation}: {generation.layout.words}"
+        schedule = _schedule(status, generation)
+        message = f"generation {generation.layout_generation}: {generation.layout.words}{schedule}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
+
+
+def _schedule(status: JobStatus, generation: Generation | None) -> str:
+    """The schedule that a generation runs, as words that follow its layout; empty before its leader reports."""
+    report = status.last_report
+    if report is None or generation is None or report.layout_generation != generation.layout_generation:
+        return ""
+    return report.schedule_words
 
 
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
@@ -166,7 +178,9 @@ def _resizing(draft: Draft) -> None:
         resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
-        message = f"{resize.from_.layout.words} to {resize.to.layout.words} ({resize.reason.value}){until}: "
+        schedule = _schedule(draft.status, draft.status.generation) if resize.phase is ResizePhase.CLEAN else ""
+        to = f"{resize.to.layout.words}{schedule}"
+        message = f"{resize.from_.layout.words} to {to} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
 
 
@@ -242,36 +256,48 @@ def _awaited(view: View, resize: Resize) -> str:
 
 
 def _stalled(draft: Draft) -> None:
-    report, stall, before = (
-        draft.status.last_report,
-        stall_time(draft.view),
-        draft.status.condition(ConditionType.STALLED),
-    )
-    stood = draft.status.is_true(ConditionType.STALLED) and before is not None and before.reason == Reason.NO_PROGRESS
-    silent = hears_nobody(draft.view)
+    stall, before = stall_time(draft.view), draft.status.condition(ConditionType.STALLED)
     if broken := why_broken(draft.view):
         draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
     elif stall is None:
         if before is not None:
             draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
-    elif draft.now >= stall or (draft.suspects and not stood):
-        message = f"no step after step {report.step}" if report else "no step yet"
-        if draft.now >= stall:
-            default = ", its default" if draft.spec.run_policy.stall_timeout_seconds is None else ""
-            seconds = stall_timeout(draft.view).total_seconds()
-            message += f" for spec.runPolicy.stallTimeoutSeconds ({seconds:.0f} s{default})"
-        message += "; "
-        suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
-        message += suspects or (_SILENT if silent else "every member is heard")
+    elif draft.now >= stall or (draft.suspects and not _stood(before)):
+        message = f"{_no_step(draft.view, stall)}; {_why_no_step(draft)}"
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
-    elif stood and before is not None and (report is None or report.time < before.last_transition_time):
-        draft.clock.wake_at(stall)  # a member was replaced: Stalled lasts until a step is made
-    elif silent:
-        draft.clock.wake_at(stall)
-        _not_heard(draft)
     else:
         draft.clock.wake_at(stall)
+        _not_stalled(draft, before)
+
+
+def _not_stalled(draft: Draft, before: Condition | None) -> None:
+    report = draft.status.last_report
+    if before and _stood(before) and (report is None or report.time < before.last_transition_time):
+        return  # a member was replaced: Stalled lasts until a step is made
+    if hears_nobody(draft.view):
+        _not_heard(draft)
+    else:
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
+
+
+def _stood(condition: Condition | None) -> bool:
+    """Whether the job already stalled for lack of progress."""
+    return condition is not None and (condition.status, condition.reason) == (ConditionStatus.TRUE, Reason.NO_PROGRESS)
+
+
+def _no_step(view: View, stall: datetime) -> str:
+    """How long no step was made, in words."""
+    report = view.status.last_report
+    words = f"no step after step {report.step}" if report else "no step yet"
+    if view.now < stall:
+        return words
+    default = ", its default" if view.spec.run_policy.stall_timeout_seconds is None else ""
+    return f"{words} for spec.runPolicy.stallTimeoutSeconds ({stall_timeout(view).total_seconds():.0f} s{default})"
+
+
+def _why_no_step(draft: Draft) -> str:
+    suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
+    return suspects or (_SILENT if hears_nobody(draft.view) else "every member is heard")
 
 
 def _not_heard(draft: Draft) -> None:

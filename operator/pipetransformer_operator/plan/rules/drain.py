@@ -13,7 +13,7 @@ from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import generations, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.types import WorkerPhase
+from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
 from . import undeleted
@@ -24,7 +24,7 @@ def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers that have to move, or prepares that. Returns whether it did."""
     generation = draft.status.generation
     assert generation is not None
-    cordoned = frozenset(worker.name for worker in draft.view.wanted if worker.draining)
+    cordoned = draft.view.wanted.draining.names
     going, staying = parted(generation.members, cordoned)
     if not going:
         _give_up_replacements(draft)
@@ -89,16 +89,19 @@ def limit(draft: Draft) -> None:
     if draft.status.layout_generation == 0:
         return
     _set_deadline(draft)
+    if draft.status.generation is None:
+        draft.min_available = 0
+        return
     deadline = draft.status.drain_deadline
     overdue = deadline is not None and draft.clock.reached(deadline)
-    ended = {worker.id for worker in draft.observed.workers if not worker.alive}
-    running = {worker.id for worker in draft.observed.workers if worker.phase is WorkerPhase.RUNNING}
-    wanted = set(draft.status.worker_ids)
-    present = len((wanted & running if overdue else wanted) - ended)
-    trains = draft.status.generation is not None
-    kept = draft.observed.sees_drains and not overdue
-    draft.min_available = max(0, present - (0 if kept else 1)) if trains else 0
-    draft.keeps_unready = trains and kept
+    draft.keeps_unready = draft.observed.sees_drains and not overdue
+    draft.min_available = max(0, _present(draft.view, overdue=overdue) - (not draft.keeps_unready))
+
+
+def _present(view: View, *, overdue: bool) -> int:
+    """How many wanted workers evictions have to count: past a drain's deadline those that run."""
+    counted = view.wanted.running.ids if overdue else view.wanted_ids
+    return len(counted - view.workers.ended.ids)
 
 
 def _set_deadline(draft: Draft) -> None:
@@ -108,27 +111,26 @@ def _set_deadline(draft: Draft) -> None:
     latest two times that long after the oldest cordon: nodes that are cordoned one after the other must not keep the
     first from being emptied. Joiners do not count, because they hold no state. A leaver's cordon renews nothing.
     """
-    status, joining = draft.status, set(draft.view.joining_ids)
-    going = {one.id: one for one in draft.view.wanted if one.alive and one.draining and one.id not in joining}
+    going = draft.view.wanted.moving.without(frozenset(draft.view.joining_ids))
     if not going:
         draft.update(drain_deadline=None, drains=[])
         return
-    timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
-    drains = [
-        one.model_copy(update={"worker_ids": left})
-        for one in status.drains
-        if (left := [key for key in one.worker_ids if key in going])
-    ]
-    known = {key for one in drains for key in one.worker_ids}
-    new = [worker for key, worker in going.items() if key not in known]
-    if not drains or any(worker.name in draft.view.member_names for worker in new):
-        drains.append(Drain(time=draft.now, worker_ids=[worker.id for worker in new]))
+    ids = going.ids
+    drains = [drain.among(ids) for drain in draft.status.drains if ids & set(drain.worker_ids)]
+    known = {key for drain in drains for key in drain.worker_ids}
+    new = going.without(known)
+    added = Drain(time=draft.now, worker_ids=sorted(ids - known))
+    if not drains or draft.view.member_names & new.names:
+        drains.append(added)
         try_at_once(draft)
         draft.clock.wake_at(draft.now)
-        names = ", ".join(f"{worker.name} ({worker.drain_reason or 'cordoned'})" for worker in new[:8])
-        draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are emptied, or not well: {names}")
-    elif new:
-        newest = drains[-1]
-        ids = [*newest.worker_ids, *(worker.id for worker in new)]
-        drains[-1] = newest.model_copy(update={"worker_ids": ids})
+        _tell_drain(draft, new)
+    else:
+        drains[-1] = drains[-1].joined_by(added)
+    timeout = timedelta(seconds=draft.spec.run_policy.drain_timeout_seconds)
     draft.update(drains=drains, drain_deadline=min(drains[-1].time + timeout, drains[0].time + 2 * timeout))
+
+
+def _tell_drain(draft: Draft, new: Sequence[Worker]) -> None:
+    names = ", ".join(f"{worker.name} ({worker.drain_reason or 'cordoned'})" for worker in new[:8])
+    draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are emptied, or not well: {names}")

@@ -55,9 +55,8 @@ def clean(draft: Draft) -> None:
     draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
     ended = status.completion_time or draft.now
     had_time = draft.clock.reached(ended + FINISH_GRACE)
-    workers = draft.observed.workers
-    draft.spared_ids = frozenset(one.id for one in workers if not _goes(draft.view, one, had_time=had_time))
-    if any(worker.holds for worker in draft.observed.workers):
+    draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
+    if draft.view.workers.holding:
         draft.min_available = 0  # workers that are kept do not keep a node from being emptied
     else:
         draft.update(quota_requests=[])
@@ -74,10 +73,14 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
     if policy is CleanPodPolicy.NONE:
         return False
     if worker.alive:
-        report = view.status.last_report
-        by_itself = view.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
-        return had_time or not by_itself
+        return had_time or not _ends_by_itself(view)
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
+
+
+def _ends_by_itself(view: View) -> bool:
+    """Whether the workers end without being deleted, because their leader knows that the job has ended."""
+    report = view.status.last_report
+    return view.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
 
 
 def _refusal(view: View) -> Worker | None:

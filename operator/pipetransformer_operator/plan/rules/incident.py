@@ -9,6 +9,7 @@ from pipetransformer_operator.plan import budget
 from pipetransformer_operator.plan.losses import describe, loss_of, out_of_memory_at
 from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
+from pipetransformer_operator.plan.workers import Workers
 
 from .prepare import may_go_on
 
@@ -40,16 +41,16 @@ class Incident:
     @cached_property
     def workers(self) -> dict[int, Worker]:
         """All wanted workers that exist."""
-        return {worker.id: worker for worker in self.view.wanted}
+        return self.view.wanted.by_id
 
     @cached_property
     def members(self) -> list[int]:
         """Lost holders of state."""
         return [key for key in self.view.status.worker_ids if self.view.name_of(key) in self.lost]
 
-    def _present(self, ids: Iterable[int]) -> list[Worker]:
+    def _present(self, ids: Iterable[int]) -> Workers:
         """Those of the workers whose pods are there."""
-        return [self.workers[key] for key in ids if key in self.workers]
+        return Workers(filter(None, map(self.workers.get, ids)))
 
     @cached_property
     def stranded(self) -> dict[int, str]:
@@ -58,21 +59,21 @@ class Incident:
         return {key: why for key, why in whys.items() if why}
 
     @cached_property
-    def ended(self) -> list[Worker]:
+    def ended(self) -> Workers:
         """Joiners that ended before they joined."""
-        return [worker for worker in self._present(self.view.joining_ids) if not worker.alive]
+        return self._present(self.view.joining_ids).ended
 
     @cached_property
     def why(self) -> dict[int, str]:
         """All that are lost, members first, and why."""
-        joiners = self.stranded.keys() | {worker.id for worker in self.ended}
+        joiners = self.stranded.keys() | self.ended.ids
         return {key: self._why(key) for key in (*self.members, *sorted(joiners))}
 
     def _why(self, key: int) -> str:
         return self.lost.get(self.view.name_of(key)) or self.stranded.get(key) or describe(self.workers.get(key))
 
     @cached_property
-    def observed(self) -> list[Worker]:
+    def observed(self) -> Workers:
         """Those whose pods are there."""
         return self._present(self.why)
 
@@ -92,13 +93,13 @@ class Incident:
         return [key for key in self.members if loss_of(self.workers.get(key), self._longest).counts]
 
     @cached_property
-    def failed_joiners(self) -> list[Worker]:
+    def failed_joiners(self) -> Workers:
         """Joiners whose end is a failure."""
-        return [worker for worker in self.ended if loss_of(worker).counts]
+        return self.ended.that(lambda worker: loss_of(worker).counts)
 
     @cached_property
-    def _disrupted(self) -> list[Worker]:
-        return [worker for worker in self.ended if worker.disrupted and worker.id not in self.stranded]
+    def _disrupted(self) -> Workers:
+        return self.ended.without(self.stranded).that(lambda worker: worker.disrupted)
 
     @property
     def at_fault(self) -> int | None:
@@ -112,9 +113,9 @@ class Incident:
         return max(filter(None, waits), default=None)
 
     @cached_property
-    def silent(self) -> list[Worker]:
+    def silent(self) -> Workers:
         """Failed members whose nodes may be the reason."""
-        return [one for one in self._present(self.failed) if budget.is_of_node(self.view, one, self.suspects)]
+        return self._present(self.failed).that(lambda one: budget.is_of_node(self.view, one, self.suspects))
 
     @property
     def counts(self) -> bool:

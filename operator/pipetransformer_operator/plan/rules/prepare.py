@@ -8,19 +8,16 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.plan import generations, layouts, leavers, workforce
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.members import names, parted
+from pipetransformer_operator.plan.quota import quota, requests
 from pipetransformer_operator.plan.sharing import share
 from pipetransformer_operator.plan.sharing.claim import is_claim, target
-from pipetransformer_operator.plan.types import NOT_SET_UP, EventType, Worker
+from pipetransformer_operator.plan.types import EventType, Worker
 from pipetransformer_operator.plan.view import View
 
-#: How the reasons of containers that cannot be started begin: because of the image, or of the rest of the template.
-_IMAGE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
-_CONTAINER = ("CreateContainer", "RunContainerError")
 #: Why workers are late, the worst reason first.
 _WORST = (Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY)
 FIRST_BACKOFF = timedelta(seconds=60)
@@ -36,33 +33,42 @@ def publish(draft: Draft) -> bool:
 
     Past the deadline it takes the joiners that are ready. Returns whether it published one.
     """
-    generation, status = draft.status.generation, draft.status
+    generation = draft.status.generation
     assert generation is not None
-    going, staying = parted(generation.members, draft.view.names_of(quota.lost_ids(status, draft.observed)))
-    warm = [] if draft.view.asleep else draft.view.ready_joiners
-    complete = len(warm) == len(draft.view.joining_ids)
-    joining = warm if complete or is_late(draft) else []
+    going, staying = parted(generation.members, draft.view.names_of(quota.lost_ids(draft.status, draft.observed)))
+    joining = _joining_now(draft)
     number = len(staying) + len(joining)
     layout = layouts.best(draft.view, layouts.limited(draft.view, number)) or layouts.best(draft.view, number)
     unchanged = layout == generation.layout and not going and not layouts.pays_to_recut(draft.view)
     if layout is None or unchanged or snoozed(draft.view, layout):
         return False
     candidates = [*leavers.last(draft.view, staying, layout.workers), *joining]
-    releases = bool(going) or layouts.limited(draft.view, len(generation.members)) < len(generation.members)
+    is_limited = layouts.limited(draft.view, len(generation.members)) < len(generation.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft.view, generation.layout, layout)
     generations.publish(draft, layout, [*candidates, *going], reason)
     if layout.workers <= generation.layout.workers:
-        if releases:
-            back_off(draft)
-            if not going:
-                share.rest(draft)
-            draft.keep_workers(
-                set(draft.status.worker_ids) - set(draft.view.joining_ids),
-                "the job releases workers and needs none to join",
-            )
-        elif status.not_committed:
-            draft.update(not_committed=None)
+        _follow_release(draft, reclaimed=bool(going), is_limited=is_limited)
     return True
+
+
+def _joining_now(draft: Draft) -> list[Member]:
+    """The joiners that the next generation takes: all of them, or past the deadline those that are ready."""
+    warm = draft.view.ready_joiners
+    complete = len(warm) == len(draft.view.joining_ids)
+    may_join = not draft.view.asleep and (complete or is_late(draft))
+    return warm if may_join else []
+
+
+def _follow_release(draft: Draft, *, reclaimed: bool, is_limited: bool) -> None:
+    """Pauses growth once workers were released, because the queue reclaimed their quota or the share is limited."""
+    if not reclaimed and not is_limited:
+        draft.update(not_committed=None)
+        return
+    back_off(draft)
+    if not reclaimed:
+        share.rest(draft)
+    kept = draft.view.wanted_ids - set(draft.view.joining_ids)
+    draft.keep_workers(kept, "the job releases workers and needs none to join")
 
 
 def prepare(draft: Draft) -> None:
@@ -77,7 +83,7 @@ def prepare(draft: Draft) -> None:
     most = max(to.workers, len(members), _held(draft.view) if draft.view.on_pack is OnPack.HOLD else 0)
     joining = draft.view.joining_ids
     if to == generation.layout:  # joiners are spares: one that is gone or has to leave its node is not replaced
-        joining = [worker.id for worker in draft.view.joiners if not worker.draining]
+        joining = list(draft.view.joiners.staying.by_id)
     kept = [*members, *joining][:most]
     workforce.want(draft, kept, max(to.workers, len(kept)))
     if to == generation.layout:
@@ -195,18 +201,24 @@ def why_not_ready(view: View) -> tuple[Reason, str]:
     """What joiners wait for: the worst reason, and the reason of each late joiner."""
     if view.observed.refusal:
         return Reason.CREATION_REFUSED, view.observed.refusal
-    ready = {member.name for member in view.ready_joiners}
-    workers = {worker.id: worker for worker in view.joiners}
-    if view.status.generation is not None:  # a drain takes none on a cordoned node
-        ready -= {worker.name for worker in view.joiners if worker.draining}
     if view.awaits_quota:
         return Reason.WAITING_FOR_QUOTA, queue_says(view)
-    late = {view.name_of(key): _why(workers.get(key)) for key in view.joining_ids if view.name_of(key) not in ready}
+    late = _why_late(view)
     worst = min((reason for reason, _ in late.values()), key=_WORST.index, default=Reason.NOT_READY)
     words = "; ".join([f"{name}: {why}" for name, (_, why) in late.items()][:8])
     if worst is Reason.UNSCHEDULABLE and view.observed.nodes.avoided:
         words += f"; avoided because accelerators failed there: {', '.join(sorted(view.observed.nodes.avoided)[:8])}"
     return worst, words or _why_none_is_awaited(view)
+
+
+def _why_late(view: View) -> dict[str, tuple[Reason, str]]:
+    """What each joiner that is not ready waits for, by its name."""
+    ready = names(view.ready_joiners)
+    if view.status.generation is not None:  # a drain takes none on a cordoned node
+        ready -= view.joiners.draining.names
+    late = {key: view.name_of(key) for key in view.joining_ids if view.name_of(key) not in ready}
+    workers = view.joiners.by_id
+    return {name: _why(workers.get(key)) for key, name in late.items()}
 
 
 def _why_none_is_awaited(view: View) -> str:
@@ -220,20 +232,6 @@ def _why_none_is_awaited(view: View) -> str:
     return "no worker is awaited"
 
 
-def all_scheduled(view: View) -> bool:
-    """Whether each worker that is to join may exist, does, and has a node."""
-    return (
-        not view.awaits_quota
-        and len(view.joiners) == len(view.joining_ids)
-        and all(worker.scheduled for worker in view.joiners)
-    )
-
-
-def can_start(view: View) -> bool:
-    """Whether the nodes of all joiners can set up their pods and start their containers."""
-    return not any(worker.waiting.startswith((*_IMAGE, *_CONTAINER, NOT_SET_UP)) for worker in view.joiners)
-
-
 def _held(view: View) -> int:
     """Workers that a job with `onPack: Hold` keeps, members and spares: its starting size, up to its ceiling."""
     return min(view.status.initial_workers, view.spec.elastic_policy.ceiling)
@@ -241,7 +239,7 @@ def _held(view: View) -> int:
 
 def queue_says(view: View) -> str:
     """What the queue was asked for and has not granted yet, and what it says to that."""
-    waiting = [request for request in view.status.quota_requests if not request.admitted]
+    waiting = requests.waiting(view.status)
     asked = ", ".join(f"{one.queue} is asked for {one.granted} workers" for one in waiting)
     return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
 
@@ -251,7 +249,7 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
         return Reason.NOT_READY, "is not created yet"
     if not worker.scheduled:
         return Reason.UNSCHEDULABLE, worker.waiting or "has no node"
-    if worker.waiting.startswith(_IMAGE):
+    if worker.lacks_image:
         return Reason.IMAGE_PULL, worker.waiting
     return Reason.NOT_READY, worker.waiting or ("is on a cordoned node" if worker.draining else "runs and is not ready")
 
@@ -277,14 +275,11 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
     claims = resize.reason is not ResizeReason.FAILURE and is_claim(draft, resize.to.layout)
-    if claims and not all_scheduled(draft.view):
+    if claims and not draft.view.joiners_placed:
         seconds = min(seconds, policy.claim_timeout_seconds)
     return draft.view.counted_from(resize.start_time) + timedelta(seconds=seconds)
 
 
 def snoozed(view: View, layout: Layout) -> bool:
     """Whether the members could not commit this layout a short time ago."""
-    status = view.status
-    if status.not_committed != LayoutSize.of(layout) or not status.next_resize_time:
-        return False
-    return not view.clock.reached(status.next_resize_time)
+    return view.status.not_committed == LayoutSize.of(layout) and view.sleeps()

@@ -13,6 +13,7 @@ from pipetransformer_contract.api.status import (
     Reason,
     TooShort,
 )
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.plan import budget, generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
@@ -57,7 +58,7 @@ def recover(draft: Draft) -> None:
     if not survivors:
         forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
-        draft.keep_workers((worker.id for worker in draft.view.joiners), "no worker holds the job's state any longer")
+        draft.keep_workers(draft.view.joiners.ids, "no worker holds the job's state any longer")
         return
     candidates = [*survivors, *draft.view.ready_joiners]
     places = max(0, generation.layout.workers - len(candidates))  # those of lost members
@@ -114,8 +115,9 @@ def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
 def _blame_nodes(draft: Draft, incident: Incident) -> None:
     """Notes nodes that refused workers, or whose accelerators failed. Says which nodes are avoided from now on."""
     gone = incident.observed
-    draft.unfit = frozenset(worker.node for worker in gone if worker.rejected or blames_device(worker))
-    draft.broken = {worker.uid: worker.node for worker in gone if worker.node and blames_device(worker)}
+    broken = gone.that(blames_device)
+    draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *broken.nodes])
+    draft.broken = {worker.uid: worker.node for worker in broken if worker.node}
     _tell_avoided(draft)
 
 
@@ -156,7 +158,7 @@ def _note_too_short(draft: Draft, incident: Incident) -> None:
     """Notes that pipelines of lost members were packed into too little memory, so that longer ones follow."""
     if not incident.short:
         return
-    most, boundary = max(incident.short.values()), layouts.boundary(draft.view)
+    most, boundary = max(incident.short.values()), draft.view.boundary
     one = incident.workers[min(incident.short)]
     draft.update(too_short=TooShort(stages=most, boundary=boundary))
     message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
@@ -167,17 +169,19 @@ def _note_too_short(draft: Draft, incident: Incident) -> None:
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     """Wants replacements, because too few workers are left for any layout. The survivors hold their state meanwhile.
 
-    The target is the best layout that is no larger than the present one, or the spec's if memory rules those out. Past
-    the deadline, with a durable checkpoint, all workers are given back and the job starts again from it. Without one
-    the survivors keep the only copies, and new workers are tried later. The deadline counts from the first turn with
-    too few workers, however often replacements end before they join. Leavers that wait for a checkpoint stay, because
-    the job may have to start again in its old size.
+    The target is the best layout that is no larger than the present one, or the spec's if memory rules those out. It is
+    smaller if an attempt for that one failed and nodes are known to have too little room for it. Past the deadline,
+    with a durable checkpoint, all workers are given back and the job starts again from it. Without one the survivors
+    keep the only copies, and new workers are tried later. The deadline counts from the first turn with too few workers,
+    however often replacements end before they join. Leavers that wait for a checkpoint stay, because the job may have
+    to start again in its old size.
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
     kept = draft.view.ids_of(survivors)
     staying = [*kept, *status.leaving_ids]
-    to = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
+    whole = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
+    to = _attainable(draft, whole)
     asleep = draft.view.sleeps() or is_in_vain(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
@@ -205,6 +209,18 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     forget_generation(draft)
     draft.update(resize=None, leaving_ids=[])
     draft.keep_workers([], f"too few workers were left, {why}; the job starts again from its checkpoint")
+
+
+def _attainable(draft: Draft, whole: Layout) -> Layout:
+    """The layout to wait for: `whole`, or a smaller one that nodes have room for if they have none for `whole`."""
+    prepared, reach = draft.view.preparation, draft.observed.reach
+    if draft.view.joining_ids and prepared is not None and prepared.reason is ResizeReason.FAILURE:
+        workers = min(prepared.to.layout.workers, whole.workers)  # what was chosen before its workers were wanted
+    elif reach is not None and is_in_vain(draft, whole.workers):
+        workers = draft.view.num_placed + reach
+    else:
+        return whole
+    return layouts.best(draft.view, workers) or whole
 
 
 def _why_not_replaced(view: View) -> tuple[Reason, str]:

@@ -3,9 +3,9 @@
 from datetime import timedelta
 from operator import attrgetter
 
-from pipetransformer_contract.api.status import LastReport, Reason
-from pipetransformer_contract.messages import DurableCheckpoint, Report, ResizeReason
-from pipetransformer_operator.plan import layouts
+from pipetransformer_contract.api.status import JobStatus, LastReport, Reason
+from pipetransformer_contract.messages import DurableCheckpoint, Generation, Report, ResizeReason
+from pipetransformer_contract.spec import FrozenForward
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.view import View
 
@@ -25,11 +25,23 @@ def fold(draft: Draft) -> None:
         return
     if report.layout_generation > draft.status.layout_generation or not report.newer_than(last):
         return
-    generation, stepped = draft.status.generation, report.step > (last.step if last else 0)
-    mended = generation is not None and generation.broken_before > 0 and stepped
-    if last is not None and not (mended or _decides(report, last) or _is_due(draft.view, last)):
+    mends = _mends(draft.status, report)
+    if last is not None and not (mends or _decides(report, last) or _is_due(draft.view, last)):
         return
-    before = layouts.boundary(draft.view)
+    before = draft.view.boundary
+    _write(draft, report)
+    _tell_boundary(draft, report, before)
+    if draft.status.generation is not None:
+        _confirm(draft, draft.status.generation.model_copy(update={"broken_before": 0} if mends else {}), report)
+
+
+def _mends(status: JobStatus, report: Report) -> bool:
+    """Whether the report shows the first step after generations that broke."""
+    steps = status.last_report.step if status.last_report else 0
+    return status.generation is not None and status.generation.broken_before > 0 and report.step > steps
+
+
+def _write(draft: Draft, report: Report) -> None:
     checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
     shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
@@ -38,33 +50,38 @@ def fold(draft: Draft) -> None:
         checkpoint=checkpoint,
         num_shards=min(shards, default=None),
     )
-    if generation is not None and mended:
-        draft.update(generation=generation.model_copy(update={"broken_before": 0}))
-    if report.boundary != before:
-        draft.tell(
-            Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN,
-            f"{report.boundary} of {report.num_layers} layers are frozen at step {report.step}"
-            + (f"; {report.why_thawed}" if report.why_thawed else ""),
-        )
-    if generation is not None and not generation.confirmed_generation:
+
+
+def _tell_boundary(draft: Draft, report: Report, before: int) -> None:
+    """Tells that the boundary moved, if it did."""
+    if report.boundary == before:
+        return
+    reason = Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN
+    words = f"{report.boundary} of {report.num_layers} layers are frozen at step {report.step}"
+    draft.tell(reason, words + (f"; {report.why_thawed}" if report.why_thawed else ""))
+
+
+def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
+    """Writes which generation the report confirms, and tells what the first report of each generation means."""
+    number = report.layout_generation
+    draft.update(generation=generation)
+    if not generation.confirmed_generation:
         settle(draft, report.step)
-    _confirm(draft, report)
-
-
-def _confirm(draft: Draft, report: Report) -> None:
-    generation, number = draft.status.generation, report.layout_generation
-    if generation is None or number <= generation.confirmed_generation:
+    if number <= generation.confirmed_generation:
         return
     draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))
     if number == generation.layout_generation:
         if generation.reason is ResizeReason.CLAIM:  # not earlier: a published claim could still be undone
             forget_failures(draft)
-        schedule = f", {report.schedule}" if report.schedule else ""
-        why = f" ({report.why_schedule})" if report.why_schedule else ""
-        draft.tell(
-            Reason.GENERATION_CONFIRMED,
-            f"Generation {number} trains: {generation.layout.words}{schedule}{why}",
-        )
+        words = f"Generation {number} trains: {generation.layout.words}{report.schedule_words}"
+        draft.tell(Reason.GENERATION_CONFIRMED, words + _frozen_forward(report))
+
+
+def _frozen_forward(report: Report) -> str:
+    """What to tell of frozen layers that compute ahead, or do not although the spec wants it; empty otherwise."""
+    if report.why_frozen_forward:
+        return f", frozen layers in place ({report.why_frozen_forward})"
+    return ", frozen layers ahead" if report.frozen_forward == FrozenForward.AHEAD else ""
 
 
 def _decides(report: Report, last: Report) -> bool:

@@ -11,8 +11,7 @@ from . import clean, commit, drain, prepare
 
 def resize(draft: Draft) -> None:
     """Moves a training job one step closer to its best layout, unless members are lost or ending."""
-    generation = draft.status.generation
-    if generation is None or not all(draft.view.alive(member) for member in generation.members):
+    if draft.status.generation is None or not draft.view.all_alive:
         return
     if commit.under_way(draft) or clean.under_way(draft) or drain.replace(draft) or prepare.publish(draft):
         return

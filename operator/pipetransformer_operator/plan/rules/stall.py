@@ -6,10 +6,13 @@ counts only if another member is heard. If all are silent, the network to the op
 to say that pods or nodes are gone.
 """
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from pipetransformer_contract.messages import Member
 from pipetransformer_operator.plan.clock import latest
+from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import SILENCE, View
 
 #: A member that peers name as lost and that is silent for this long is lost, although its pod looks alive. One that no
@@ -59,7 +62,7 @@ def is_stalled(view: View) -> bool:
 def why_broken(view: View) -> str:
     """Why a job whose members all live makes no steps; empty unless generation after generation breaks."""
     generation, report = view.status.generation, view.status.last_report
-    if generation is None or generation.broken_before <= BROKEN_ALLOWED or not all(map(view.alive, generation.members)):
+    if generation is None or generation.broken_before <= BROKEN_ALLOWED or not view.all_alive:
         return ""
     return (
         f"no step was made since step {report.step if report else 0}: {generation.broken_before} generations in a"
@@ -107,29 +110,82 @@ def _was_heard(view: View, member: Member) -> bool:
 
 def suspicion(view: View, member: Member) -> str:
     """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
-    broken = view.broken_since
-    named = member.name in view.observed.lost_peers
-    deserted = broken is not None and not view.waits(member)
-    worker = view.worker(member)
-    unseen = worker is not None and worker.node_lost
-    if not (named or deserted or unseen or is_stalled(view) or _is_awaited(view)):
+    suspect = _Suspect(view, member)
+    if not suspect.in_question:
         return ""
-    heard = _last_heard(view, member)
-    due = heard + view.patience(member.uid, NAMED_SILENCE if named else SILENCE)
-    if named and unseen and broken is not None and _was_heard(view, member):
-        # A living member beats when its group breaks, whatever its pace. The peers' word alone is not enough: they name
-        # all others, and a member in a callback or a long round notices the break only afterwards.
-        due = min(due, max(broken, heard) + SILENCE)
-    gone = worker is not None and worker.node_gone and view.now >= due
-    newest = view.newest_word
-    if gone or (newest is not None and newest >= due):  # another was heard since, so the operator is not deaf
-        return f"not heard for {(due - heard).total_seconds():.0f} s"
-    if view.clock.reached(due) and view.hears_holders:
+    if suspect.is_on_deleted_node or suspect.outlived:
+        return f"not heard for {(suspect.due - suspect.heard).total_seconds():.0f} s"
+    if view.clock.reached(suspect.due) and view.hears_holders:
         view.clock.wake_at(view.now + NEXT_WORD)
-    if broken is None or not deserted:
-        return ""
-    policy = view.spec.run_policy
-    hangs = broken + timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
-    if view.clock.reached(hangs) and view.hears_waiting:
+    if suspect.hangs and view.hears_waiting:
         return "its peers wait for another generation, and it does not"
     return ""
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """Questions about a member whose pod looks alive."""
+
+    view: View
+    member: Member
+
+    @cached_property
+    def worker(self) -> Worker | None:
+        return self.view.worker(self.member)
+
+    @property
+    def named(self) -> bool:
+        """Whether its peers name it as lost."""
+        return self.member.name in self.view.observed.lost_peers
+
+    @property
+    def deserted(self) -> bool:
+        """Whether peers wait for another generation, and it does not."""
+        return self.view.broken_since is not None and not self.view.waits(self.member)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether its node is silent, too."""
+        return self.worker is not None and self.worker.node_lost
+
+    @property
+    def in_question(self) -> bool:
+        """Whether something other than silence speaks against it."""
+        return self.named or self.deserted or self.unseen or is_stalled(self.view) or _is_awaited(self.view)
+
+    @cached_property
+    def heard(self) -> datetime:
+        """When it last said anything, or the operator began to listen."""
+        return _last_heard(self.view, self.member)
+
+    @cached_property
+    def due(self) -> datetime:
+        """When its silence has lasted too long.
+
+        A living member beats when its group breaks, whatever its pace. The peers' word alone is not enough: they name
+        all others, and a member in a callback or a long round notices the break only afterwards.
+        """
+        broken = self.view.broken_since
+        due = self.heard + self.view.patience(self.member.uid, NAMED_SILENCE if self.named else SILENCE)
+        had_to_beat = self.named and self.unseen and _was_heard(self.view, self.member)
+        return min(due, max(broken, self.heard) + SILENCE) if broken is not None and had_to_beat else due
+
+    @property
+    def is_on_deleted_node(self) -> bool:
+        """Whether its node was deleted, and its silence has lasted too long."""
+        return self.worker is not None and self.worker.node_gone and self.view.now >= self.due
+
+    @property
+    def outlived(self) -> bool:
+        """Whether another member was heard since it was due, so that the operator is not deaf."""
+        newest = self.view.newest_word
+        return newest is not None and newest >= self.due
+
+    @property
+    def hangs(self) -> bool:
+        """Whether its peers have waited too long for it to leave its generation."""
+        broken, policy = self.view.broken_since, self.view.spec.run_policy
+        if broken is None or not self.deserted:
+            return False
+        patience = timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
+        return self.view.clock.reached(broken + patience)

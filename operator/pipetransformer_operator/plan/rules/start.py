@@ -18,7 +18,7 @@ from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 from . import undeleted
-from .prepare import all_scheduled, can_start, forget_failures, sleep, why_not_ready
+from .prepare import forget_failures, sleep, why_not_ready
 
 LONGEST_RETRY = timedelta(minutes=4)
 #: This many times a start gets all its time again, because workers that end again and again hold the others' nodes.
@@ -74,7 +74,7 @@ def start(draft: Draft, layout: Layout) -> None:
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
-    if draft.observed.gives_way_to and not _is_whole(draft.view):
+    if draft.observed.gives_way_to and not draft.view.start_complete:
         _give_way(draft)
         return
     if draft.view.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
@@ -85,16 +85,10 @@ def start(draft: Draft, layout: Layout) -> None:
         draft.keep_workers(draft.view.ids_of(ready[: layout.workers]), "the layout that starts does not need it")
         forget_failures(draft)
         return
-    alive = dict.fromkeys(worker.id for worker in draft.view.joiners)
-    ids = [*alive, *(key for key in draft.view.joining_ids if key not in alive)]
+    ids = list(dict.fromkeys([*draft.view.joiners.by_id, *draft.view.joining_ids]))  # those that live come first
     workforce.want(draft, ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
     _put_off_what_does_not_begin(draft)
-
-
-def _is_whole(view: View) -> bool:
-    """Whether all workers of a start have their nodes, and can start there."""
-    return bool(view.joining_ids) and all_scheduled(view) and can_start(view)
 
 
 def _give_way(draft: Draft) -> None:
@@ -103,7 +97,7 @@ def _give_way(draft: Draft) -> None:
     if draft.status.resize is not None:
         _put_off(draft, Reason.GAVE_WAY, why)
     elif not draft.view.sleeps():
-        message = f"{why}; the next attempt follows when it has started"
+        message = f"{why}; the next attempt follows when that job has started"
         draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
 
 
@@ -123,8 +117,8 @@ def _is_in_vain(draft: Draft, layout: Layout) -> bool:
 def _put_off_what_does_not_begin(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None
-    placed = len(draft.view.joining_ids) == resize.to.layout.workers and all_scheduled(draft.view)
-    trouble = None if placed and can_start(draft.view) else resize.trouble_time or draft.now
+    placed = len(draft.view.joining_ids) == resize.to.layout.workers and draft.view.joiners_placed
+    trouble = None if placed and draft.view.joiners_startable else resize.trouble_time or draft.now
     resize = resize.model_copy(update={"trouble_time": trouble})
     deadline = _deadline(draft.view, resize)
     draft.update(resize=resize.model_copy(update={"deadline": deadline}))
@@ -150,30 +144,42 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
         lost: which workers ended, and how.
         first: how long to wait before the first replacement; None for no wait.
     """
-    begin, again, resize = draft.now, draft.status.next_resize_time, draft.status.resize
+    again, wait = draft.status.next_resize_time, first or timedelta()
     if again is not None and draft.view.asleep:
-        begin = max(again, draft.now + (first or timedelta()))
+        begin = max(again, draft.now + wait)
     else:
-        replacements, renewals = 0, 1
-        if resize is not None:
-            renewals += resize.renewals
-            if draft.now <= resize.start_time + LONGEST_RETRY:  # otherwise the last replacement stayed
-                replacements = resize.replacements
-        if first is not None:
-            begin += first * (1 << min(replacements, 16))
-            replacements += 1
-        in_a_row = begin > draft.now + LONGEST_RETRY
-        if in_a_row or renewals > RENEWALS:
-            times = f"{replacements} times in a row" if in_a_row else f"{renewals} times"
-            _put_off(draft, Reason.WORKER_FAILED, f"{times} some ended, now {lost}")
+        begin = draft.now + wait * (1 << min(_replaced_in_a_row(draft), 16))
+        if trouble := _note_replacement(draft, begin, waits=first is not None):
+            _put_off(draft, Reason.WORKER_FAILED, f"{trouble} some ended, now {lost}")
             return
-        if resize is not None:
-            draft.update(resize=resize.model_copy(update={"replacements": replacements, "renewals": renewals}))
     if begin > draft.now:
         draft.update(next_resize_time=begin)
         message = f"{lost} before all were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"
         draft.set_condition(ConditionType.RUNNING, False, Reason.WORKER_FAILED, message)
     draft.prepare_anew(begin)
+
+
+def _replaced_in_a_row(draft: Draft) -> int:
+    """How often workers were replaced in a row, before this time. A replacement that stayed for long ends the row."""
+    resize = draft.status.resize
+    lasts = resize is not None and draft.now <= resize.start_time + LONGEST_RETRY
+    return resize.replacements if resize is not None and lasts else 0
+
+
+def _note_replacement(draft: Draft, begin: datetime, *, waits: bool) -> str:
+    """Counts a replacement that begins at `begin`. Returns how many there were if they are too many, otherwise nothing.
+
+    Only one that `waits` doubles the next wait."""
+    resize = draft.status.resize
+    replacements = _replaced_in_a_row(draft) + waits
+    renewals = 1 + (resize.renewals if resize is not None else 0)
+    if begin > draft.now + LONGEST_RETRY:
+        return f"{replacements} times in a row"
+    if renewals > RENEWALS:
+        return f"{renewals} times"
+    if resize is not None:
+        draft.update(resize=resize.model_copy(update={"replacements": replacements, "renewals": renewals}))
+    return ""
 
 
 def _deadline(view: View, resize: Resize) -> datetime:

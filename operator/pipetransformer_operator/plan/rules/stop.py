@@ -16,9 +16,7 @@ from pipetransformer_operator.plan.view import View
 
 from . import commit, recover
 from .lost_steps import forget_generation, newest_step, saved_by_members, tell_lost
-
-#: Members whose trouble with the storage a condition names.
-_MAX_NAMES = 3
+from .unsaved import durable_words, trouble
 
 
 def begin(draft: Draft) -> None:
@@ -39,7 +37,7 @@ def give_back(draft: Draft, why: str) -> None:
     deletions, because the event of the stop does.
     """
     begin(draft)
-    draft.explained_ids = frozenset(worker.id for worker in draft.observed.workers)
+    draft.explained_ids = draft.view.workers.ids
     draft.keep_workers(draft.view.ids_of(_saving(draft)), why)
     draft.update(next_resize_time=None, resize_failures=0, slow_starts=0)
     if not draft.status.worker_ids:
@@ -70,12 +68,8 @@ def words(view: View) -> str:
     stop, generation = view.status.stop, view.status.generation
     if stop is None or generation is None or not view.status.worker_ids:
         return ""
-    unsaved = ((member.name, view.observed.beat(member.uid).unsaved) for member in view.living(generation.members))
-    trouble = "; ".join([f"{name}: {why}" for name, why in unsaved if why][:_MAX_NAMES])
     waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to leave"
-    checkpoint = view.status.checkpoint
-    durable = f"the newest durable one is of step {checkpoint.step}" if checkpoint else "none is durable yet"
-    return ": ".join(filter(None, [f"{waits} a checkpoint, {durable}", trouble]))
+    return ": ".join(filter(None, [f"{waits} a checkpoint, {durable_words(view)}", trouble(view)]))
 
 
 def _deadline(view: View, stop: Stop) -> datetime:

@@ -4,9 +4,12 @@ A job that is being deleted and that a foreign finalizer keeps is suspended for 
 """
 
 from pipetransformer_contract.api.status import ConditionType, Reason
+from pipetransformer_operator.plan.deletions import listed
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.quota.requests import admitted
 from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
+from pipetransformer_operator.plan.workers import Workers
 
 from . import stop
 from .lost_steps import forget_generation
@@ -23,12 +26,11 @@ def suspend(draft: Draft) -> None:
     else:
         reason, message = Reason.SUSPENDED_BY_USER, "spec.suspend is true"
         if not draft.spec.suspend:
-            names = [worker.name for worker in draft.observed.workers if _is_awaited(draft.view, worker)]
-            message = f"resumed once the last of its pods has ended: {', '.join(names[:8])}"
+            names = [worker.name for worker in _awaited(draft.view)]
+            message = f"resumed once the last of its pods has ended: {listed(names)}"
         if not draft.status.is_true(ConditionType.SUSPENDED):
             draft.tell(reason, "Suspended: all workers are to end")
-    admitted = [request for request in draft.status.quota_requests if request.admitted]  # it asks for no more
-    draft.update(quota_requests=admitted)
+    draft.update(quota_requests=list(admitted(draft.status)))  # it asks for no more
     stop.give_back(draft, message)
     if draft.status.finished:
         return
@@ -42,7 +44,11 @@ def is_ending(view: View) -> bool:
     """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
     checkpoint that the job goes on from."""
     suspended = view.status.is_true(ConditionType.SUSPENDED)
-    return suspended and any(_is_awaited(view, worker) for worker in view.observed.workers)
+    return suspended and bool(_awaited(view))
+
+
+def _awaited(view: View) -> Workers:
+    return view.workers.that(lambda worker: _is_awaited(view, worker))
 
 
 def _is_awaited(view: View, worker: Worker) -> bool:

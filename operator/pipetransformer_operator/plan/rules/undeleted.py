@@ -7,7 +7,8 @@ stay in front of the message as long as a rule sets them at each turn.
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
 from pipetransformer_operator.plan.deletions import listed
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.types import EventType, Worker
+from pipetransformer_operator.plan.types import EventType
+from pipetransformer_operator.plan.workers import Workers
 
 #: These reasons stay: they say why nothing trains. The refusal is only added to their message.
 _STAYS = (Reason.CREATION_REFUSED, Reason.NO_LEGAL_START)
@@ -16,11 +17,8 @@ _STAYS = (Reason.CREATION_REFUSED, Reason.NO_LEGAL_START)
 def leaks(draft: Draft) -> bool:
     """Whether no attempt begins, because workers of a failed one still hold accelerators: another would hold as many
     more."""
-    return (
-        bool(draft.status.resize_failures)
-        and not draft.view.joining_ids
-        and any(worker.holds for worker in _undeleted(draft))
-    )
+    failed = draft.status.resize_failures > 0 and not draft.view.joining_ids
+    return failed and bool(_undeleted(draft).holding)
 
 
 def describe(draft: Draft) -> None:
@@ -28,32 +26,34 @@ def describe(draft: Draft) -> None:
     workers = _undeleted(draft)
     suspended = draft.status.is_true(ConditionType.SUSPENDED) and not draft.status.finished
     where = ConditionType.SUSPENDED if suspended else ConditionType.RUNNING
-    for condition in draft.status.conditions:
-        stale = condition.reason == Reason.DELETION_REFUSED and condition.type not in draft.said
-        if stale and not (workers and condition.type is where):
+    said = draft.said | ({where} if workers else set())
+    for condition in _refusals(draft):
+        if condition.type not in said:
             _take_back(draft, condition)
-    if not workers:
-        return
+    if workers:
+        _say_refused(draft, where, workers)
+
+
+def _refusals(draft: Draft) -> list[Condition]:
+    return [condition for condition in draft.status.conditions if condition.reason == Reason.DELETION_REFUSED]
+
+
+def _say_refused(draft: Draft, where: ConditionType, workers: Workers) -> None:
     names = listed([worker.name for worker in workers])
     words = f"the cluster refuses to delete {names}: {draft.observed.undeleted[workers[0].uid]}"
-    present = draft.status.condition(where)
-    status, reason, message = False, "", ""
-    if present is not None:
-        status = present.status is ConditionStatus.TRUE
-        if where in draft.said:
-            reason, message = present.reason, present.message
-    full = "; ".join(filter(None, [message, words]))
-    if reason in _STAYS:
-        draft.set_condition(where, status, reason, full)
-        return
-    if all(condition.reason != Reason.DELETION_REFUSED for condition in draft.observed.status.conditions):
+    said = draft.status.condition(where) if where in draft.said else None
+    full = "; ".join(filter(None, [said.message if said else "", words]))
+    stays = said is not None and said.reason in _STAYS
+    told = any(condition.reason == Reason.DELETION_REFUSED for condition in draft.observed.status.conditions)
+    if not stays and not told:
         draft.tell(Reason.DELETION_REFUSED, words, EventType.WARNING)
-    draft.set_condition(where, status, Reason.DELETION_REFUSED, full)
+    reason = said.reason if said is not None and stays else Reason.DELETION_REFUSED
+    draft.set_condition(where, draft.status.is_true(where), reason, full)
 
 
-def _undeleted(draft: Draft) -> list[Worker]:
+def _undeleted(draft: Draft) -> Workers:
     refused = draft.observed.undeleted
-    return [worker for worker in draft.unwanted if worker.uid in refused] if refused else []
+    return draft.unwanted.that(lambda worker: worker.uid in refused) if refused else Workers()
 
 
 def _take_back(draft: Draft, condition: Condition) -> None:

@@ -121,8 +121,7 @@ def is_claim(draft: Draft, layout: Layout) -> bool:
 
 
 def _next_larger(draft: Draft, current: Layout, best: Layout) -> Layout:
-    report = draft.status.last_report
-    stages = {offer.stages for offer in report.offers} if report else set()
+    stages = {offer.stages for offer in draft.view.offers}
     multiples = (range(k * (current.workers // k + 1), best.workers, k) for k in stages | {current.stages})
     for workers in heapq.merge(*multiples):
         layout = layouts.best(draft.view, workers)

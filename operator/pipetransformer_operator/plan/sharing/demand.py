@@ -2,7 +2,7 @@
 
 import json
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -94,33 +94,14 @@ class _Outlook(NamedTuple):
     def of(cls, draft: Draft) -> "_Outlook":
         if share.sits_out(draft):
             return cls(sits_out=True, asleep=False, waiting=False, stays=True)
-        asleep = _is_asleep(draft)
-        stays = share.is_refused(draft) or _sleeps_over_something_else(draft) or _cannot_take_joiners(draft)
+        sleeps = draft.view.asleep and not _awaits_replacement(draft)
+        asleep = sleeps and _lacked_workers(draft)
+        stays = share.is_refused(draft) or (sleeps and not asleep) or _cannot_take_joiners(draft)
         return cls(sits_out=False, asleep=asleep, waiting=asleep or _lacks_nodes(draft), stays=stays)
 
 
-@dataclass(frozen=True, slots=True)
-class _Priorities:
-    """Priorities of a job's pods, as far as the operator sees them.
-
-    Attributes:
-        own: priorities of pods up to the starting size.
-        claimed: priorities of claimed pods.
-    """
-
-    own: list[int]
-    claimed: list[int]
-
-    @classmethod
-    def of(cls, draft: Draft) -> "_Priorities":
-        claimed_ids, found = set(draft.status.claimed_ids), cls([], [])
-        for worker in draft.view.wanted:
-            (found.claimed if worker.id in claimed_ids else found.own).append(worker.priority)
-        return found
-
-
 def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs: int, waiting: bool) -> Demand:
-    status, observed, priorities = draft.status, draft.observed, _Priorities.of(draft)
+    status, observed = draft.status, draft.observed
     return Demand(
         key=f"{observed.namespace}/{observed.name}",
         pool=pool_of(draft.spec, observed.namespace),
@@ -131,12 +112,12 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
         starting=status.generation is None,
         waiting=waiting,
         asleep=outlook.asleep,
-        priority=max(priorities.own, default=status.priority),
+        priority=draft.view.wanted.without(draft.view.claimed_ids).highest_priority(status.priority),
         weight=draft.spec.elastic_policy.weight,
         base=status.initial_workers,
         leaving=_leaving(draft),
         free=observed.free,
-        claimed_priority=max(priorities.claimed, default=CLAIMED_PRIORITY),
+        claimed_priority=draft.view.claimed.highest_priority(CLAIMED_PRIORITY),
     )
 
 
@@ -166,22 +147,13 @@ def pool_of(spec: JobSpec, namespace: str) -> Pool:
 
 def _leaving(draft: Draft) -> int:
     """Number of workers that leave a node which other jobs can use afterwards."""
-    stay = set(draft.status.worker_ids) - set(draft.status.leaving_ids)
-    return sum(_has_usable_node(worker) for worker in draft.observed.workers if worker.id not in stay)
+    others = draft.view.workers.without(draft.view.wanted_ids - draft.view.leaving_ids)
+    return len(others.that(_has_usable_node))
 
 
 def _has_usable_node(worker: Worker) -> bool:
-    return worker.scheduled and worker.holds and not (worker.draining or worker.node_lost)
-
-
-def _is_asleep(draft: Draft) -> bool:
-    """Whether the job sleeps after an attempt that failed for lack of workers."""
-    return draft.view.asleep and not _awaits_replacement(draft) and _lacked_workers(draft)
-
-
-def _sleeps_over_something_else(draft: Draft) -> bool:
-    """Whether the job sleeps after an attempt that more workers would not have helped."""
-    return draft.view.asleep and not _awaits_replacement(draft) and not _lacked_workers(draft)
+    is_usable = not (worker.draining or worker.node_lost)
+    return worker.scheduled and worker.holds and is_usable
 
 
 def _awaits_replacement(draft: Draft) -> bool:
@@ -216,7 +188,7 @@ def _lacks_nodes(draft: Draft) -> bool:
         return False
     held_up = bool(draft.observed.refusal) or draft.view.awaits_quota
     late = share.is_open(draft) or draft.now >= prepared.start_time + PATIENCE
-    placed = sum(worker.scheduled for worker in draft.view.joiners)
+    placed = len(draft.view.joiners.placed)
     return late and not held_up and len(draft.view.joining_ids) > placed
 
 

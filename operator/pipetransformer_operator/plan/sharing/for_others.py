@@ -88,14 +88,14 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     if plan is None or not active or not spec.accelerator_resource:
         return None
     members = draft.view.member_names
-    claimed = [worker for worker in draft.view.wanted if worker.id in draft.view.claimed_ids]
-    base = len(members - {worker.name for worker in claimed})
+    claimed = draft.view.claimed
+    base = len(members - claimed.names)
     fewer = _smaller(draft, len(members), base)
     return Claims(
         key=f"{observed.namespace}/{observed.name}",
         layout_generation=status.layout_generation,
         resource=spec.accelerator_resource,
-        priority=max((worker.priority for worker in claimed), default=0),
+        priority=claimed.highest_priority(0),
         workers=len(members),
         fewer=fewer,
         settled=plan.confirmed and status.resize is None and _all_stay(draft),
@@ -106,8 +106,8 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
 
 def _all_stay(draft: Draft) -> bool:
     """Whether no worker leaves, except on lost nodes."""
-    reachable = [worker for worker in draft.observed.workers if not worker.node_lost]
-    return all(worker.alive and worker.id in draft.view.wanted_ids for worker in reachable)
+    staying = draft.view.wanted.alive.ids
+    return not draft.view.workers.without(staying).that(lambda worker: not worker.node_lost)
 
 
 def _smaller(draft: Draft, workers: int, base: int) -> int | None:

@@ -16,7 +16,6 @@ from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.layout import Layout
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules.prepare import all_scheduled, can_start
 from pipetransformer_operator.plan.types import Observed
 
 from . import share
@@ -63,6 +62,11 @@ class Gang:
         return self.eligible or self.fresh
 
     @property
+    def contends(self) -> bool:
+        """Whether its pods compete for the nodes that other pods release."""
+        return self.competes and not self.fresh
+
+    @property
     def may_be_preferred(self) -> bool:
         """Whether other jobs may begin to give way to it."""
         return self.eligible and not self.fresh
@@ -76,15 +80,15 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
     layout, since = layouts.starting(draft.view), draft.status.start_time
     if layout is None or since is None or not _is_starting(draft):
         return None
-    if draft.status.resize is not None and _is_complete(draft):
+    if draft.status.resize is not None and draft.view.start_complete:
         return None
     attempt = _Attempt.of(draft)
     return Gang(
         key=f"{observed.namespace}/{observed.name}",
         pool=pool_of(spec, observed.namespace),
         needs=layout.workers,
-        holds=sum(worker.scheduled and worker.holds for worker in observed.workers),
-        priority=max((worker.priority for worker in draft.view.wanted), default=draft.status.priority),
+        holds=len(draft.view.workers.placed.holding),
+        priority=draft.view.wanted.highest_priority(draft.status.priority),
         since=since,
         competes=attempt.lacks_nodes,
         eligible=_is_eligible(draft, attempt),
@@ -101,7 +105,7 @@ class _Attempt(NamedTuple):
 
     @classmethod
     def of(cls, draft: Draft) -> "_Attempt":
-        unplaced = (worker for worker in draft.view.joiners if not worker.scheduled)
+        unplaced = draft.view.joiners.unplaced
         lacks_nodes = any(worker.waiting.startswith(UNSCHEDULABLE) for worker in unplaced)
         return cls(lacks_nodes, share.is_refused(draft))
 
@@ -110,16 +114,11 @@ def _is_starting(draft: Draft) -> bool:
     return draft.status.generation is None and share.takes_part(draft) and share.has_quota(draft)
 
 
-def _is_complete(draft: Draft) -> bool:
-    """Whether all workers have nodes and can start there."""
-    return bool(draft.view.joining_ids) and all_scheduled(draft.view) and can_start(draft.view)
-
-
 def _is_eligible(draft: Draft, attempt: _Attempt) -> bool:
     if attempt.refused or share.sits_out(draft):
         return False
     if draft.status.resize is not None:
-        return attempt.lacks_nodes and can_start(draft.view)
+        return attempt.lacks_nodes and draft.view.joiners_startable
     return not draft.view.asleep or draft.status.waits_for_nodes_since is not None
 
 
@@ -133,7 +132,7 @@ def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
     resize = draft.status.resize
     if resize is None:
         return False
-    held_up = attempt.lacks_nodes or attempt.refused or not can_start(draft.view)
+    held_up = attempt.lacks_nodes or attempt.refused or not draft.view.joiners_startable
     if draft.view.asleep or resize.trouble_time is None or not held_up:
         return True
     patience = PATIENCE if attempt.lacks_nodes else PATIENCE_WITH_CONTAINERS
@@ -156,12 +155,21 @@ def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
     order = sorted(pool, key=lambda gang: (-gang.priority, gang.since, gang.key))
     preferred = [gang for gang in order if gang.key in before and gang.keeps_preference]
     # The scheduler gives released nodes to the pods of the highest priority, whichever job they were released for.
-    least = max((gang.priority for gang in pool if gang.competes and not gang.fresh), default=-math.inf)
-    for gang in order:
-        if gang in preferred or not gang.may_be_preferred or gang.priority < least:
-            continue
-        if gang.granted or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred):
+    least = max((gang.priority for gang in pool if gang.contends), default=-math.inf)
+    candidates = [gang for gang in order if gang.may_be_preferred and gang.priority >= least]
+    for gang in candidates:
+        if gang not in preferred and _can_complete(gang, pool, preferred):
             preferred.append(gang)
+    return _give_way(order, preferred)
+
+
+def _can_complete(gang: Gang, pool: Sequence[Gang], preferred: Sequence[Gang]) -> bool:
+    """Whether the gang gets all its workers if the others give way, after those that are preferred already."""
+    return gang.granted or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred)
+
+
+def _give_way(order: Sequence[Gang], preferred: Sequence[Gang]) -> dict[str, str]:
+    """For each gang that gives way, the first preferred one of no lower priority."""
     others = [gang for gang in order if gang not in preferred and not gang.fresh]
     chosen = {gang.key: _first(preferred, gang.priority) for gang in others}
     return {key: first.key for key, first in chosen.items() if first is not None}

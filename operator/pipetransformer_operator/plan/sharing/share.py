@@ -11,6 +11,7 @@ from datetime import timedelta
 from pipetransformer_contract.api.status import Reason, Share
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.quota.requests import admitted
 
 #: How long no job makes room for a job whose workers found no node in such room. Doubles each time in a row.
 FIRST_SIT_OUT = timedelta(minutes=10)
@@ -34,17 +35,21 @@ def take(draft: Draft) -> None:
 
 def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
     """Tries a resize at once if the share allows more workers than now, and tells the user."""
-    plan = draft.status.generation
-    if share is not None and share.workers > (plan.layout.workers if plan else 0):
+    message = "The job's share is unlimited: no job has to make room for another"
+    if share is not None:
+        message = f"The job's share is {share.workers} workers, because other jobs want some"
+        _grow_into(draft, share.workers, before)
+    if draft.view.on_pack is OnPack.AUTO:
+        draft.tell(Reason.SHARE_CHANGED, message)
+
+
+def _grow_into(draft: Draft, workers: int, before: Share | None) -> None:
+    """Ends waits of a job that may have more workers than now, or than before."""
+    if workers > len(draft.view.members):
         draft.update(next_resize_time=None)
     granted = before.workers if before and not before.for_others else 0
-    if share is not None and share.workers > granted and is_open(draft):
+    if workers > granted and is_open(draft):
         draft.prepare_anew(draft.now)  # other jobs make room from now on
-    if draft.view.on_pack is OnPack.AUTO:
-        message = "The job's share is unlimited: no job has to make room for another"
-        if share is not None:
-            message = f"The job's share is {share.workers} workers, because other jobs want some"
-        draft.tell(Reason.SHARE_CHANGED, message)
 
 
 def _workers(share: Share | None) -> int | None:
@@ -59,7 +64,7 @@ def takes_part(draft: Draft) -> bool:
 
 def has_quota(draft: Draft) -> bool:
     """Whether the job's queue admitted some of its workers, or it has no queue."""
-    return draft.observed.queue is None or any(request.admitted for request in draft.status.quota_requests)
+    return draft.observed.queue is None or bool(admitted(draft.status))
 
 
 def is_refused(draft: Draft) -> bool:
@@ -96,4 +101,4 @@ def rest(draft: Draft) -> None:
 
 def sits_out(draft: Draft) -> bool:
     """Whether no job makes room for this one."""
-    return draft.status.next_grant_time is not None and draft.now < draft.status.next_grant_time
+    return draft.clock.is_ahead(draft.status.next_grant_time)

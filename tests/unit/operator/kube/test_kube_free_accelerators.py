@@ -19,14 +19,14 @@ pytestmark = pytest.mark.timeout(60)
 GPU = "nvidia.com/gpu"
 
 
-class Freed(ClusterListener):
-    """Notes each time that accelerators became free."""
+class Returned(ClusterListener):
+    """Notes whose reservations were returned."""
 
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+    def __init__(self) -> None:
+        self.by: list[JobKey] = []
 
-    def on_accelerators_free(self) -> None:
-        self._told.append("freed")
+    def on_reservation_returned(self, by: JobKey) -> None:
+        self.by.append(by)
 
 
 def node(name: str, gpus: int = 8, *, taints: tuple[dict[str, str], ...] = (), **labels: str) -> dict[str, Any]:
@@ -166,20 +166,14 @@ def test_a_pod_requests_its_containers_or_its_largest_init_container() -> None:
     }
 
 
-def test_whoever_waits_is_told_of_accelerators_and_of_nothing_else() -> None:
-    told: list[str] = []
-    free = FreeAccelerators(events=Freed(told))
+def test_only_a_pod_that_held_accelerators_of_a_node_releases_some() -> None:
+    free = FreeAccelerators()
     free.note_node(node("a"))
-    assert told == ["freed"], "a node appeared"
-    free.note_node(node("a"))
-    free.note_pod(pod("1", "a"))
-    free.note_pod(pod("2", "a") | {"spec": {"nodeName": "a", "containers": [{"name": "web"}]}})
-    free.drop_pod("2")
-    assert told == ["freed"], "a heartbeat, and pods without accelerators, change nothing"
-    free.drop_pod("1")
-    assert told == ["freed"] * 2
-    free.note_node(node("a", 9))
-    assert told == ["freed"] * 3, "a device is back"
+    assert not free.note_pod(pod("1", "a"))
+    assert not free.note_pod(pod("2", "a") | {"spec": {"nodeName": "a", "containers": [{"name": "web"}]}})
+    assert not free.drop_pod("2")
+    assert free.note_pod(pod("1", "a", phase="Succeeded"))
+    assert not free.drop_pod("1"), "it was told already"
 
 
 PODS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["", "a", "b"]), st.integers(0, 4), st.booleans()))
@@ -215,16 +209,16 @@ def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
     free.note_node(node("b", 2, gpu="v100"))
     shape = shape_of({"containers": [container()]})
     elsewhere = shape_of({"containers": [container()], "nodeSelector": {"gpu": "v100"}})
-    released: list[str] = []
-    room = Reservations(free, [], Freed(released))
+    returned = Returned()
+    room = Reservations(free, [], returned)
     first, second = JobKey("default", "a"), JobKey("default", "b")
     room.reserve(first, shape, 2)
     assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None), (5, 3, None)]
     assert room.room(second, elsewhere) == (2, 0, None)
     room.reserve(first, shape, 1)
-    assert (room.room(second, shape).unreserved, released) == (4, ["freed"])
+    assert (room.room(second, shape).unreserved, returned.by) == (4, [first])
     room.forget(first)
-    assert (room.room(second, shape).unreserved, released) == (5, ["freed"] * 2)
+    assert (room.room(second, shape).unreserved, returned.by) == (5, [first, first])
 
 
 def test_before_all_pods_are_listed_there_is_no_room() -> None:

@@ -230,9 +230,13 @@ def test_a_node_with_more_room_than_before_is_told_of() -> None:
 
     nodes = Nodes(events=Counting())
 
-    def shows(told: bool, *, gpus: int = 0, deleted: bool = False, **state: Any) -> None:
+    def shows(
+        told: bool, *, gpus: int = 0, deleted: bool = False, model: str = "a100", tainted: bool = False, **state: Any
+    ) -> None:
         before, shown = appeared, node(**state)
         shown["status"]["allocatable"] = {"cpu": "96", "nvidia.com/gpu": str(gpus)}
+        shown["metadata"]["labels"] = {"gpu": model}
+        shown["spec"]["taints"] = [{"key": "team", "effect": "NoSchedule"}] if tainted else []
         nodes.note(shown, deleted=deleted)
         assert (appeared > before) == told, (gpus, state)
 
@@ -244,6 +248,9 @@ def test_a_node_with_more_room_than_before_is_told_of() -> None:
     shows(True, gpus=8)
     shows(False, gpus=8, cordoned=True)
     shows(True, gpus=8)
+    shows(False, gpus=8, tainted=True)
+    shows(True, gpus=8)
+    shows(True, gpus=8, model="h100")
     shows(False, gpus=8, deleted=True)
     shows(True, gpus=8)
 

@@ -56,6 +56,20 @@ def test_a_layout_that_trains_is_told_with_its_schedule_and_why_it_is_another() 
         "Generation 2 trains: 2 pipelines of 2 stages, OneForwardOneBackward (Interleaved needs at least 2 stages)"
     )
     assert world.status.last_report is not None and world.status.last_report.schedule == "OneForwardOneBackward"
+    assert world.condition(ConditionType.RUNNING).message == (
+        "generation 2: 2 pipelines of 2 stages, OneForwardOneBackward (Interleaved needs at least 2 stages)"
+    )
+
+
+def test_a_resize_whose_leavers_wait_names_the_schedule_that_the_new_layout_runs() -> None:
+    world = releasing()
+    world.start()
+    world.commit(boundary=8, schedule="ZeroBubble")
+    assert "ZeroBubble" not in world.condition(ConditionType.RESIZING).message, "the next layout may run another one"
+    world.commit(schedule="Interleaved")
+    resizing = world.condition(ConditionType.RESIZING)
+    assert resizing.reason == "Releasing"
+    assert resizing.message.startswith("1 pipeline of 4 stages to 1 pipeline of 2 stages, Interleaved (Release)")
 
 
 def test_layers_that_a_trial_thawed_are_told_with_the_reason() -> None:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
 from tests.testkit.operator.builders import make_job
@@ -157,6 +158,32 @@ def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried
     world.warm_up()
     assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w4"]
     assert world.status.failures == 1
+
+
+def test_survivors_wait_for_the_smaller_layout_that_nodes_have_room_for_once_an_attempt_has_failed() -> None:
+    world = World(make_job().stages(2).workers(4, least=2))
+    world.start()
+    world.unschedulable = True
+    world.reach = 0
+    for number in (1, 2, 3):
+        world.end(f"digits-w{number}", exit_code=137)
+    world.settle()
+    assert len(world.workers) == 4, "an autoscaler may add nodes"
+    world.wait(600)
+    world.settle()
+    world.wait(300)
+    world.settle()
+    assert sorted(world.workers) == ["digits-w0"], "no layout fits"
+    world.reach = 1
+    world.settle()
+    assert len(world.workers) == 2
+    world.settle()
+    assert len(world.workers) == 2, "the target stays while its workers are awaited"
+    resize = world.status.resize
+    assert resize is not None and resize.to.layout == Layout(2, 1)
+    world.change("digits-w7", scheduled=True, waiting="", phase=WorkerPhase.RUNNING)
+    world.warm_up()
+    assert world.shape == (2, 1), "the job trains again"
 
 
 def test_a_failure_outranks_a_published_resize_and_its_leavers_can_be_members_again() -> None:

@@ -40,3 +40,32 @@ def test_thawed_layers_claim_back_what_the_starting_step_needs() -> None:
     world.commit(boundary=0, offered=thawed, step_seconds=3.3, starting_step_seconds=1.0)
     world.warm_up()
     assert world.shape == (4, 1)
+
+
+def six_workers(starting_step_seconds: float | None, seconds: dict[tuple[int, int], float], most: int = 6) -> World:
+    """A job of 3 stages x 2 pipelines with steps of a second at the start, after layers froze."""
+    builder = make_job().stages(3).workers(6).release().set("pipeline.packing", "Measured")
+    world = World(builder.set("elasticPolicy.releaseDownTo", "StartingStep"))
+    world.start()
+    world.builder = world.builder.set("elasticPolicy.maxWorkers", most)
+    by_stages: dict[int, list[StepTime]] = {}
+    for (stages, pipelines), taken in seconds.items():
+        by_stages.setdefault(stages, []).append(StepTime(pipelines=pipelines, seconds=taken))
+    found = [Offer(stages=stages, bytes_per_worker=1, step_seconds=times) for stages, times in by_stages.items()]
+    world.commit(boundary=6, offered=found, step_seconds=seconds[3, 2], starting_step_seconds=starting_step_seconds)
+    return world
+
+
+#: (1, 2) is just too slow for a start of one second, and (2, 2) needs the fewest worker-seconds of the others.
+UNEVEN = {(3, 2): 0.5, (3, 1): 1.0, (2, 2): 0.62, (2, 1): 1.2, (1, 2): 1.08, (1, 1): 2.1}
+
+
+@pytest.mark.parametrize(
+    ("starting", "most", "shape"),
+    [(1.0, 6, (2, 2)), (1.1, 6, (1, 2)), (2.0, 6, (1, 1)), (1.0, 3, (3, 1)), (None, 6, (3, 2))],
+    ids=["a second", "a little more", "twice", "at most 3 workers", "not measured yet"],
+)
+def test_the_cheapest_layout_as_fast_as_the_start_may_have_several_pipelines(
+    starting: float | None, most: int, shape: tuple[int, int]
+) -> None:
+    assert six_workers(starting, UNEVEN, most).shape == shape

@@ -519,6 +519,29 @@ def test_jobs_of_mixed_priorities_use_all_nodes_come_to_rest_and_give_nothing_to
     assert cluster.idle <= 0.02 * cluster.all
 
 
+def test_a_job_that_has_only_claimed_workers_left_keeps_the_priority_of_its_own() -> None:
+    """Found by random clusters: a job of -1000 counted as one of -11, and got the workers of a job of -500."""
+    world = World(auto(1, 2).set("acceleratorResource", "nvidia.com/gpu"))
+    world.start()
+    world.warm_up()
+    world.commit()
+    assert world.status.claimed_ids == [1]
+    world.change("digits-w0", priority=-1000)
+    world.change("digits-w1", priority=-11)
+    world.settle()
+    world.unschedulable = True
+    world.kill("digits-w0")
+    world.settle()
+    world.commit()
+    world.change("digits-w2", priority=-1000)
+    world.settle()
+    world.wait(600)
+    world.settle()
+    assert list(world.workers) == ["digits-w1"], "no node takes the replacement"
+    demand = demand_of(world.spec, world.observed(), world.now)
+    assert demand is not None and demand.priority == -1000
+
+
 def pool_of(job: JobBuilder, namespace: str = "default") -> tuple[str, str]:
     world = World(job)
     world.start()

@@ -1,6 +1,7 @@
 """Checkpoints are written while training goes on, and count once every worker's part is written."""
 
 import datetime
+import errno
 import functools
 import threading
 import time
@@ -18,6 +19,7 @@ from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.callbacks.callback import Callback
 from pipetransformer.checkpoint import checkpointer as module
+from pipetransformer.checkpoint import storage_work
 from pipetransformer.checkpoint.best_model import best_location
 from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
@@ -93,7 +95,7 @@ class Gate:
             assert self.open.wait(30)
             return write(*arguments, **named)
 
-        monkeypatch.setattr("pipetransformer.checkpoint.checkpointer.save_unit", held)
+        monkeypatch.setattr("pipetransformer.checkpoint.storage_work.save_unit", held)
 
 
 def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_made_of_it_since(
@@ -235,9 +237,9 @@ def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
 def test_what_a_run_was_writing_when_it_ended_is_not_written_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, written, write = Gate(monkeypatch), threading.Event(), module._Write.run
+    gate, written, write = Gate(monkeypatch), threading.Event(), storage_work.Write.run
 
-    def held(part: module._Write) -> None:
+    def held(part: storage_work.Write) -> None:
         try:
             write(part)
         finally:
@@ -248,7 +250,7 @@ def test_what_a_run_was_writing_when_it_ended_is_not_written_to_its_end(
             if line["step"] == 1:
                 raise ValueError("full disk")
 
-    monkeypatch.setattr(module._Write, "run", held)
+    monkeypatch.setattr(storage_work.Write, "run", held)
     with pytest.raises(CallbackError):
         run(
             tmp_path, checkpoint=Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1), callbacks=[Failing()]
@@ -432,6 +434,150 @@ def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job:
 
     with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
         until(lambda: not checkpointer.writing)
+
+
+class Outage:
+    """A storage that fails until it is back: at each unit, or at each marker.
+
+    Attributes:
+        attempts: times that it was asked and failed.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
+        self.back = threading.Event()
+        self.attempts = 0
+        owner = module if name == "commit" else storage_work
+        real = getattr(owner, name)
+
+        def fail(*arguments: Any, **named: Any) -> Any:
+            if self.back.is_set():
+                return real(*arguments, **named)
+            self.attempts += 1
+            raise error
+
+        monkeypatch.setattr(owner, name, fail)
+        monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.05)
+
+
+@pytest.mark.parametrize("name", ["save_unit", "commit"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        TimeoutError("the storage does not answer"),
+        OSError(errno.ENOSPC, "no space left"),
+        PermissionError("the token has expired"),
+    ],
+    ids=["away", "full", "refuses"],
+)
+def test_training_goes_on_while_the_storage_fails_and_the_checkpoint_is_written_once_it_is_back(
+    job: Job, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
+) -> None:
+    outage = Outage(monkeypatch, name, error)
+    checkpointer, layout = Checkpointer(job), lone_layout(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, *alone())
+
+    def next_round() -> Any:
+        return checkpointer.advance(float(checkpointer.writing), leads=True)
+
+    def several_attempts() -> bool:
+        assert next_round() is None
+        return outage.attempts >= 3
+
+    until(several_attempts)
+    assert str(error) in checkpointer.why_unsaved and "spec.checkpoint.location" in checkpointer.why_unsaved
+    assert latest(location(job)) is None
+    outage.back.set()
+    until(next_round)
+
+    found = latest(location(job))
+    assert found is not None and found.step == 5
+    assert checkpointer.why_unsaved == ""
+
+
+def test_a_checkpoint_that_waited_for_the_storage_is_followed_by_a_newer_one(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = Outage(monkeypatch, "save_unit", TimeoutError("away"))
+    checkpointer, layout = Checkpointer(job), lone_layout(job)
+    for step in (5, 10, 15):
+        checkpointer.want()
+        checkpointer.begin(trained(job, step), layout, *alone())
+        assert checkpointer.advance(float(checkpointer.writing), leads=True) is None
+    outage.back.set()
+    for step in (5, 16):
+        until(lambda: checkpointer.advance(float(checkpointer.writing), leads=True))
+        found = latest(location(job))
+        assert found is not None and found.step == step
+        checkpointer.begin(trained(job, 16), layout, *alone())
+
+
+def test_a_regroup_drops_what_waits_for_the_storage(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    outage = Outage(monkeypatch, "commit", TimeoutError("away"))
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 600.0)
+    checkpointer, layout = Checkpointer(job), lone_layout(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, *alone())
+
+    def waits() -> bool:
+        checkpointer.advance(float(checkpointer.writing), leads=True)
+        return bool(checkpointer.why_unsaved)
+
+    until(waits)
+    checkpointer.give_up()
+    assert checkpointer.why_unsaved == ""
+    outage.back.set()
+    checkpointer.want()
+    checkpointer.begin(trained(job, 6), layout, *alone())
+    until(lambda: checkpointer.advance(float(checkpointer.writing), leads=True))
+
+    found = latest(location(job))
+    assert found is not None and found.step == 6
+
+
+def test_an_outage_says_nothing_of_what_a_checkpoint_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer, clock, job = checkpointing(tmp_path)
+    outage, layout = Outage(monkeypatch, "save_unit", TimeoutError("away")), lone_layout(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, *alone())
+    until(lambda: checkpointer.writing and checkpointer.why_unsaved)
+    clock.now += 900
+    outage.back.set()
+    until(lambda: checkpointer.advance(float(checkpointer.writing), leads=True))
+
+    assert checkpointer.overdue, "what is durable is of 900 s ago"
+
+
+def test_a_run_trains_through_an_outage_and_leaves_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = Outage(monkeypatch, "save_unit", TimeoutError("away"))
+    reached: list[int] = []
+
+    class Repairing(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            reached.append(line["step"])
+            if line["step"] == 4:
+                until(lambda: outage.attempts)
+                outage.back.set()
+
+    folder = str(tmp_path / "checkpoint")
+    run(tmp_path, checkpoint=Checkpoint(location=folder, every_steps=1), callbacks=[Repairing()])
+
+    found = latest(folder)
+    assert found is not None and found.step == len(reached) == 8
+
+
+def test_a_worker_that_ends_its_job_does_not_wait_for_a_storage_that_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Outage(monkeypatch, "save_unit", TimeoutError("away"))
+    checkpointer, layout, (groups, barrier) = Checkpointer(job), lone_layout(job), alone()
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, groups, barrier)
+
+    with pytest.raises(StorageError, match="away"):
+        checkpointer.complete(layout, groups, barrier)
 
 
 @pytest.mark.parametrize(

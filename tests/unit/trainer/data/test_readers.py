@@ -21,7 +21,7 @@ from pipetransformer.data import Readers, load_dataset, read_batch
 from pipetransformer.data.readers import _Reader
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import Data, TrainerSpec
-from tests.testkit import forked
+from tests.testkit import ROOT, forked
 from tests.testkit.trainer.harness import Ran, Scripted, run_job
 from tests.testkit.trainer.script import run
 from tests.testkit.user_code.lazy_data import BATCH, STEPS_PER_EPOCH, Lazy, lazy, noted
@@ -30,6 +30,7 @@ from tests.testkit.user_code.linear_model import model
 pytestmark = pytest.mark.timeout(120)
 
 STEPS = 3 * STEPS_PER_EPOCH
+SCRIPT_STEPS = 8  #: of a script that trains two epochs
 READERS = 2
 
 
@@ -113,7 +114,7 @@ def test_processes_stay_over_a_regroup_and_no_sample_is_lost_or_repeated_by_it_o
 
 
 class Waiting(nn.Module):
-    """A head that lets no step end before a sample of the next one is being read."""
+    """A head that lets no step but the last end before a sample of the next one is being read."""
 
     def __init__(self, log: Path) -> None:
         super().__init__()
@@ -122,7 +123,7 @@ class Waiting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         step, deadline = current_micro_batch().step, time.monotonic() + 30
-        while self.training and step and all(read != step + 1 for _, read, _ in noted(self.log)):
+        while self.training and 0 < step < SCRIPT_STEPS - 1 and all(read != step + 1 for _, read, _ in noted(self.log)):
             assert time.monotonic() < deadline, f"step {step} ends, and nothing of the next one is read"
             time.sleep(0.01)
         return self.layer(x)  # type: ignore[no-any-return]
@@ -285,7 +286,9 @@ train(model=model, data=data, loader_processes=2, training=Training(steps=1, glo
 @pytest.mark.slow
 def test_a_script_whose_import_trains_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
-    ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # where the script finds the testkit
+    command = [sys.executable, "script.py"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
     assert ran.returncode == 1
     assert "train under `if __name__ == '__main__':`" in ran.stderr
     assert "a loader process ended while it started" in ran.stderr

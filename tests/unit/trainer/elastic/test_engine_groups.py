@@ -2,7 +2,10 @@
 
 import datetime
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 from unittest import mock
 
@@ -23,6 +26,7 @@ from pipetransformer.elastic.transport.groups import (
     drop_group,
     ensure_default_group,
     make_group,
+    open_pairs,
 )
 from pipetransformer.training.vote import Vote
 
@@ -123,6 +127,59 @@ def test_a_group_is_bound_to_no_device(store: TCPStore) -> None:
     group = make_group(store, "alone", 0, 1, TRANSPORT)
     assert group.bound_device_id is None
     drop_group(group)
+
+
+@dataclass
+class Meetings:
+    """Where both ranks of a pair wait for each other, as they do when NCCL makes the pair's communicator."""
+
+    met: Counter[tuple[int, int]] = field(default_factory=Counter)
+    _rooms: dict[tuple[int, int], threading.Barrier] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def meet(self, sender: int, receiver: int) -> None:
+        with self._lock:
+            room = self._rooms.setdefault((sender, receiver), threading.Barrier(2, timeout=10))
+        if room.wait() == 0:
+            self.met[sender, receiver] += 1
+
+
+@dataclass
+class Meeting:
+    """One rank's backend."""
+
+    rank: int
+    meetings: Meetings
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int, /) -> Any:
+        self.meetings.meet(self.rank, peer)
+        return mock.Mock(spec=dist.Work)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int, /) -> Any:
+        self.meetings.meet(peer, self.rank)
+        return mock.Mock(spec=dist.Work)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        set(),
+        {(0, 1)},
+        {(0, 1), (1, 2), (2, 3), (3, 4)},
+        {(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)},
+        set(combinations(range(5), 2)),
+    ],
+    ids=["none", "one", "a row", "a ring", "all"],
+)
+def test_each_pair_passes_one_message_and_no_rank_waits_in_a_circle(pairs: set[tuple[int, int]]) -> None:
+    meetings = Meetings()
+
+    def work(rank: int) -> str:
+        open_pairs(Meeting(rank, meetings), rank, pairs, torch.device("cpu"))
+        return "opened"
+
+    assert in_ranks(5, work) == ["opened"] * 5
+    assert meetings.met == Counter(pairs)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])

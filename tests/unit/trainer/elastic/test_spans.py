@@ -24,14 +24,14 @@ SCRIPT = [
 FAULTS = {1: Faults(killed_at=(HookPoint.VOTED, 4)), 2: Faults(killed_at=(HookPoint.COMPUTED, 13))}
 
 
-def make_spec(schedule: ScheduleName) -> TrainerSpec:
+def make_spec(schedule: ScheduleName, steps: int = STEPS, checkpoint: Path | None = None) -> TrainerSpec:
     """A model whose embedding is its output projection, so that both ends of it share a parameter."""
     return TrainerSpec.model_validate(
         {
             "model": {"name": "tests.testkit.user_code.tied_model:make_model", "numLayers": 6},
             "data": {"name": "tests.testkit.user_code.tied_model:make_data"},
             "training": {
-                "steps": STEPS,
+                "steps": steps,
                 "globalBatchSize": 16,
                 "optimizer": {"name": "AdamW", "learningRate": 0.01, "weightDecay": 0.1},
                 "maxGradientNorm": 0.5,
@@ -40,6 +40,7 @@ def make_spec(schedule: ScheduleName) -> TrainerSpec:
             "freeze": {"policy": "Explicit", "boundaries": [{"step": 3, "boundary": 2}, {"step": 10, "boundary": 1}]},
             "pipeline": {"stages": 2, "microBatchSize": 2, "schedule": schedule.value},
             "mirror": {"everySteps": MIRROR_EVERY},
+            "checkpoint": None if checkpoint is None else {"location": str(checkpoint), "everySteps": 4},
             "numShards": 4,
             "workers": 4,
         }
@@ -65,3 +66,18 @@ def test_a_tied_model_in_spans_trains_as_on_one_worker(schedule: ScheduleName, t
     assert run.summary["steps_redone"] <= 1 + MIRROR_EVERY, "the mirror held both spans of the dead worker"
     weights = safetensors.torch.load_file(run.run_dir / "model" / "model.safetensors")
     assert torch.equal(weights["embedding.tokens.weight"], weights["head.output.weight"])
+
+
+def test_a_job_resumes_under_another_schedule(tmp_path: Path) -> None:
+    """Its spans lie elsewhere, so each worker reads other units from the checkpoint."""
+    checkpoint, two = tmp_path / "checkpoint", [Scripted(2, 1, [0, 1])]
+    alone = run_job(make_spec(ScheduleName.GPIPE), [Scripted(1, 1, [0])], tmp_path / "alone")
+    run_job(make_spec(ScheduleName.INTERLEAVED, STEPS // 2, checkpoint), two, tmp_path / "first")
+
+    run = run_job(make_spec(ScheduleName.ZERO_BUBBLE_V, STEPS, checkpoint), two, tmp_path / "second", job_uid="second")
+
+    assert [one["schedule"] for one in run.summary["generations"]] == [ScheduleName.ZERO_BUBBLE_V]
+    losses = {line["step"]: line["loss"] for line in run.steps}
+    assert losses.keys() >= set(range(STEPS // 2, STEPS))
+    for step, loss in losses.items():
+        assert loss == pytest.approx(alone.steps[step]["loss"], rel=1e-9), step

@@ -44,7 +44,9 @@ def test_a_worker_between_two_generations_has_no_role() -> None:
 
 def test_what_a_worker_did_is_counted() -> None:
     meter = Meter()
-    meter.on_step(0.02)
+    meter.on_step(0.02, 0.75)
+    meter.on_round(0.015, 0.02)
+    meter.on_round(0.005, 0.02)
     meter.on_led(64, skipped=True)
     meter.on_regrouped(ResizeReason.PACK, 0.3, {"move": 0.1, "vote": 0.05}, [(0, 1, 100), (2, 1, 10), (1, 0, 5)], 1)
     meter.on_trial(kept=True)
@@ -56,6 +58,8 @@ def test_what_a_worker_did_is_counted() -> None:
     meter.on_cached({**counts, "memoryBytes": 1500, "diskBytes": 0})
     found = samples(meter, position())
     assert (found["step_seconds_count"], found["samples_total"], found["skipped_steps_total"]) == (1, 64, 1)
+    assert found["round_seconds_total/Computing"] == pytest.approx(0.02)
+    assert found["round_seconds_total/Idle"] == pytest.approx(0.02)
     assert found["regroup_seconds_sum/Pack"] == pytest.approx(0.3)
     assert found["regroup_phase_seconds_total/move"] == pytest.approx(0.1)
     assert (found["moved_bytes_total/Sent"], found["moved_bytes_total/Received"]) == (5, 110)
@@ -63,6 +67,7 @@ def test_what_a_worker_did_is_counted() -> None:
     assert found["broken_generations_total"] == 1
     assert (found["cache_samples_total/Hit"], found["cache_faults_total/Torn"]) == (6, 4)
     assert found["cache_bytes/Memory"] == 1500
+    assert found["frozen_ahead_share"] == 0.75
 
 
 def test_the_page_is_served_beside_the_training_and_goes_with_it() -> None:

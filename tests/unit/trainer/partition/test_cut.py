@@ -23,6 +23,15 @@ def test_by_default_each_stage_owns_one_span_in_order() -> None:
     assert (cut.owners, cut.stages, cut.units_by_stage) == ((0, 1), 2, [[0, 1, 2, 3], [4, 5]])
 
 
+@pytest.mark.parametrize(
+    ("owners", "pairs"),
+    [((0,), set()), ((0, 1, 2), {(0, 1), (1, 2)}), ((0, 1, 2, 0, 1, 2), {(0, 1), (1, 2), (0, 2)}),
+     ((0, 1, 2, 2, 1, 0), {(0, 1), (1, 2)})],
+)  # fmt: skip
+def test_stages_send_to_the_owners_of_neighbouring_spans(owners: tuple[int, ...], pairs: set[tuple[int, int]]) -> None:
+    assert Cut([range(number, number + 1) for number in range(len(owners))], 4, owners).pairs == pairs
+
+
 def test_a_stage_holds_all_its_spans() -> None:
     assert V_SHAPED.stages == 2
     assert V_SHAPED.units_by_stage == [[0, 1, 2, 7, 8, 9], [3, 4, 5, 6]]

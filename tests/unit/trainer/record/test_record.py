@@ -269,6 +269,8 @@ def write_run(run_dir: Path) -> None:
             roles=roles(stages, pipelines),
             schedule="OneForwardOneBackward",
             why_schedule="" if stages > 1 else "Interleaved needs at least 2 stages",
+            frozen_forward="InPlace",
+            why_frozen_forward="" if stages > 1 else "a lone stage is never idle",
         )
         for step in first_steps[generation]:
             commit_step(run_dir, step, generation=generation, pipelines=pipelines)
@@ -280,8 +282,10 @@ def write_run(run_dir: Path) -> None:
                 gradient_norm=1.0,
                 learning_rate=0.1,
                 samples_per_second=100.0,
+                idle_share=0.25,
                 generation=generation,
                 frozen_layers=11 * (generation - 1),
+                frozen_ahead_share=0.0,
             )
         if generation == 1:
             record.frozen(step=3, frozen_layers=11, generation=1, roles=roles(4, 1))
@@ -306,6 +310,8 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
         "transfers": [[0, 1, 600], [0, 2, 400]],
         "schedule": "OneForwardOneBackward",
         "why_schedule": "Interleaved needs at least 2 stages",
+        "frozen_forward": "InPlace",
+        "why_frozen_forward": "a lone stage is never idle",
     }
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]

@@ -212,6 +212,23 @@ def test_a_round_whose_prefix_was_not_made_makes_it_first_on_all_holders() -> No
     ]
 
 
+class Fixed(tuple[tuple[Action, ...], ...]):
+    """A schedule that always has these lists."""
+
+    def actions(self, shape: RoundShape) -> "Fixed":
+        return self
+
+
+def test_a_schedule_that_leaves_a_frozen_layer_out_is_refused() -> None:
+    ahead = Ahead(GPipe(), RoundSeconds((1.0,), (2.0,), (1.0, 1.0, 1.0)), (0,))
+    shape = RoundShape((0,), 1, prefix_units=3, prefix_made=True, next_chunks=1)
+    *others, last = ahead.actions(shape)[0]
+    assert planned(Fixed([(*others, last)]), shape)
+    for left in (range(2), range(1, 3), range(0)):
+        with pytest.raises(ScheduleError, match=r"frozen units .* of chunk 1 run on workers \[0\]"):
+            planned(Fixed([(*others, replace(last, units=left))]), shape)
+
+
 @pytest.mark.parametrize(
     ("shape", "why"),
     [

@@ -5,22 +5,30 @@ import json
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import pipelining
 
+from pipetransformer.partition import Cut
 from pipetransformer.schedules import (
+    Action,
     GPipe,
     OneForwardOneBackward,
+    Operation,
+    Receive,
     RoundShape,
     Schedule,
     ScheduleError,
+    Send,
     planned,
 )
-from pipetransformer.schedules.from_torch import Interleaved, ZeroBubble, ZeroBubbleV
+from pipetransformer.schedules.from_torch import FromTorch, Interleaved, ZeroBubble, ZeroBubbleV
+from pipetransformer.schedules.order import needed
 from tests.testkit.trainer import judge_schedule, schedule_mutants
 from tests.testkit.trainer.judge_schedule import judge
 from tests.testkit.trainer.judged_schedules import MOST_WORKERS, document, generators, owners_of, shape_of
@@ -64,6 +72,19 @@ def test_every_list_that_a_generator_gives_is_right(round_: tuple[Schedule, Roun
     assert judge(document(lists, shape)).faults == []
 
 
+@settings(max_examples=200, deadline=None)
+@given(rounds())
+def test_only_pairs_that_a_regroup_has_opened_send_to_each_other(round_: tuple[Schedule, RoundShape]) -> None:
+    schedule, shape = round_
+    try:
+        lists = planned(schedule, shape)
+    except ScheduleError:
+        return
+    opened = Cut([range(number, number + 1) for number in range(len(shape.owners))], 1, shape.owners).pairs
+    sent = {(worker, one.peer) for worker, mine in enumerate(lists) for one in mine if isinstance(one, Send)}
+    assert {(min(pair), max(pair)) for pair in sent} <= opened
+
+
 @pytest.mark.parametrize("number", range(6))
 def test_every_mutant_is_refused(number: int) -> None:
     read = some_rounds()[number]
@@ -87,6 +108,98 @@ def test_the_judge_agrees_with_a_sort_about_two_operations_that_change_places(re
     mine[first], mine[second] = mine[second], mine[first]
     wrong = not schedule_mutants.same_ends(broken) or in_a_circle(json.dumps(broken))
     assert bool(judge(json.dumps(broken)).faults) == wrong
+
+
+Orders = list[list[Operation]]
+
+
+def received_on_need(orders: Orders, shape: RoundShape) -> Orders:
+    """A planner that posts each receive right before the computation that needs it."""
+    found: Orders = []
+    for mine in orders:
+        receives = {one.value: one for one in mine if isinstance(one, Receive)}
+        found.append([])
+        for one in mine:
+            if isinstance(one, Action) and (value := needed(one, shape)) in receives:
+                found[-1].append(receives[value])
+            if not isinstance(one, Receive):
+                found[-1].append(one)
+    return found
+
+
+def received_at_once(orders: Orders, shape: RoundShape) -> Orders:
+    """A planner that posts all receives when the round begins."""
+    return [sorted(mine, key=lambda one: not isinstance(one, Receive)) for mine in orders]
+
+
+def sent_one_later(orders: Orders, shape: RoundShape) -> Orders:
+    """A planner that sends a value only after the worker's next computation."""
+    found: Orders = []
+    for mine in orders:
+        found.append([])
+        late: list[Operation] = []
+        for one in mine:
+            if isinstance(one, Send):
+                late.append(one)
+                continue
+            found[-1].append(one)
+            if isinstance(one, Action):
+                found[-1] += late
+                late = []
+        found[-1] += late
+    return found
+
+
+def sent_too_early(orders: Orders, shape: RoundShape) -> Orders:
+    """A planner that issues a send before the computation that makes its value."""
+    found: Orders = []
+    for mine in orders:
+        found.append([])
+        for one in mine:
+            if isinstance(one, Send):
+                found[-1].insert(len(found[-1]) - 1, one)
+            else:
+                found[-1].append(one)
+    return found
+
+
+#: Generators, spans of each worker, and pairs of workers whose ends disagree if receives are posted on need.
+OUT_OF_ORDER: list[tuple[Schedule, int, int]] = [
+    (OneForwardOneBackward(), 1, 3),
+    (Interleaved(2), 2, 4),
+    (ZeroBubble(2), 2, 4),
+    (ZeroBubbleV(), 2, 3),
+    (FromTorch(pipelining.ScheduleDualPipeV, 2), 2, 3),
+]
+
+
+@pytest.mark.parametrize(("schedule", "spans", "pairs"), OUT_OF_ORDER, ids=lambda value: str(value))
+def test_right_lists_with_their_messages_in_a_wrong_order_are_refused(
+    schedule: Schedule, spans: int, pairs: int
+) -> None:
+    shape = RoundShape(owners_of(schedule, spans, 4), 8)
+    right: Orders = [list(mine) for mine in planned(schedule, shape)]
+    assert judge(document(right, shape)).faults == []
+
+    faults = judge(document(received_on_need(right, shape), shape)).faults
+
+    assert len(faults) == 2 * pairs, faults  # each end says so
+    assert all("do not issue the same messages in the same order" in fault for fault in faults)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rounds(), st.sampled_from([received_on_need, received_at_once, sent_one_later, sent_too_early]))
+def test_the_judge_agrees_with_a_sort_about_other_planners(
+    round_: tuple[Schedule, RoundShape], planner: Callable[[Orders, RoundShape], Sequence[Sequence[Operation]]]
+) -> None:
+    schedule, shape = round_
+    try:
+        right: Orders = [list(mine) for mine in planned(schedule, shape)]
+    except ScheduleError:
+        return
+    read = document(planner(right, shape), shape)
+    wrong = not schedule_mutants.same_ends(json.loads(read)) or in_a_circle(read)
+    assert bool(judge(read).faults) == wrong
 
 
 def test_the_judge_imports_only_the_standard_library() -> None:

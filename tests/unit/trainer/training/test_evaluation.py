@@ -371,7 +371,7 @@ def test_tensorboard_hides_what_is_done_again(new_leader: bool, tmp_path: Path) 
 
     from pipetransformer.callbacks.tensorboard import TensorBoard
 
-    curves = ("gradient_norm", "learning_rate", "samples_per_second", "frozen_layers", "generation")
+    curves = ("gradient_norm", "learning_rate", "samples_per_second", "idle_share", "frozen_layers", "generation")
     board = TensorBoard(tmp_path)
     for first, last in ((0, 9), (4, 11)):  # back to a checkpoint before step 4, with the evaluation that came before it
         board = TensorBoard(tmp_path) if new_leader and first else board

@@ -74,8 +74,13 @@ class StateSources:
 
 
 def units_of(plan: TransferPlan, rank: int) -> list[int]:
-    """The units of a transfer rank's new role; none for a leaver."""
-    return plan.cut.units_of(plan.roles[rank][1]) if rank < len(plan.roles) else []
+    """The units of a transfer rank's new role, with copies; none for a leaver."""
+    return plan.cut.held_by(plan.roles[rank][1]) if rank < len(plan.roles) else []
+
+
+def copies_of(plan: TransferPlan, rank: int) -> list[int]:
+    """Those of `units_of` that are copies of another stage's."""
+    return plan.cut.copies_of(plan.roles[rank][1]) if rank < len(plan.roles) else []
 
 
 def put_unit(
@@ -131,6 +136,7 @@ class Assembly:
             self._from_peers(new, wanted)
         else:
             self._mapped(new, wanted, state_map)
+        new.set_apart(copies_of(plan, self.rank))
         new.apply_boundary()
         return new
 
@@ -182,7 +188,7 @@ class Assembly:
     def _held(self) -> Mapping[int, nn.Module]:
         """The units that the plan counts as held here. Units of another step do not count: a joiner has some if its
         first generation broke in the vote."""
-        return self.state.units if self.state.control.point == self._point else {}
+        return self.state.held if self.state.control.point == self._point else {}
 
     def _held_cargo(self, boundary: int) -> StateCargo:
         return StateCargo(self.sources.codec, self.sources.shells, self.state, boundary, self.device)

@@ -25,7 +25,8 @@ class Alone:
         sources: where units come from.
         new: the state to fill.
         plan: the leader's, of origin `FRESH` or `CHECKPOINT`.
-        wanted: units of the new role.
+        wanted: units of the new role, with copies.
+        copies: those of `wanted` that are copies of another stage's.
         device: where training runs.
         given_up: set when the regroup has failed.
     """
@@ -34,6 +35,7 @@ class Alone:
     new: WorkerState
     plan: TransferPlan
     wanted: Sequence[int]
+    copies: Sequence[int]
     device: torch.device
     given_up: threading.Event
 
@@ -61,5 +63,6 @@ class Alone:
                 except ValueError as error:
                     message = f"{self.plan.checkpoint} belongs to another model: {error}"
                     raise SpecError("spec.checkpoint.location", message) from error
+        self.new.set_apart(self.copies)
         self.new.apply_boundary()
         return self.new

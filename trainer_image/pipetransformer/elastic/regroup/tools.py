@@ -32,7 +32,7 @@ class ElasticJob(UnitMaker, Protocol):
 
 
 class RegroupStorage(CheckpointReader, Protocol):
-    """The storage of checkpoints; `checkpoint.Checkpointer`. Only the leader asks it, and only when a unit is lost."""
+    """The storage of checkpoints, such as `checkpoint.Checkpointer`. Only the leader reads it, if a unit is lost."""
 
     def durable(self) -> DurablePoint | None:
         """The newest durable checkpoint."""

@@ -35,7 +35,7 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
-from .assemble import Assembly, units_of
+from .assemble import Assembly, copies_of, units_of
 from .from_storage import Alone
 from .phases import Phases
 from .state_map import StateMap
@@ -221,7 +221,7 @@ class _Attempt(Progress):
         if self.is_member:
             ties = self.state.ties if state_map is None else state_map.ties
             tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
-            self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages)
+            self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages, plan.cut.pairs)
             self.phases.lap("groups")
         self.assembled = new_state = self._assemble(plan, state_map)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations)
@@ -245,7 +245,8 @@ class _Attempt(Progress):
             return Assembly(tools, state, plan, self.rank, transfer, device, state_map, progress=self).assemble()
         self.on_started()
         new = WorkerState(state.num_layers, state.ties)
-        made = self.pass_barrier(Alone(tools, new, plan, units_of(plan, self.rank), device, self.failed).make)
+        wanted, copies = units_of(plan, self.rank), copies_of(plan, self.rank)
+        made = self.pass_barrier(Alone(tools, new, plan, wanted, copies, device, self.failed).make)
         assert made is not None
         return made
 
@@ -273,6 +274,7 @@ class _Attempt(Progress):
         control = state.control
         inventory = Inventory(
             units=sorted(state.units),
+            copies=sorted(state.copies),
             step=control.step if state.units else -1,
             pending=self.unsettled.pending,
             control=control.to_dict(),

@@ -49,6 +49,7 @@ class Inventory(_Message):
 
     Attributes:
         units: indices of the complete units that it holds, at `step`.
+        copies: further units that it holds, frozen at its boundary.
         step: committed steps; -1 if it has never trained.
         pending: the lasting generation that gave it complete gradients of step `step`, which it has not committed; None
             if there is no such step.
@@ -59,6 +60,7 @@ class Inventory(_Message):
     """
 
     units: list[int]
+    copies: list[int] = []
     step: int
     pending: int | None = None
     control: dict[str, Any] = {}
@@ -237,11 +239,12 @@ def make_plan(
         return recut(found, [set[int]() for _ in inventories], state_map=state_map)
     boundary = 0 if checkpoint is None else checkpoint.boundary
     cut = sources.cut(boundary, None)
+    needed = [cut.held_by(stage) for stage in range(cut.stages)]
     return TransferPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
         step=0 if checkpoint is None else checkpoint.step,
         control={},
-        roles=assign_roles([set()] * num_members, cut.units_by_stage, pipelines, sources.unit_bytes(boundary)),
+        roles=assign_roles([set()] * num_members, needed, pipelines, sources.unit_bytes(boundary)),
         cut=cut,
         moves=[],
         checkpoint="" if checkpoint is None else checkpoint.name,
@@ -280,13 +283,19 @@ def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
         if controls := committed.get(point):
             # One participant may have broken before it finished what follows the step, and another after.
             control = max(controls, key=lambda one: (one.get("decided_step", -1), one.get("evaluated_step", 0)))
-            held = [set(bring.units) if _has_done(bring, point) else set[int]() for bring in inventories]
+            held = [_held(bring, control) if _has_done(bring, point) else set[int]() for bring in inventories]
             yield _InMemory(Origin.PEERS, point[0], control, held)
         if point in mirrored:
             held = [
                 set().union(*(each.units for each in bring.mirrors if _point(each) == point)) for bring in inventories
             ]
             yield _InMemory(Origin.MIRROR, point[0], mirrored[point], held)
+
+
+def _held(inventory: Inventory, control: dict[str, Any]) -> set[int]:
+    """Return the units that a participant can give. It drops copies as soon as it hears of another boundary."""
+    same = inventory.control.get("boundary") == control.get("boundary")
+    return {*inventory.units, *(inventory.copies if same else ())}
 
 
 def _point(brought: Inventory | Mirrored) -> tuple[int, int]:
@@ -313,7 +322,8 @@ def _from_memory(
     after = before if state_map is None else state_map.control(before)
     costs = ModelCosts.model_validate(after.costs) if after.costs else None
     cut = sources.cut(after.boundary, costs)
-    needed = [set(units) if state_map is None else sources_of(units, state_map) for units in cut.units_by_stage]
+    wanted_units = [cut.held_by(stage) for stage in range(cut.stages)]
+    needed = [set(units) if state_map is None else sources_of(units, state_map) for units in wanted_units]
     there = [units | more for units, more in zip(held, read, strict=True)]
     sizes = sources.unit_bytes(before.boundary)
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)

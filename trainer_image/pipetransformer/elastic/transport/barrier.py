@@ -45,7 +45,7 @@ class Barrier:
 
         Raises:
             RuntimeError: a connection broke, or a member hangs.
-            Exception: what `work` raised. The others pass no more, so this worker has to close its connections.
+            Exception: what `work` raised. The other workers still wait, so this worker has to close its connections.
         """
         assert groups.world is not None
         return self._pass(work, groups.world, Deadline(0.0), groups.connections)

@@ -10,7 +10,7 @@ Only this file uses private names of `torch.distributed`; `test_engine_groups.py
 import contextlib
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +33,7 @@ __all__ = [
     "drop_group",
     "ensure_default_group",
     "make_group",
+    "open_pairs",
     "wait_for",
 ]
 
@@ -65,12 +66,22 @@ class Transport:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def make_group(store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
+def make_group(
+    store: Store, tag: str, rank: int, size: int, transport: Transport, pairs: Collection[tuple[int, int]] = ()
+) -> dist.ProcessGroup:
     """Make a group of `size` ranks that meet under the prefix `tag` of `store`. CPU tensors use gloo, CUDA tensors
     NCCL.
 
     All `size` ranks must call this. `torch.distributed` functions take the result as their `group`, with ranks of the
     group.
+
+    Args:
+        store: where the ranks meet.
+        tag: the prefix of the group in the store.
+        rank: of this worker in the group.
+        size: number of ranks.
+        transport: how this worker reaches the others.
+        pairs: ranks that will send to each other one by one; the same on all ranks.
 
     Raises:
         dist.DistError, RuntimeError: a rank did not come within the transport's timeout, or its connection broke.
@@ -95,11 +106,42 @@ def make_group(store: Store, tag: str, rank: int, size: int, transport: Transpor
             # `batch_isend_irecv`). State moves only between some ranks, so all take part in this operation first.
             first = torch.zeros(1, dtype=torch.float32, device=transport.device)
             nccl.allreduce([first]).wait()  # type: ignore[attr-defined]
+            open_pairs(nccl, rank, pairs, transport.device)  # type: ignore[arg-type]
             wait_for(transport.device)
         group._register_backend(torch.device("cuda"), c10d.ProcessGroup.BackendType.NCCL, nccl)
         config += ",cuda:nccl"
     _register(group, c10d.GroupName(tag), rank, size, config, store)
     return group
+
+
+class PointToPoint(Protocol):
+    """The methods of a backend of torch that `open_pairs` uses."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int, /) -> dist.Work: ...
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int, /) -> dist.Work: ...
+
+
+def open_pairs(backend: PointToPoint, rank: int, pairs: Collection[tuple[int, int]], device: torch.device) -> None:
+    """Pass one message between the two ranks of each pair.
+
+    NCCL makes a communicator of a pair in the first message that is not part of a batch, and both ranks wait for each
+    other in that. Here it belongs to the making of the group, and not to the first round. gloo connects all ranks when
+    it makes a group, so it needs no such message.
+
+    Args:
+        backend: sends the messages.
+        rank: of this worker.
+        pairs: the same on all ranks.
+        device: where messages are.
+    """
+    # All ranks follow one order of the pairs, so none waits in a circle. Pairs that begin at an even rank come first,
+    # because neighbours can then open theirs at the same time.
+    for first, second in sorted(map(sorted, pairs), key=lambda pair: (pair[0] % 2, pair)):
+        message = torch.zeros(1, device=device)
+        if rank == first:
+            backend.send([message], second, 0).wait()
+        elif rank == second:
+            backend.recv([message], first, 0).wait()
 
 
 def wait_for(device: torch.device) -> None:
@@ -110,7 +152,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: int, config: str, store: Store) -> None:
-    """Enter the group into the maps through which c10d's functions and `PipelineStage` translate ranks."""
+    """Enter the group into the maps through which c10d's functions translate ranks."""
     group._set_group_name(name)
     world = c10d._world
     world.pg_map[group] = ("gloo", store)
@@ -155,9 +197,10 @@ class _GroupOpening(Opening[dist.ProcessGroup]):
     rank: int
     size: int
     transport: Transport
+    pairs: Collection[tuple[int, int]] = ()
 
     def make(self) -> dist.ProcessGroup:
-        return make_group(self.store, self.tag, self.rank, self.size, self.transport)
+        return make_group(self.store, self.tag, self.rank, self.size, self.transport, self.pairs)
 
     def drop(self, late: dist.ProcessGroup) -> None:
         drop_group(late)
@@ -200,17 +243,19 @@ class GenerationGroups:
         rank: int,
         transport: Transport,
         tied_stages: Sequence[tuple[int, ...]] = (),
+        pairs: Collection[tuple[int, int]] = (),
     ) -> None:
         """Make the groups that depend on roles.
 
         Args:
             roles: (pipeline, stage) by rank.
             tied_stages: for each parameter that several units share, the stages that hold a copy.
+            pairs: the stages that send to each other.
         """
         pipeline, stage = roles[rank]
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]
         replicas = [r for _, r in sorted((p, r) for r, (p, s) in enumerate(roles) if s == stage)]
-        self.pipeline = self._make(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport)
+        self.pipeline = self._make(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport, pairs)
         self.data_parallel = self._make(store, f"data-parallel/{stage}", replicas.index(rank), len(replicas), transport)
         for shared in sorted({shared for shared in tied_stages if stage in shared}):
             holders = [r for r, (_, s) in enumerate(roles) if s in shared]
@@ -221,8 +266,16 @@ class GenerationGroups:
                 else self._make(store, tag, holders.index(rank), len(holders), transport)
             )
 
-    def _make(self, store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
-        group = self.connections.connect(_GroupOpening(store, tag, rank, size, transport))
+    def _make(
+        self,
+        store: Store,
+        tag: str,
+        rank: int,
+        size: int,
+        transport: Transport,
+        pairs: Collection[tuple[int, int]] = (),
+    ) -> dist.ProcessGroup:
+        group = self.connections.connect(_GroupOpening(store, tag, rank, size, transport, pairs))
         if transport.device.type == "cuda":
             self.connections.after_shut = self._abort_on_device
         return group

@@ -1,0 +1,1 @@
+"""What a whole run saves, against what its user would pick instead."""

@@ -1,0 +1,206 @@
+"""What a job could reach at best: the fastest legal layout and cut at each boundary, without pauses.
+
+All times are those of `StepModel`, and `choose()` takes the layouts, as for a job that trains. Beside the ideal stand
+the runs that a user would pick instead, and a bound that no layout can beat.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, choose
+from pipetransformer_contract.layout import Layout
+from pipetransformer_contract.messages import Offer, StepTime
+
+from .best_cut import BestCut, best_cut
+from .memory import paper_bytes
+from .step_model import StepModel
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps in which the frozen layers and what the cache has stay the same.
+
+    Attributes:
+        first_step: its first step.
+        steps: number of steps.
+        boundary: number of frozen layers.
+        cached: number of frozen layers whose outputs the cache has, of samples that it can hold. It is smaller than
+            `boundary` in the epoch after layers froze, because a sample was last read before.
+    """
+
+    first_step: int
+    steps: int
+    boundary: int
+    cached: int
+
+
+def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch: int) -> list[Segment]:
+    """Split a run.
+
+    Args:
+        moves: (step, frozen layers from there on), ascending.
+        total_steps: steps of the run.
+        steps_per_epoch: steps after which a sample is read again.
+    """
+    steps, boundaries = [step for step, _ in moves], [0, *(boundary for _, boundary in moves)]
+
+    def boundary_at(step: int) -> int:
+        return boundaries[bisect_right(steps, step)]
+
+    changes = {0, *steps, *(step + steps_per_epoch for step in steps)}
+    starts = sorted(step for step in changes if step < total_steps)
+    found = []
+    for start, end in zip(starts, [*starts[1:], total_steps], strict=True):
+        boundary, before = boundary_at(start), boundary_at(start - steps_per_epoch)
+        cached = before if before <= boundary else 0  # outputs of layers that train again are of no use
+        found.append(Segment(start, end - start, boundary, cached))
+    return found
+
+
+def with_cache_of(model: StepModel, boundary: int, cached: int) -> StepModel:
+    """The model while the cache has the outputs of `cached` of `boundary` frozen layers."""
+    first_active = boundary + 1 if boundary else 0
+    frozen = [unit.forward for unit in model.costs.large[:first_active]]
+    computed = sum(frozen[cached + 1 if cached else 0 :])
+    return replace(model, cold_share=computed / sum(frozen) if computed else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A segment of a run: the layout, seconds of a step, and GPUs that the job holds."""
+
+    segment: Segment
+    layout: Layout
+    step_seconds: float
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A whole run, without pauses."""
+
+    parts: Sequence[Part]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all steps."""
+        return sum(part.segment.steps * part.step_seconds for part in self.parts)
+
+    @property
+    def gpu_seconds(self) -> float:
+        """Seconds times GPUs held."""
+        return sum(part.segment.steps * part.step_seconds * part.gpus for part in self.parts)
+
+    @property
+    def layouts(self) -> list[Layout]:
+        """The layouts, in order, without repetitions."""
+        found = [part.layout for part in self.parts]
+        return [layout for number, layout in enumerate(found) if number == 0 or layout != found[number - 1]]
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """The best that layouts allow, at any boundary.
+
+    Attributes:
+        model: predicts steps, and bounds the memory by measured bytes.
+        bounds: limits of a layout. With `Paper` they also bound the memory, by the paper's estimate.
+        packing: the job's rule.
+    """
+
+    model: StepModel
+    bounds: Bounds
+    packing: Packing
+    _found: dict[tuple[int, int], dict[Layout, BestCut]] = field(default_factory=dict, init=False, repr=False)
+
+    def layouts(self, boundary: int, cached: int) -> dict[Layout, BestCut]:
+        """The best cut of each layout that fits the memory."""
+        key = (boundary, cached)
+        if key not in self._found:
+            model = with_cache_of(self.model, boundary, cached)
+            found = {
+                layout: best_cut(model, boundary, layout.stages, layout.pipelines) for layout in self._all(boundary)
+            }
+            self._found[key] = {layout: best for layout, best in found.items() if best is not None}
+        return self._found[key]
+
+    def best(self, segment: Segment, bounds: Bounds | None = None, on_pack: OnPack = OnPack.WIDEN) -> Layout:
+        """The layout that `choose()` takes of all that fit: the fastest, or with `Release` the cheapest.
+
+        Raises:
+            ValueError: no layout fits.
+        """
+        by_stages: dict[int, list[StepTime]] = {}
+        for layout, found in self.layouts(segment.boundary, segment.cached).items():
+            time = StepTime(pipelines=layout.pipelines, seconds=found.seconds)
+            by_stages.setdefault(layout.stages, []).append(time)
+        offers = [Offer(stages=stages, step_seconds=times, bytes_per_worker=0) for stages, times in by_stages.items()]
+        limits = self.bounds if bounds is None else bounds
+        found_layout = choose(offers, limits.max_workers, limits, on_pack=on_pack, packing=Packing.MEASURED)
+        if found_layout is None:
+            raise ValueError(f"no layout of at most {limits.max_workers} workers fits the memory")
+        return found_layout
+
+    def static(self) -> Layout:
+        """The fastest layout with no frozen layers."""
+        return self.best(_START)
+
+    def unfrozen(self, total_steps: int) -> Course:
+        """The best static layout, and nothing freezes."""
+        return self.kept(self.static(), [replace(_START, steps=total_steps)])
+
+    def kept(self, layout: Layout, run: Sequence[Segment]) -> Course:
+        """One layout throughout, whose stages are cut anew at each boundary."""
+        return self._course([(segment, layout) for segment in run])
+
+    def elastic(self, run: Sequence[Segment]) -> Course:
+        """The fastest layout in each segment."""
+        return self._course([(segment, self.best(segment)) for segment in run])
+
+    def released(self, run: Sequence[Segment]) -> Course:
+        """The fewest GPU-seconds in each segment, with steps about as fast as the best static layout's at the start."""
+        static = self.static()
+        seconds = self.layouts(0, 0)[static].seconds
+        any_width = replace(static, pipelines=self.bounds.max_pipelines)  # a job would keep at most its own
+        bounds = replace(self.bounds, initial=any_width, starting_step_seconds=seconds)
+        return self._course([(segment, self.best(segment, bounds, OnPack.RELEASE)) for segment in run])
+
+    def work_seconds(self, run: Sequence[Segment]) -> float:
+        """Seconds that no layout can beat: the work, spread evenly over all workers, without bubble and links."""
+        return sum(segment.steps * self._work(segment) for segment in run)
+
+    def exact(self) -> bool:
+        """Whether every cut was looked at, in all layouts so far."""
+        return all(best.exact for found in self._found.values() for best in found.values())
+
+    def _course(self, chosen: Sequence[tuple[Segment, Layout]]) -> Course:
+        return Course(
+            [
+                Part(segment, layout, self.layouts(segment.boundary, segment.cached)[layout].seconds, layout.workers)
+                for segment, layout in chosen
+            ]
+        )
+
+    def _work(self, segment: Segment) -> float:
+        model = with_cache_of(self.model, segment.boundary, segment.cached)
+        least = min(
+            sum(model.step(segment.boundary, size, layout.pipelines).units.cached_seconds) / size
+            for layout in self._all(segment.boundary)
+            for size in model.sizes(layout.stages, layout.pipelines)
+        )
+        return least * model.global_batch / self.bounds.max_workers
+
+    def _all(self, boundary: int) -> list[Layout]:
+        """All layouts of at most the maximum of workers, whether or not measured bytes allow them."""
+        bounds = self.bounds
+        return [
+            Layout(stages, pipelines)
+            for stages in range(1, min(len(self.model.unit_bytes) - 2, bounds.max_workers) + 1)
+            if self.packing is Packing.MEASURED
+            or paper_bytes(self.model.unit_bytes, boundary, stages) <= bounds.bytes_budget
+            for pipelines in range(1, min(bounds.max_workers // stages, bounds.max_pipelines) + 1)
+        ]
+
+
+_START = Segment(first_step=0, steps=1, boundary=0, cached=0)

@@ -1,0 +1,70 @@
+"""Measures how long a worker's computations take in a round, without waiting for its device."""
+
+import time
+
+import torch
+
+
+class Stopwatch:
+    """Sums the spans of time between `start` and `stop`, by the host's clock."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._started = 0.0
+
+    def start(self) -> None:
+        """A computation begins, or continues after a wait."""
+        self._started = time.perf_counter()
+
+    def stop(self) -> None:
+        """A computation ends, or begins to wait."""
+        self._seconds += time.perf_counter() - self._started
+
+    def reset(self) -> None:
+        """Forget what was measured, such as a round that broke in a computation."""
+        self._seconds = 0.0
+
+    def take(self) -> float:
+        """The seconds since the last call or reset. Call it once the device has finished what was measured."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+class DeviceStopwatch(Stopwatch):
+    """Measures on a GPU, by events in its stream. Launches return at once, so the host's clock would show nothing.
+
+    A receive makes the stream wait, so an event behind it has the time at which the message was there.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        #: Events in the order of their use; they are used again in the next round.
+        self._events: list[torch.cuda.Event] = []
+        self._used = 0
+
+    def start(self) -> None:
+        self._note()
+
+    def stop(self) -> None:
+        self._note()
+
+    def reset(self) -> None:
+        self._used = 0
+
+    def take(self) -> float:
+        noted = self._events[: self._used]
+        self._used = 0
+        milliseconds: float = sum(start.elapsed_time(stop) for start, stop in zip(noted[::2], noted[1::2], strict=True))
+        return milliseconds / 1000
+
+    def _note(self) -> None:
+        if self._used == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        self._events[self._used].record(torch.cuda.current_stream(self._device))
+        self._used += 1
+
+
+def make_stopwatch(device: torch.device) -> Stopwatch:
+    """A stopwatch for computations on this device."""
+    return DeviceStopwatch(device) if device.type == "cuda" else Stopwatch()
