@@ -1,7 +1,7 @@
 """A freeze on trial: it stays only if the loss stays on its trend.
 
 The trend is a line through the logarithms of losses and steps before the freeze, because losses fall about as a power
-of the step. Why so, and what it costs: docs/decisions/0036-freezes-on-trial.md.
+of the step. Why so, and what it costs: docs/decisions/0038-freezes-on-trial.md.
 """
 
 import math

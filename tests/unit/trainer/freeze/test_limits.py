@@ -27,7 +27,7 @@ def names(whole: PipelineModel) -> list[str]:
     return [f"{whole.unit_name(index)}.{name}" for index, unit in units for name, _ in unit.named_parameters()]
 
 
-def limits(*, tied: bool = False, **fields: list[str]) -> Limits:
+def limits(fields: dict[str, list[str]], *, tied: bool = False) -> Limits:
     spec, whole = Freeze.model_validate(fields), model(tied=tied)
     return limits_of(spec, whole.with_constants(constants(spec, whole)))
 
@@ -37,11 +37,11 @@ def limits(*, tied: bool = False, **fields: list[str]) -> Limits:
     [("blocks.2.bias", 2), ("blocks.2", 2), ("blocks.[13]", 1), ("*.bias", 0), ("embedding.*", 0), ("head", LAYERS)],
 )
 def test_the_boundary_stays_below_the_first_layer_that_never_freezes(pattern: str, highest: int) -> None:
-    assert limits(never=[pattern]) == Limits(0, highest)
+    assert limits({"never": [pattern]}) == Limits(0, highest)
 
 
 def test_a_shared_parameter_may_freeze_with_its_last_layer() -> None:
-    assert limits(never=["embedding.weight"], tied=True) == Limits(0, LAYERS)
+    assert limits({"never": ["embedding.weight"]}, tied=True) == Limits(0, LAYERS)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_shared_parameter_may_freeze_with_its_last_layer() -> None:
     ids=["the-front", "without-the-embedding", "half-a-layer", "everywhere"],
 )
 def test_leading_layers_with_nothing_to_train_are_frozen_from_the_start(patterns: list[str], lowest: int) -> None:
-    assert limits(always=patterns) == Limits(lowest, None)
+    assert limits({"always": patterns}) == Limits(lowest, None)
 
 
 def test_what_never_trains_is_no_parameter_but_keeps_its_name_and_value() -> None:
@@ -85,7 +85,7 @@ def test_all_copies_of_a_shared_parameter_never_train() -> None:
 )
 def test_patterns_that_do_not_fit_the_model_are_refused(fields: dict[str, list[str]], field: str, words: str) -> None:
     with pytest.raises(SpecError, match=words) as refusal:
-        limits(**fields)
+        limits(fields)
     assert refusal.value.field == field
 
 
