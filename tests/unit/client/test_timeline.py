@@ -133,7 +133,8 @@ def test_layers_that_a_trial_thawed_are_marked_and_the_page_says_why(run_dir: Pa
     record = read(run_dir)
 
     assert [(one.time, one.why_thawed) for one in record.freezes] == [(40, ""), (45, why)]
-    assert draw(record, "", 1100).count('stroke-dasharray="1 3"') == 1
+    svg = draw(record, "", 1100)
+    assert svg.count('stroke-dasharray="1 3"') == svg.count('stroke-dasharray="3 3"') > 0, "both are in every part"
     page, _ = write(record, "digits", tmp_path)
     assert why in page.read_text()
 
