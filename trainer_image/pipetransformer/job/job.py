@@ -113,6 +113,7 @@ class Job:
         return {
             "numLayers": self.num_layers,
             "numShards": self.order.num_shards,
+            "freezeAlways": list(self.spec.freeze.always),  # before the number of parameters, which follows from it
             "parameters": sum(parameter.numel() for unit in self.model.units for parameter in unit.parameters()),
             "numHeads": self.spec.model.num_heads,  # no shape shows it
             "trainingSamples": len(self.dataset.train),

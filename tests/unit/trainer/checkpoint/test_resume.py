@@ -133,6 +133,7 @@ def test_a_run_does_not_go_on_from_another_ones_checkpoint(tmp_path: Path) -> No
         ({"model": lambda: [*model(), nn.Linear(2, 2)]}, "numLayers was 3 and not 4"),
         ({"training": Training(epochs=2, global_batch_size=8)}, "globalBatchSize was 16 and not 8"),
         ({"training": Training(epochs=2, global_batch_size=16, seed=1)}, "seed was 0 and not 1"),
+        ({"freeze": Freeze(always=["blocks.0"])}, r"freezeAlways was \[\] and not \['blocks.0'\]"),
         ({"data": samples(63, 0)}, "trainingSamples was 64 and not 63"),
         ({"data": others}, r"trainingTargets was \w+ and not \w+"),
     ]

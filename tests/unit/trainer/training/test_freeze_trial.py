@@ -10,7 +10,7 @@ from pipetransformer.hooks import HookPoint
 from pipetransformer.record import lines
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
-from tests.testkit.trainer.numerics import ADAMW, STAY_ALONE, TOLERANCE, make_spec
+from tests.testkit.trainer.numerics import ADAMW, STAY_ALONE, TOLERANCE, layouts, make_spec
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -80,32 +80,69 @@ def test_a_freeze_that_harms_thaws_and_the_run_says_why(stayed: Ran) -> None:
 def test_regroups_in_a_trial_change_no_loss_and_no_decision(
     script: list[Scripted], stayed: Ran, tmp_path: Path
 ) -> None:
-    compare(run_job(BAD, script, tmp_path), stayed)
+    run = run_job(BAD, script, tmp_path)
+
+    compare(run, stayed)
+    assert layouts(run) == [(one.stages, one.pipelines) for one in script]
 
 
 def test_a_death_in_a_trial_changes_no_decision(stayed: Ran, tmp_path: Path) -> None:
     script = [Scripted(1, 2, [0, 1]), Scripted(1, 1, [1], after_loss=0)]
     faults = {0: Faults(killed_at=(HookPoint.COMMITTED, THAWED_AT - 1))}
 
-    compare(run_job(BAD, script, tmp_path, faults=faults), stayed)
+    run = run_job(BAD, script, tmp_path, faults=faults)
+
+    compare(run, stayed)
+    assert run.lost_at.keys() == {0} and layouts(run) == [(1, 2), (1, 1)]
 
 
-def test_a_run_that_resumes_in_a_trial_ends_it_as_one_that_does_not(stayed: Ran, tmp_path: Path) -> None:
+def test_a_run_that_regroups_loses_a_worker_and_resumes_in_a_trial_ends_it_as_one_that_does_not(
+    stayed: Ran, tmp_path: Path
+) -> None:
     checkpoint = {"location": str(tmp_path / "checkpoints"), "everySteps": 1}
     first = BAD.model_copy(
         update={
-            "training": BAD.training.model_copy(update={"steps": 16}),
+            "training": BAD.training.model_copy(update={"steps": 18}),
             "checkpoint": TrainerSpec.model_validate(
                 BAD.model_dump(by_alias=True, exclude_defaults=True) | {"checkpoint": checkpoint}
             ).checkpoint,
         }
     )
-    run_job(first, STAY_ALONE, tmp_path / "run")
+    before = [
+        Scripted(3, 1, [0, 1, 2]),
+        Scripted(1, 2, [0, 1], at_step=FROZEN_AT + 1, leavers=[2]),
+        Scripted(1, 1, [1], after_loss=0),
+    ]
+    run_job(first, before, tmp_path / "run", faults={0: Faults(killed_at=(HookPoint.VOTED, 15))})
     whole = first.model_copy(update={"training": BAD.training})
+    after = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [1, 0], at_step=19)]
 
-    resumed = run_job(whole, [Scripted(2, 1, [0, 1])], tmp_path / "run", first_generation=2, job_uid="another")
+    resumed = run_job(whole, after, tmp_path / "run", first_generation=len(before) + 1, job_uid="another")
 
     compare(resumed, stayed)
+    assert layouts(resumed) == [(3, 1), (1, 2), (1, 1), (2, 1), (1, 2)]
+    assert resumed.summary["steps_redone"] == 0
+
+
+def test_a_freeze_that_is_kept_stays_in_all_layouts_and_the_record_says_so_once(tmp_path: Path) -> None:
+    spec = spec_of(
+        {
+            "policy": "Explicit",
+            "boundaries": [{"step": FROZEN_AT, "boundary": 2}],
+            "trial": {"steps": 10, "tolerance": 0.9},
+        }
+    )
+    alone = run_job(spec, STAY_ALONE, tmp_path / "alone")
+    script = [Scripted(1, 2, [0, 1]), Scripted(2, 1, [0, 1], at_step=15), Scripted(1, 1, [1], after_loss=0)]
+    faults = {0: Faults(killed_at=(HookPoint.COMMITTED, 18))}
+
+    run = run_job(spec, script, tmp_path / "run", faults=faults)
+
+    assert boundary_moves(alone) == [(FROZEN_AT, 2)]
+    compare(run, alone)
+    kept = [event for event in lines.read(run.run_dir / "events.jsonl") if event["kind"] == "FreezeKept"]
+    assert [(event["step"], event["frozenLayers"]) for event in kept] == [(THAWED_AT, 2)]
+    assert kept[0]["why"].startswith("layers 0-1 stay frozen: training loss ")
 
 
 NOT_THE_MIDDLE = spec_of(
