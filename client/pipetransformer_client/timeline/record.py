@@ -42,8 +42,8 @@ class Span:
 class Regroup:
     """A committed generation, from `time` until the next one at `end`. The first one is the start of the job.
 
-    `why_schedule` says why its schedule is not the spec's, and is empty if it is. `idle_share`, and `ahead_share` of the
-    frozen forwards that were computed one step ahead, are means of its steps, None if it has none.
+    `why_schedule` says why its schedule is not the spec's; empty if it is. `idle_share` and `ahead_share` (of the
+    frozen forwards, those that the step before computed) are means of its steps, None if it has none.
     """
 
     time: float
