@@ -220,6 +220,12 @@ def _cache(board: Dashboard) -> None:
             description="Size of the cache, by tier.",
         ),
         graph(
+            "Frozen forwards made one step ahead",
+            [(_worker("frozen_ahead_share"), "{{pod}}")],
+            unit="percentunit",
+            description="Share of a step's frozen forwards that the step before computed, with frozenForward: Ahead.",
+        ),
+        graph(
             "Faults",
             [(f"sum by (fault) ({_increase(_worker('cache_faults_total'))})", "{{fault}}")],
             description="Faults of the cache in each interval. Lost entries are computed, so results do not change.",

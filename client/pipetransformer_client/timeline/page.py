@@ -60,8 +60,11 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
     schedules = _table(
         "schedules",
         "Schedules",
-        ("schedule", "generation", "idle", "why not the spec's"),
-        ((one.schedule, one.generation, _share(one.idle_share), one.why_schedule) for one in record.regroups),
+        ("schedule", "generation", "idle", "frozen ahead", "why not the spec's"),
+        (
+            (one.schedule, one.generation, _share(one.idle_share), _share(one.ahead_share), one.why_schedule)
+            for one in record.regroups
+        ),
     )
     freezes = _table(
         "freezes",

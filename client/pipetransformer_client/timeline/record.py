@@ -42,8 +42,8 @@ class Span:
 class Regroup:
     """A committed generation, from `time` until the next one at `end`. The first one is the start of the job.
 
-    `why_schedule` says why its schedule is not the spec's, and is empty if it is. `idle_share` is the mean of its
-    steps, None if it has none.
+    `why_schedule` says why its schedule is not the spec's; empty if it is. `idle_share` and `ahead_share` (of the
+    frozen forwards, those that the step before computed) are means of its steps, None if it has none.
     """
 
     time: float
@@ -59,6 +59,7 @@ class Regroup:
     schedule: str
     why_schedule: str
     idle_share: float | None
+    ahead_share: float | None
 
     @property
     def gpus(self) -> int:
@@ -155,10 +156,7 @@ def read(folder: Path) -> Record:
 
 
 def _regroups(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
-    idle: dict[int, list[float]] = {}
-    for line in steps:
-        if line["idleShare"] is not None:
-            idle.setdefault(line["generation"], []).append(line["idleShare"])
+    idle, ahead = _means(steps, "idleShare"), _means(steps, "frozenAheadShare")
     commits = [event for event in events if event["kind"] == "GenerationCommitted"]
     for event, until in zip(commits, [*(later["time"] for later in commits[1:]), end], strict=True):
         yield Regroup(
@@ -174,8 +172,18 @@ def _regroups(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: fl
             bytes_moved=event["bytesMoved"],
             schedule=event["schedule"],
             why_schedule=event["whySchedule"],
-            idle_share=fmean(shares) if (shares := idle.get(event["generation"])) else None,
+            idle_share=idle.get(event["generation"]),
+            ahead_share=ahead.get(event["generation"]),
         )
+
+
+def _means(steps: list[dict[str, Any]], key: str) -> dict[int, float]:
+    """The mean of what the steps of each generation say."""
+    found: dict[int, list[float]] = {}
+    for line in steps:
+        if line[key] is not None:
+            found.setdefault(line["generation"], []).append(line[key])
+    return {generation: fmean(values) for generation, values in found.items()}
 
 
 def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:

@@ -44,7 +44,14 @@ def step(
     time: float, loss: float | None, speed: float | None, *, number: int = 1, idle: float = 0.25
 ) -> dict[str, Any]:
     """The line of a step in generation `number`, with its samples a second and idle share."""
-    return {"time": time, "loss": loss, "samplesPerSecond": speed, "generation": number, "idleShare": idle}
+    return {
+        "time": time,
+        "loss": loss,
+        "samplesPerSecond": speed,
+        "generation": number,
+        "idleShare": idle,
+        "frozenAheadShare": idle / 2,
+    }
 
 
 def started(time: float) -> dict[str, Any]:

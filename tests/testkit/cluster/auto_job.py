@@ -12,8 +12,9 @@ from tests.testkit.cluster.kube import Object
 
 LAYERS = 12
 FORWARD_SECONDS = 0.001
-FREEZES = [{"step": 20, "boundary": 8}, {"step": 50, "boundary": 11}]
-STEPS = 80
+#: Far apart, so that a loaded machine has measured and released between two freezes.
+FREEZES = [{"step": 32, "boundary": 8}, {"step": 200, "boundary": 11}]
+STEPS = 288
 SAMPLES, BATCH = 256, 16
 EPOCHS = STEPS * BATCH // SAMPLES
 

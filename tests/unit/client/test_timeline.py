@@ -96,6 +96,7 @@ def test_a_record_tells_the_schedule_of_each_layout_why_and_how_idle_its_workers
         ("OneForwardOneBackward", "Auto measures first"),
     ]
     assert [one.idle_share for one in record.regroups] == pytest.approx([0.245, 0.645, 0.895])
+    assert [one.ahead_share for one in record.regroups] == pytest.approx([0.1225, 0.3225, 0.4475])
     page, _ = write(record, "digits", run_dir)
     assert "<td>64%</td>" in page.read_text() and "<td>Auto measures first</td>" in page.read_text()
 

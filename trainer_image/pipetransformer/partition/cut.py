@@ -57,8 +57,11 @@ class Cut:
 
     @property
     def pairs(self) -> set[tuple[int, int]]:
-        """The pairs of stages that send activations and gradients to each other, the lower stage first."""
-        return {(min(pair), max(pair)) for pair in pairwise(self.owners) if pair[0] != pair[1]}
+        """The pairs of stages that send to each other, the lower stage first: owners of neighbouring spans, and holders
+        of frozen units with the owner of the first span, who takes what they computed ahead."""
+        first = self.owners[0]
+        some = [*pairwise(self.owners), *((first, holder) for holder in self.holders)]
+        return {(min(pair), max(pair)) for pair in some if pair[0] != pair[1]}
 
     def spans_of(self, stage: int) -> list[range]:
         """The spans that a stage owns, in the order of the model."""

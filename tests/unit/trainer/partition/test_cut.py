@@ -32,6 +32,12 @@ def test_stages_send_to_the_owners_of_neighbouring_spans(owners: tuple[int, ...]
     assert Cut([range(number, number + 1) for number in range(len(owners))], 4, owners).pairs == pairs
 
 
+def test_holders_of_frozen_layers_send_to_the_owner_of_the_first_span() -> None:
+    cut = Cut([range(3), range(3, 4), range(4, 5), range(5, 7)], 4, ahead_units=2, holders=(0, 1, 2, 3))
+
+    assert cut.pairs == {(0, 1), (1, 2), (2, 3), (0, 2), (0, 3)}
+
+
 def test_a_stage_holds_all_its_spans() -> None:
     assert V_SHAPED.stages == 2
     assert V_SHAPED.units_by_stage == [[0, 1, 2, 7, 8, 9], [3, 4, 5, 6]]
