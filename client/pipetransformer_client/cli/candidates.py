@@ -46,18 +46,22 @@ def print_candidates(phases: Sequence[Phase], out: Console) -> None:
 
 
 def _table(title: str, candidates: Sequence["Candidate"]) -> Table:
+    """The candidates. Where some run frozen layers ahead, two more columns compare them, and say what bounds them."""
+    ahead = any(candidate.holders for candidate in candidates)
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for column in ("schedule", "spans", "micro-batches", "frozen", "step", "at least", "idle", "memory", "why not"):
+    columns = ["schedule", "spans", "micro-batches", "step", "idle", "memory", "why not"]
+    for column in columns[:3] + ["frozen"] * ahead + columns[3:4] + ["at least"] * ahead + columns[4:]:
         table.add_column(column, justify="left" if column in ("schedule", "frozen", "why not") else "right")
     for candidate in candidates:
         found = candidate.predicted
+        least = "" if candidate.cut is None else f"{1000 * candidate.least_seconds:.3g} ms"
         table.add_row(
             candidate.option.schedule,
             str(candidate.option.spans_per_worker),
             str(candidate.micro_batches),
-            _frozen(candidate),
+            *([_frozen(candidate)] * ahead),
             "" if found is None else f"{1000 * found.seconds:.3g} ms",
-            "" if candidate.cut is None else f"{1000 * candidate.least_seconds:.3g} ms",
+            *([least] * ahead),
             "" if found is None else f"{found.idle_share:.0%}",
             "" if found is None else f"{found.bytes_per_worker / 2**20:,.0f} MiB",
             candidate.why_not or "chosen",

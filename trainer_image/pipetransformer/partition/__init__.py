@@ -1,4 +1,4 @@
-"""Cuts layers into stages and predicts the cost of each number of stages, from which the operator chooses."""
+"""Cuts layers into stages and predicts the cost of each number of stages. The operator chooses among them."""
 
 from .candidates import AUTO, Candidate, Option
 from .contiguous import MemoryBound, MemoryBoundError, partition

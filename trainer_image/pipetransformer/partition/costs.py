@@ -33,7 +33,7 @@ class ModelCosts(BaseModel):
         small: cost of each unit at the smaller size.
         large: cost of each unit at the larger size.
         seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
-        seconds_per_action: seconds of any computation of a schedule besides those of its units.
+        seconds_per_action: seconds that any computation of a schedule takes in addition to its units.
         worker_bytes: bytes that the layers of the smallest worker may take; None if nothing bounds them.
         step: committed steps at the measurement.
         boundary: frozen layers at the measurement.
@@ -79,8 +79,8 @@ def training_seconds(
 ) -> tuple[list[float], list[float]]:
     """Seconds of the forward and backward of each of the L + 2 units when `boundary` layers are frozen.
 
-    Frozen units run only the forward, for the share `miss_share` of samples that the cache does not have. The first
-    active unit computes no gradient of its input.
+    Frozen units run only the forward, and only for the share `miss_share` of samples that the cache does not have. The
+    first active unit computes no gradient of its input.
     """
     first_active = boundary + 1 if boundary else 0
     backward = [

@@ -58,7 +58,7 @@ class Cut:
     @property
     def pairs(self) -> set[tuple[int, int]]:
         """The pairs of stages that send to each other, the lower stage first: owners of neighbouring spans, and holders
-        of frozen units with the owner of the first span, who takes what they computed ahead."""
+        of frozen units with the owner of the first span, which takes what they computed ahead."""
         first = self.owners[0]
         some = [*pairwise(self.owners), *((first, holder) for holder in self.holders)]
         return {(min(pair), max(pair)) for pair in some if pair[0] != pair[1]}

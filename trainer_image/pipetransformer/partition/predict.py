@@ -56,7 +56,7 @@ class UnitWork:
             boundary: number of frozen layers.
             miss_share: share of the samples that the cache of the first worker does not have.
             message_seconds: seconds of an activation or a gradient between two workers.
-            action_seconds: seconds of any computation besides those of its units.
+            action_seconds: seconds that any computation takes in addition to its units.
         """
         self.boundary, self.miss_share = boundary, miss_share
         self.first_active = boundary + 1 if boundary else 0
@@ -108,7 +108,7 @@ class SpanWork:
         weights: the part of `backward` that makes the gradients of weights.
         saved: bytes that each span keeps for a backward.
         message: seconds of an activation or a gradient between two workers.
-        action: seconds of any computation besides those of its units.
+        action: seconds that any computation takes in addition to its units.
         prefix: seconds of each frozen unit whose forwards run one round ahead.
         holders: number of workers that run them, the first ones.
     """

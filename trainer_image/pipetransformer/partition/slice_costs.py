@@ -54,7 +54,7 @@ class SliceCost(BaseModel):
         return table
 
 
-#: What to measure of samples of so many quarters: (length, context). These tell all terms apart.
+#: What to measure of samples of that many quarters: (length, context). These tell all terms apart.
 PROBED_QUARTERS = ((1, 0), (1, 3), (2, 2), (4, 0))
 
 

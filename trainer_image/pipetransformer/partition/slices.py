@@ -95,7 +95,7 @@ def plan_round(times: TimesBySize, samples: int) -> RoundPlan:
         samples: of the pipeline.
 
     Raises:
-        ValueError: no micro-batches of these sizes have so many samples.
+        ValueError: no micro-batches of these sizes have that many samples.
     """
     terms = {size: _terms(stages) for size, stages in times.items()}
     best = _equal_rounds(times, samples)
@@ -265,7 +265,7 @@ def _limits(times: Sequence[Seconds]) -> list[Seconds]:
 
 
 def _thinned(values: Seconds, most: int) -> Seconds:
-    """At most so many of the ascending values, the largest among them."""
+    """At most that many of the ascending values, the largest among them."""
     if len(values) <= most:
         return values
     kept: Seconds = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
@@ -278,8 +278,8 @@ class _Program:
 
     Attributes:
         totals: (limits,) the least summed work of the round; infinite if no slices are within the limit.
-        last: by size, (limits, grains + 1) length of the last slice of the best slicing of so many grains.
-        sizes: (limits, samples + 1) size of the last micro-batch of the best cut of so many samples.
+        last: by size, (limits, grains + 1) length of the last slice of the best slicing of that many grains.
+        sizes: (limits, samples + 1) size of the last micro-batch of the best cut of that many samples.
     """
 
     totals: Seconds

@@ -111,7 +111,7 @@ class StepModel:
         return len(cut.holders)
 
     def _why_in_place(self, boundary: int, stages: int) -> str:
-        """Why frozen forwards cannot run ahead in any layout of so many stages; empty if they can in some."""
+        """Why frozen forwards cannot run ahead in any layout of this number of stages; empty if they can in some."""
         if stages == 1:
             return "a lone stage is never idle"
         if boundary > len(self.unit_bytes) - 2 - stages:

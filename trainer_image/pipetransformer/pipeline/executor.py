@@ -64,7 +64,7 @@ class Executor:
             chunks: of the round, in order, and behind them those of the next round whose prefix this one computes.
             target: takes the outputs of the last span.
             hooks: what a system does around computations; None if it does nothing.
-            stopwatch: measures the computations, without their waits for messages; None if nobody asks.
+            stopwatch: measures the computations, without their waits for messages; None if it is not measured.
 
         Raises:
             RuntimeError: a connection broke.

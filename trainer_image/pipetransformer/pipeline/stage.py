@@ -154,7 +154,7 @@ class Span:
         Args:
             x: output of the span before; None for the first span.
             chunk: the chunk to compute.
-            passage: told by the chunk's backward; None if nobody asks.
+            passage: told by the chunk's backward; None if no hooks are told.
 
         Raises:
             ModelError: a unit failed, or gives what the next one cannot take.

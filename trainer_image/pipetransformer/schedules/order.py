@@ -3,7 +3,7 @@
 NCCL matches the messages of two workers by their order alone, so both must issue the same sequence. The planner takes
 one computation after another, of any worker whose inputs have been sent. It appends the computation, and then its
 message to the giver's and to the taker's list at once. So both ends of a pair get the same sequence. No worker can wait
-for ever, even if every send waits for its receive: of the first operation in this order that is not done, all
+endlessly, even if every send waits for its receive: of the first operation in this order that is not done, all
 predecessors are done.
 """
 

@@ -320,7 +320,7 @@ def test_one_long_document_is_packed_and_held_out_in_pages(tmp_path: Path) -> No
     [
         (
             b"one paragraph of a few words, and no other one",
-            "too few paragraphs (1): the first is held out. Blank lines separate paragraphs",
+            r"too few paragraphs \(1\): the first is held out. Blank lines separate paragraphs",
         ),
         ("caf\xe9 ".encode("latin-1") * 100, r"a\.txt is not UTF-8 text: .* byte 0xe9 in position 3"),
     ],
