@@ -7,6 +7,7 @@ into the idle time of the schedule inside.
 """
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,10 @@ from dataclasses import dataclass, replace
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .order import Value, given, needed
 
-#: The share of a frozen unit's forward that a gap must have room for. With 0 a worker is never idle, but what it waits
-#: for may come while it computes; with 1 it delays no action. Which is better depends on the round.
-_ROOM = (0.0, 1.0)
+#: Ways to fill gaps: the share of a frozen unit's forward that a gap must have room for, and whether a worker takes
+#: only chunks that it can finish within the bound. With a share of 0 a worker is never idle, but what it waits for may
+#: come while it computes; with 1 it delays no action. Which way is best depends on the round.
+_WAYS = ((0.0, False), (1.0, False), (1.0, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +90,18 @@ class Ahead:
 
         It is the time of the schedule inside alone, or of all work if the workers share it evenly.
         """
-        active = self._filled(replace(shape, prefix_units=0, next_chunks=0))
-        work = sum(self.seconds.of(action) for actions in active.lists for action in actions)
-        return max(active.end, (work + shape.chunks * sum(self.seconds.prefix)) / shape.workers)
+        inner = self.inner.actions(_without_prefix(shape))
+        alone = _Filling(self, _without_prefix(shape), inner)
+        alone.fill()
+        work = sum(self.seconds.of(action) for actions in inner for action in actions)
+        return max(alone.end, (work + shape.chunks * sum(self.seconds.prefix)) / shape.workers)
 
     def _filled(self, shape: RoundShape) -> "_Filling":
         if shape.prefix_units:
             self._check(shape)
-        inner = self.inner.actions(replace(shape, prefix_units=0, prefix_made=False, next_chunks=0))
-        fillings = [_Filling(self, shape, inner, room) for room in _ROOM]
+        inner = self.inner.actions(_without_prefix(shape))
+        bound = self.bound_seconds(shape)
+        fillings = [_Filling(self, shape, inner, room, bound if within else math.inf) for room, within in _WAYS]
         for filling in fillings:
             filling.fill()
         return min(fillings, key=lambda filling: filling.end)
@@ -110,20 +115,36 @@ class Ahead:
             raise ScheduleError("the worker of the first span does not hold the frozen units")
 
 
+def _without_prefix(shape: RoundShape) -> RoundShape:
+    return replace(shape, prefix_units=0, prefix_made=False, next_chunks=0)
+
+
 class _Filling:
     """Runs the lists of the schedule inside in simulated time, and fills gaps with pieces of prefixes.
+
+    A gap must have room for the share `room` of a piece. A worker that has other computations left takes a chunk
+    of the next round only if it can finish all of them by `deadline`, in seconds.
 
     Attributes:
         lists: the computations of each worker.
         end: when the last one is done, in seconds.
     """
 
-    def __init__(self, ahead: Ahead, shape: RoundShape, inner: Sequence[Sequence[Action]], room: float) -> None:
+    def __init__(
+        self,
+        ahead: Ahead,
+        shape: RoundShape,
+        inner: Sequence[Sequence[Action]],
+        room: float = 0.0,
+        deadline: float = math.inf,
+    ) -> None:
         self.lists: list[list[Action]] = [[] for _ in inner]
         self.end = 0.0
-        self._seconds, self._holders, self._shape, self._room = ahead.seconds, ahead.holders, shape, room
+        self._seconds, self._holders, self._shape = ahead.seconds, ahead.holders, shape
+        self._room, self._deadline = room, deadline
         self._rest = [iter(actions) for actions in inner]
         self._next = [next(rest, None) for rest in self._rest]
+        self._left = [sum(map(ahead.seconds.of, actions)) for actions in inner]  # seconds of what is not yet in a list
         self._pool = deque(shape.prefixes)
         self._piece: list[Action | None] = [None] * len(inner)  # the next frozen unit of the chunk that a worker has
         self._made: dict[Value, float] = {}  # when each value is there
@@ -148,6 +169,7 @@ class _Filling:
         if action is None or self._ready_at(action) > now:
             return False
         self._next[worker] = next(self._rest[worker], None)
+        self._left[worker] -= self._seconds.of(action)
         self.lists[worker].append(action)
         self._take_time(action, worker, now)
         return True
@@ -158,7 +180,7 @@ class _Filling:
             return False
         piece = self._piece[worker]
         if piece is None:
-            if not self._pool:
+            if not self._pool or not self._may_take_chunk(worker, now):
                 return False
             piece = Action(ActionKind.PREFIX, 0, self._pool[0], range(1))
         action = self._next[worker]
@@ -171,6 +193,12 @@ class _Filling:
         self._append(worker, piece)
         self._take_time(piece, worker, now)
         return True
+
+    def _may_take_chunk(self, worker: int, now: float) -> bool:
+        if self._next[worker] is None or self._pool[0] < self._shape.chunks:
+            return True  # nothing else is left to do, or this round itself needs the chunk
+        seconds = now + self._left[worker] + sum(self._seconds.prefix)
+        return seconds <= self._deadline or math.isclose(seconds, self._deadline)
 
     def _append(self, worker: int, piece: Action) -> None:
         """Append a piece, as one action with the piece before it if that ends where this one begins."""
