@@ -500,6 +500,11 @@ class CachePolicy(StrEnum):
     NEVER = "Never"
 
 
+class OffloadFrozen(StrEnum):
+    AUTO = "Auto"
+    NEVER = "Never"
+
+
 class CacheDtype(StrEnum):
     FLOAT16 = "Float16"
     BFLOAT16 = "BFloat16"
@@ -525,6 +530,12 @@ class Cache(SpecModel):
     dtype: CacheDtype | None = Field(
         default=None,
         description="Keeps entries in a smaller type, which changes the loss. By default they keep their own type.",
+    )
+    offload_frozen: OffloadFrozen = Field(
+        default=OffloadFrozen.AUTO,
+        description="Auto moves frozen layers to host memory once the caches hold their outputs of a whole epoch. Then"
+        " they take no memory of the accelerator, except one layer at a time when a sample is not in the cache. The"
+        " result does not change. Never keeps them on the accelerator.",
     )
     rules = (
         Rule(

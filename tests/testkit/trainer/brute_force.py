@@ -41,6 +41,8 @@ class Situation:
         units: embedding, layers and head.
         frozen: number of frozen layers.
         missing: share of the frozen forwards that the first worker computes, by number of pipelines.
+        away: number of leading units that the first worker keeps in host memory, by number of pipelines. It has room
+            for the largest of them.
         global_batch: samples of a step.
         shards: parts of the data, which pipelines share.
         workers: most workers of a layout.
@@ -53,6 +55,7 @@ class Situation:
     units: Sequence[Unit]
     frozen: int
     missing: Sequence[float]
+    away: Sequence[int]
     global_batch: int
     shards: int
     workers: int
@@ -92,14 +95,16 @@ class Situation:
         forward, backward = [0.0] * len(cut), [0.0] * len(cut)
         reduction = 2 * (pipelines - 1) / pipelines * self.seconds_per_byte
         summed = [0.0] * len(cut)
+        away = self.away[pipelines - 1]
         for stage, held in enumerate(cut):
-            needed = kept = 0.0
+            kept = 0.0
+            needed = max((unit.parameter_bytes for unit in self.units[:away]), default=0) if stage == 0 else 0
             for index in held:
                 unit = self.units[index]
                 once = unit.fixed + unit.per_sample * size
                 if index < first_active:
                     forward[stage] += once * (self.missing[pipelines - 1] if stage == 0 else 1)
-                    needed += unit.parameter_bytes
+                    needed += 0 if stage == 0 and index < away else unit.parameter_bytes
                 else:
                     forward[stage] += once
                     backward[stage] += once * (unit.weights if index == first_active else unit.backward)

@@ -186,6 +186,11 @@ class Ran:
         lines = (self.run_dir / "steps.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind, in order."""
+        lines = (self.run_dir / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
     @property
     def ended_at(self) -> float:
         """Seconds since the epoch when the newest event was noted."""
@@ -206,8 +211,10 @@ def _worker(
     watchdog_seconds: float,
     checks_model: bool,
     parts: Parts,
+    environment: Mapping[str, str],
 ) -> None:
     forked.end_with_tests()
+    os.environ.update(environment)
     import logging
     from unittest import mock
 
@@ -296,6 +303,7 @@ def run_job(
     job_uid: str = "job",
     watchdog_seconds: float = 300.0,
     parts: Parts | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Ran:
     """Train `spec` through the generations of `script`, with `faults` by worker.
 
@@ -309,6 +317,7 @@ def run_job(
         watchdog_seconds: floor of the workers' watchdogs. Beyond the harness's patience by default: a death has to be
             noticed by the connections that it closes.
         parts: what the program passes.
+        environment: of all workers, besides that of the tests.
     """
     faults, parts = faults or {}, parts or Parts()
     context = forked.context(*forked.TRAINER)
@@ -328,6 +337,7 @@ def run_job(
                 watchdog_seconds,
                 number == numbers[0],  # all hold the same model, and each would take a tenth of its time
                 parts,
+                environment or {},
             ),
         )
         processes[number].start()

@@ -22,22 +22,26 @@ class Case:
         situation: what brute force needs; `with_missing` fills in what its cache lacks.
         cached: number of frozen layers whose outputs the cache has.
         cache_bytes: size of a pipeline's cache.
+        offloads: whether frozen layers leave the workers' devices once the cache has their outputs.
     """
 
     situation: Situation
     cached: int
     cache_bytes: int
+    offloads: bool
 
     def with_missing(self) -> Situation:
-        """What brute force tries: the first worker computes what its cache lacks, or has of fewer layers."""
+        """What brute force tries: the first worker computes what its cache lacks, or has of fewer layers, and keeps
+        away what a cache with room for all samples has."""
         situation = self.situation
         forwards = [unit.fixed + unit.per_sample * 8 for unit in situation.units[: situation.frozen + 1]]
         stale = sum(forwards[self.cached + 1 :]) / sum(forwards) if self.cached else 1.0
-        missing = []
+        missing, away = [], []
         for pipelines in range(1, situation.shards + 1):
             held = min(1.0, self.cache_bytes * pipelines / (_SAMPLES * situation.sample_bytes))
             missing.append(1 - held + held * stale)
-        return replace(situation, missing=missing)
+            away.append(self.cached + 1 if self.offloads and self.cached and held == 1 else 0)
+        return replace(situation, missing=missing, away=away)
 
     def ideal(self) -> Ideal:
         """The product's answer."""
@@ -61,6 +65,7 @@ class Case:
             sample_bytes=situation.sample_bytes,
             num_samples=_SAMPLES,
             cache_bytes=self.cache_bytes,
+            offloads=self.offloads,
         )
         return Ideal(model, bounds, Packing.MEASURED)
 
@@ -87,6 +92,7 @@ def draw(seed: int, most_layers: int) -> Case:
         units=units,
         frozen=frozen,
         missing=(),
+        away=(),
         global_batch=shards * rng.randint(1, 6),
         shards=shards,
         workers=rng.randint(1, 8),
@@ -95,7 +101,8 @@ def draw(seed: int, most_layers: int) -> Case:
         sample_bytes=64,
         seconds_per_action=rng.choice((0.0, 2e-4)),
     )
-    return Case(situation, rng.randint(0, frozen), rng.choice((0, _SAMPLES * 16, _SAMPLES * 64)))
+    cached, cache_bytes = rng.randint(0, frozen), rng.choice((0, _SAMPLES * 16, _SAMPLES * 64))
+    return Case(situation, cached, cache_bytes, offloads=rng.random() < 0.5)
 
 
 def _unit(rng: random.Random, weight: float) -> Unit:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pipetransformer_contract.spec import Cache, CacheDtype, CachePolicy
 
 from .choice import Choice
-from .digest import Key, PrefixDigests
+from .digest import Key, PrefixDigests, UnitContent
 from .peers import EntryReceiver, EntrySender
 from .store import TieredStore
 
@@ -59,7 +59,7 @@ class ActivationCache:
         self._in_use = bool(units)
         self.choice = Choice(self._always)
         self.store.unstage()
-        self._pending = self._hashing.submit(self._digest, list(units))
+        self._pending = self._hashing.submit(self._digest, [UnitContent(unit) for unit in units])
 
     def ready(self) -> bool:
         """Whether entries of the current prefix can be used and kept in this round."""
@@ -102,6 +102,17 @@ class ActivationCache:
                 return
         key = Key(self._prefixes[-1], split, sample, augmentation)
         self.store.put(key, entry)
+
+    def holds(self, split: str, samples: int, num_units: int) -> bool:
+        """Whether entries of at least `num_units` units are here for so many samples of a split, and worth reading."""
+        prefixes = self._prefixes[num_units - 1 :]
+        if not (prefixes and self.choice.is_made):
+            return False
+        return sum(self.store.num_entries(prefix, split) for prefix in prefixes) >= samples
+
+    def measure_again(self) -> None:
+        """Forget how long computing took, because the units of the prefix now lie elsewhere."""
+        self.choice = Choice(self._always)
 
     def count(self, outcome: str, samples: int) -> None:
         """Count samples by outcome: `hits`, `advanced` or `computed`."""
@@ -165,8 +176,8 @@ class ActivationCache:
         self._hashing.shutdown()
         self.store.close()
 
-    def _digest(self, units: list[nn.Module]) -> list[bytes]:
-        self._digests.keep_only(units)
+    def _digest(self, units: list[UnitContent]) -> list[bytes]:
+        self._digests.keep_only([content.unit for content in units])
         return self._digests.of(units)
 
     def accept(self, key: Key, entry: Tensor) -> None:

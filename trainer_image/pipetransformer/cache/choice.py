@@ -55,6 +55,11 @@ class Choice:
         self.waiting: deque[float] = deque(maxlen=_MEASURED)
 
     @property
+    def is_made(self) -> bool:
+        """Whether enough was read to compare."""
+        return self._always or len(self.gathering) >= _LEAST_MEASURED
+
+    @property
     def memory_pays(self) -> bool:
         return self._pays(self.gathering)
 

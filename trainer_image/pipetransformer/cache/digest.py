@@ -25,6 +25,24 @@ class Key(NamedTuple):
     augmentation: int
 
 
+class UnitContent:
+    """What a unit's digest covers: structure, mode, parameters and buffers. Made by the thread that runs the unit,
+    because only that thread knows where the unit's tensors lie."""
+
+    def __init__(self, unit: nn.Module) -> None:
+        self.unit = unit
+        self._structure = repr(unit).encode() + bytes(module.training for module in unit.modules())
+        self._tensors = [(name, tensor.detach()) for name, tensor in [*unit.named_parameters(), *unit.named_buffers()]]
+
+    def digest(self) -> bytes:
+        """The digest; any thread may ask."""
+        digest = hashlib.sha256(self._structure)
+        for name, tensor in self._tensors:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(as_bytes(tensor.cpu()))
+        return digest.digest()
+
+
 class PrefixDigests:
     """Digests of a model's first units, each of them hashed once while it stays frozen."""
 
@@ -38,26 +56,16 @@ class PrefixDigests:
         for unit in set(self._units) - set(units):
             del self._units[unit]
 
-    def of(self, units: Sequence[nn.Module]) -> list[bytes]:
+    def of(self, units: Sequence[UnitContent]) -> list[bytes]:
         """A digest for each prefix: the first unit, the first two units, and so on."""
         digests = []
         digest = self._salt
-        for unit in units:
-            if unit not in self._units:
-                self._units[unit] = _unit_digest(unit)
-            digest = hashlib.sha256(digest + self._units[unit]).digest()
+        for content in units:
+            if content.unit not in self._units:
+                self._units[content.unit] = content.digest()
+            digest = hashlib.sha256(digest + self._units[content.unit]).digest()
             digests.append(digest)
         return digests
-
-
-def _unit_digest(unit: nn.Module) -> bytes:
-    """Digest of the unit's structure, mode, parameters and buffers."""
-    digest = hashlib.sha256(repr(unit).encode())
-    digest.update(bytes(module.training for module in unit.modules()))
-    for name, tensor in [*unit.named_parameters(), *unit.named_buffers()]:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(as_bytes(tensor.detach().cpu()))
-    return digest.digest()
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

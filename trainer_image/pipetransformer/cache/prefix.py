@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pipetransformer.data import MicroBatch
 from pipetransformer.device_copies import to_device
 from pipetransformer.models import MicroBatchContext, TokenSlice, run_unit
+from pipetransformer.models.off_device import on_device
 
 from .cache import ActivationCache
 from .choice import Stopwatch
@@ -61,10 +62,11 @@ class PrefixOutputs(Protocol):
 
 
 def run_frozen(units: Sequence[nn.Module], rows: Tensor, context: MicroBatchContext) -> Tensor:
-    """Run `rows` through frozen units, without a graph."""
+    """Run `rows` through frozen units, without a graph. Units that are off the device come one at a time."""
     with torch.no_grad():
         for unit in units:
-            rows = run_unit(unit, rows, context)
+            with on_device(unit, rows.device):
+                rows = run_unit(unit, rows, context)
     return rows
 
 

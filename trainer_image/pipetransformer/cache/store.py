@@ -36,6 +36,11 @@ class TieredStore:
         """Bytes in memory and on disk."""
         return self.memory.used, 0 if self.disk is None else self.disk.used
 
+    def num_entries(self, prefix: bytes, split: str) -> int:
+        """Number of entries of a prefix and a split."""
+        with self._lock:
+            return sum(tier.num_entries(prefix, split) for tier in self._tiers)
+
     def all_keys(self) -> list[Key]:
         """Keys of all entries."""
         with self._lock:

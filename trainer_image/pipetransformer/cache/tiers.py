@@ -5,7 +5,7 @@ number of entries that fit. Keeping the first entries reaches this without furth
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class Tier(ABC):
         self.limit = limit
         self.used = 0
         self._sizes: dict[Key, int] = {}
+        self._numbers: Counter[tuple[bytes, str]] = Counter()
 
     def __contains__(self, key: Key) -> bool:
         return key in self._sizes
@@ -35,17 +36,22 @@ class Tier(ABC):
     def all_keys(self) -> list[Key]:
         return list(self._sizes)
 
+    def num_entries(self, prefix: bytes, split: str) -> int:
+        return self._numbers[prefix, split]
+
     def add(self, key: Key, entry: Tensor) -> bool:
         """Hold an entry. Returns False if there is no room now."""
         if self.used + entry.nbytes > self.limit or not self._hold(key, entry):
             return False
         self._sizes[key] = entry.nbytes
+        self._numbers[key.prefix, key.split] += 1
         self.used += entry.nbytes
         return True
 
     def remove(self, key: Key) -> None:
         """Drop an entry."""
         self._release(key)
+        self._numbers[key.prefix, key.split] -= 1
         self.used -= self._sizes.pop(key)
 
     @abstractmethod

@@ -51,6 +51,10 @@ class EpochOrder:
         place = step % self.steps_per_epoch
         return min(self.global_batch, self.num_samples - place * self.global_batch)
 
+    def shard_size(self, shard: int) -> int:
+        """Number of samples of a shard."""
+        return len(self._shards[shard])
+
     def shard(self, sample_id: int) -> int:
         """The shard that holds a sample."""
         return int(self._shard_of[sample_id])

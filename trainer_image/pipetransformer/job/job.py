@@ -53,7 +53,14 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import CachePolicy, FrozenForward, Precision, ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import (
+    CachePolicy,
+    FrozenForward,
+    OffloadFrozen,
+    Precision,
+    ScheduleName,
+    TrainerSpec,
+)
 
 from .script_parts import Overruled
 
@@ -153,6 +160,18 @@ class Job:
         return inputs_change(self.dataset)
 
     @cached_property
+    def offloads(self) -> bool:
+        """Whether frozen layers leave the device once caches hold what they made of all samples. Random variants of a
+        sample are more than a cache can be known to hold."""
+        cache = self.spec.cache
+        asked = cache.policy is not CachePolicy.NEVER and cache.offload_frozen is OffloadFrozen.AUTO
+        return asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
+
+    def samples_of(self, pipeline: int, pipelines: int) -> int:
+        """Number of training samples that a pipeline uses in an epoch."""
+        return sum(map(self.order.shard_size, shards_of(pipeline, pipelines, self.order.num_shards)))
+
+    @cached_property
     def bytes_budget(self) -> int:
         """Bytes of the largest stage in the job's first layout, with nothing frozen."""
         return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)
@@ -171,17 +190,19 @@ class Job:
             (k for k in range(1, stages) if paper_bytes(self.unit_bytes, boundary, k) <= self.bytes_budget), stages
         )
 
-    def candidates(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> list[Candidate]:
+    def candidates(
+        self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0
+    ) -> list[Candidate]:
         """The ways to run a layout by these costs: the choice first, then the others with what speaks against them.
 
         Raises:
             MemoryBoundError: no candidate fits the memory.
         """
-        return self.step_model(costs).candidates(boundary, stages, pipelines)
+        return self.step_model(costs, cached_layers).candidates(boundary, stages, pipelines)
 
-    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
+    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
         """Spans, schedule and micro-batches of a layout: by measured costs if there are any and the result fits the
-        memory.
+        memory. The caches have had the outputs of the first `cached_layers` layers.
 
         Raises:
             SpecError: there are more pipelines than shards, which only an older operator asks for.
@@ -195,7 +216,7 @@ class Job:
         cut, why = None, "Auto chooses once costs are measured"
         if costs is not None:
             try:
-                cut, why = self.step_model(costs).cut(boundary, stages, pipelines), ""
+                cut, why = self.step_model(costs, cached_layers).cut(boundary, stages, pipelines), ""
             except MemoryBoundError as error:
                 why = "no schedule that Auto knows fits the memory"
                 logger.warning("%d stages, %d pipelines: %s; cutting by assumed costs", stages, pipelines, error)
@@ -205,8 +226,13 @@ class Job:
         automatic = self.spec.pipeline.schedule is ScheduleName.AUTO
         return replace(cut, why_schedule=why) if automatic and not cut.why_schedule else cut
 
-    def step_model(self, costs: ModelCosts | None) -> StepModel:
-        """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative."""
+    def step_model(self, costs: ModelCosts | None, cached_layers: int = 0) -> StepModel:
+        """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative.
+
+        Args:
+            costs: measured costs of the units; None before they are measured.
+            cached_layers: number of leading layers whose outputs the caches have had for all samples.
+        """
         cache = self.spec.cache
         asked = costs is not None and cache.policy is not CachePolicy.NEVER
         cached = asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
@@ -220,6 +246,8 @@ class Job:
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
             num_samples=len(self.dataset.train),
             cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
+            offloads=costs is not None and costs.host_apart and self.offloads,
+            cached_layers=cached_layers,
             options=self._options(costs),
             own=self.schedule,
             frozen_forward=self._frozen_forward(costs),
@@ -293,12 +321,18 @@ class Job:
         """Whether layouts and cuts ignore measured costs."""
         return self.spec.pipeline.packing is Packing.PAPER
 
-    def choice_model(self, costs: ModelCosts | None) -> StepModel:
+    def choice_model(self, costs: ModelCosts | None, cached_layers: int = 0) -> StepModel:
         """The model that predicts steps for the choice of a layout; with packing `Paper` by assumed costs."""
-        return self.step_model(None if self.cuts_by_paper else costs)
+        return self.step_model(None if self.cuts_by_paper else costs, cached_layers)
 
     def offers(
-        self, boundary: int, costs: ModelCosts | None, *, scale: float | None, pause_seconds: float
+        self,
+        boundary: int,
+        costs: ModelCosts | None,
+        *,
+        scale: float | None,
+        pause_seconds: float,
+        cached_layers: int = 0,
     ) -> list[Offer]:
         """What the job can do with `boundary` frozen layers, for each number of stages.
 
@@ -309,8 +343,9 @@ class Job:
             costs: measured costs of the units; None before they are measured.
             scale: factor for predicted seconds; None to offer no seconds.
             pause_seconds: expected seconds of one regroup.
+            cached_layers: number of leading layers whose outputs the caches have had for all samples.
         """
-        model = self.choice_model(costs)
+        model = self.choice_model(costs, cached_layers)
 
         def predict(stages: int, pipelines: int) -> Prediction:
             cut = model.cut(boundary, stages, pipelines)

@@ -1,7 +1,9 @@
 """Predicts a job's layouts without training it, for `pipetransformer plan`."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -14,11 +16,26 @@ from pipetransformer.models import MicroBatchContext
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Candidate, Cut, MemoryBoundError, ModelCosts
 from pipetransformer.partition.ideal import Ideal, Segment, segments, with_cache_of
 from pipetransformer.pipeline.probe import Probe
+from pipetransformer.training.worker_memory import host_apart, usable_bytes
 from pipetransformer.worker.process import choose_device
 from pipetransformer_contract.choose import Bounds, Present
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
+
+
+class Instant(NamedTuple):
+    """A step before which the layout may change.
+
+    Attributes:
+        step: the step; None if gradients decide when.
+        boundary: number of frozen layers from then on.
+        cached_layers: number of frozen layers whose outputs the cache has, where these leave the device.
+    """
+
+    step: int | None
+    boundary: int
+    cached_layers: int
 
 
 @dataclass(frozen=True)
@@ -67,18 +84,38 @@ class Forecast:
                 moves.append((step, boundary))
         return moves
 
-    def cut(self, boundary: int, layout: Layout) -> Cut:
+    def instants(self) -> list[Instant]:
+        """When the layout may change: as layers freeze or train again, and as the cache has caught up with them, if
+        frozen layers leave the device then. If gradients will decide, one instant for each boundary, at no step."""
+        moves = self.boundaries()
+        if moves is None:
+            return [Instant(None, boundary, boundary) for boundary in range(self.job.num_layers + 1)]
+        steps = {0, *(step for step, _ in moves)}
+        run = segments(moves, self.job.total_steps, self.job.order.steps_per_epoch)
+        offloads = self.job.step_model(self.costs).offloads
+        return [
+            Instant(segment.first_step, segment.boundary, segment.cached if offloads else 0)
+            for segment in run
+            if offloads or segment.first_step in steps
+        ]
+
+    def off_layers(self, boundary: int, cut: Cut, pipelines: int, cached_layers: int) -> int:
+        """Number of frozen layers that the first worker of each pipeline keeps off the device."""
+        off = self.job.step_model(self.costs, cached_layers).off_layers(boundary, pipelines)
+        return cut.prefix_layers(off)
+
+    def cut(self, boundary: int, layout: Layout, cached_layers: int = 0) -> Cut:
         """The trainer's cut of a layout."""
         costs = None if self.job.cuts_by_paper else self.costs
-        return self.job.cut(boundary, layout.stages, layout.pipelines, costs)
+        return self.job.cut(boundary, layout.stages, layout.pipelines, costs, cached_layers)
 
-    def candidates(self, boundary: int, layout: Layout) -> list[Candidate]:
+    def candidates(self, boundary: int, layout: Layout, cached_layers: int = 0) -> list[Candidate]:
         """The ways to run a layout that the trainer chooses from: the choice first. Empty unless measured costs
         choose."""
         if self.costs is None or self.job.cuts_by_paper:
             return []
         try:
-            return self.job.candidates(boundary, layout.stages, layout.pipelines, self.costs)
+            return self.job.candidates(boundary, layout.stages, layout.pipelines, self.costs, cached_layers)
         except MemoryBoundError:  # the trainer then cuts by assumed costs
             return []
 
@@ -95,11 +132,11 @@ class Forecast:
         seconds = self.job.choice_model(self.costs).step_seconds(boundary, cut, layout.pipelines)
         return Present(layout, seconds, remaining_steps)
 
-    def offers(self, boundary: int) -> list[Offer]:
+    def offers(self, boundary: int, cached_layers: int = 0) -> list[Offer]:
         """The leader's offers at this boundary, before it has measured a pause. Without costs pauses count as 0,
         because there is no time to compare them with."""
         pause = 0.0 if self.costs is None else ASSUMED_PAUSE_SECONDS
-        return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause)
+        return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause, cached_layers=cached_layers)
 
     def ideal(self, bounds: Bounds) -> Ideal:
         """What layouts within these limits could reach at best."""
@@ -132,13 +169,15 @@ def _check_named(spec: TrainerSpec) -> None:
 
 
 def measure_here(job: Job) -> ModelCosts:
-    """Measure each unit on this machine's accelerator, or its CPU. Sending between workers is taken to cost nothing.
+    """Measure each unit on this machine's accelerator, or its CPU, and how much memory it has for layers. Sending
+    between workers is taken to cost nothing.
 
     Raises:
         ModelError: the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     device = choose_device()
+    usable = usable_bytes(device)  # before there is a model
     built = job.build_units(range(job.num_layers + 2))
     units = [built[index].to(device) for index in sorted(built)]
     small = max(2, job.micro_batch_size // 4)
@@ -156,4 +195,10 @@ def measure_here(job: Job) -> ModelCosts:
             return job.model.loss(output, labels, weights)[0]
 
         costs.append(Probe(units, 0, loss, context, device).measure(samples.to(device)))
-    return ModelCosts(micro_batch_sizes=sizes, small=costs[0], large=costs[1])
+    return ModelCosts(
+        micro_batch_sizes=sizes,
+        small=costs[0],
+        large=costs[1],
+        worker_bytes=None if math.isinf(usable) else round(usable),
+        host_apart=host_apart(device),
+    )

@@ -88,6 +88,12 @@ class Meter:
             registry=self.registry,
         )
         self._held = {name: held.labels(tier) for name, tier in _TIERS.items()}
+        self._off_device = Gauge(
+            f"{PREFIX}_off_device_bytes",
+            "Bytes of frozen layers of this worker that lie in host memory instead of on its accelerator, because the"
+            " cache has their outputs.",
+            registry=self.registry,
+        )
 
     def on_step(self, seconds: float, frozen_ahead_share: float) -> None:
         """A step was committed, and the step before had computed this share of its frozen forwards."""
@@ -143,6 +149,10 @@ class Meter:
                 counter.inc(counts[name])
         for name, gauge in self._held.items():
             gauge.set(counts[name])
+
+    def on_placed(self, bytes_off: int) -> None:
+        """Frozen layers of so many bytes are off the device."""
+        self._off_device.set(bytes_off)
 
     def _counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)

@@ -105,6 +105,7 @@ class _Cuts:
         self._step, self._owners = step, owners
         self._load = [0.0, *accumulate(step.units.cached_seconds)]
         self._state = [0.0, *accumulate(step.state_bytes)]
+        self._prefix_state = [0.0, *accumulate(step.prefix_bytes)]
 
     def extend(self, spans: list[range]) -> None:
         """Go through all cuts that begin with these spans."""
@@ -122,9 +123,8 @@ class _Cuts:
     def _hopeless(self, start: int, stop: int, spans: int) -> bool:
         """Whether units are too slow for a better step, or too large for the memory, in that many spans."""
         load = (self._load[stop] - self._load[start]) * self._step.micro_batches
-        return (
-            load >= self._search.seconds * spans or self._state[stop] - self._state[start] > self._search.limit * spans
-        )
+        state = self._state if start else self._prefix_state
+        return load >= self._search.seconds * spans or state[stop] - state[start] > self._search.limit * spans
 
     def _try(self, spans: list[range]) -> None:
         work = self._step.units.of_spans(self._owners[: len(spans)], spans)

@@ -217,7 +217,7 @@ class Search:
         if self.limit is not None and len(owners) == self.stages:
             peaks = _not_rising(peak_chunks(self.schedules[option], self.stages, step.micro_batches))
         halves = option.schedule in IN_HALVES
-        key = (size, owners, halves, units.boundary, units.miss_share, prefix, peaks)
+        key = (size, owners, halves, units.boundary, units.miss_share, step.off_units, prefix, peaks)
         if key not in self.kept:
             seconds = units.cached_seconds if prefix.together else units.seconds
             spans = cut_units(
@@ -233,12 +233,15 @@ class Search:
         """The memory of one span a worker. If all workers hold the frozen units, these only lower the limit."""
         assert self.limit is not None
         copied = step.units.first_active if prefix.holders > 1 else 0
-        state = [0.0] * copied + [*step.state_bytes[copied:]]
-        each = list(zip(state, step.units.saved_bytes, strict=True))
-        needs = [[state + chunks * saved for state, saved in each] for chunks in peaks]
-        if prefix.holders:
-            needs[0][0] += step.made_bytes  # the embedding is always on the first worker
-        return MemoryBound(needs, self.limit - sum(step.state_bytes[:copied]))
+        held_by_all = sum(step.prefix_bytes[:copied]) + (step.brought_bytes if copied else 0.0)
+        needs = []
+        for stage, chunks in enumerate(peaks):
+            state = step.state_bytes if stage else step.prefix_bytes
+            each = zip([0.0] * copied + [*state[copied:]], step.units.saved_bytes, strict=True)
+            needs.append([held + chunks * saved for held, saved in each])
+        # The embedding is always on the first worker.
+        needs[0][0] += (step.made_bytes if prefix.holders else 0.0) + (0.0 if copied else step.brought_bytes)
+        return MemoryBound(needs, self.limit - held_by_all)
 
     def _simulated(self, candidate: Candidate, errors: list[MemoryBoundError]) -> Candidate:
         """Simulate a candidate, and refuse it if it does not fit the memory."""

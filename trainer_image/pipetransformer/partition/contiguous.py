@@ -14,8 +14,9 @@ class MemoryBound:
     """A limit on the bytes of each worker.
 
     Attributes:
-        needs: (stages, items) bytes of an item in each stage. They must not rise from a stage to the next; under 1F1B
-            an earlier stage keeps activations of more micro-batches.
+        needs: (stages, items) bytes of an item in each stage. They should not rise from a stage to the next; under 1F1B
+            an earlier stage keeps activations of more micro-batches. Where they rise, because the first stage keeps
+            frozen layers off its device, a partition that fits may be missed.
         limit: bytes of one worker.
     """
 
@@ -54,7 +55,9 @@ def partition(costs: Sequence[float], stages: int, memory: MemoryBound | None = 
     if not 1 <= stages <= len(costs):
         raise ValueError(f"cannot cut {len(costs)} items into {stages} stages")
     search = _Search(costs, stages, memory)
-    return search.cut(search.best_bound())
+    found = search.cut(search.best_bound())
+    search.check(found)
+    return found
 
 
 class _Search:
@@ -120,6 +123,18 @@ class _Search:
             runs.append(range(start, end))
             end = start
         return [range(end), *reversed(runs)]
+
+    def check(self, runs: Sequence[range]) -> None:
+        """Check the memory of each run. It may be too small only if needs rise from a stage to the next.
+
+        Raises:
+            MemoryBoundError: a run does not fit.
+        """
+        for stage, (run, upto) in enumerate(zip(runs, self.bytes_upto, strict=False)):
+            assert self.memory is not None
+            needed = upto[run.stop] - upto[run.start]
+            if needed > self.memory.limit:
+                raise MemoryBoundError(self.stages, stage, run.stop - 1, needed, self.memory.limit)
 
     def _kept(self, ends: Sequence[int]) -> bool:
         """Whether runs that reach so far at most can cover all items, none of them empty."""

@@ -35,6 +35,7 @@ class ModelCosts(BaseModel):
         seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
         seconds_per_action: seconds that any computation of a schedule takes in addition to its units.
         worker_bytes: bytes that the layers of the smallest worker may take; None if nothing bounds them.
+        host_apart: whether host memory is apart from these bytes on all workers, so that frozen layers may move there.
         step: committed steps at the measurement.
         boundary: frozen layers at the measurement.
         not_before: earliest step of the next measurement.
@@ -46,6 +47,7 @@ class ModelCosts(BaseModel):
     seconds_per_byte: float = 0.0
     seconds_per_action: float = 0.0
     worker_bytes: int | None = None
+    host_apart: bool = False
     step: int = 0
     boundary: int = 0
     not_before: int = 0

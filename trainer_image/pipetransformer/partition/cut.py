@@ -80,6 +80,19 @@ class Cut:
         """The units that a stage owns, and those it holds copies of, ascending."""
         return sorted([*self.units_of(stage), *self.copies_of(stage)])
 
+    def prefix_layers(self, boundary: int) -> int:
+        """Number of frozen layers in the first span, where the first `boundary` layers of the model are frozen. The
+        cache keeps what they make of samples."""
+        return min(boundary, self.spans[0].stop - 1)
+
+    def off_device(self, stage: int, cached_layers: int) -> list[int]:
+        """The units that a stage keeps in host memory, ascending, where the cache has had the outputs of the first
+        `cached_layers` layers. Frozen layers elsewhere than in the first span compute in each round, except copies."""
+        if not cached_layers:
+            return []
+        prefix = self.spans[0] if stage == self.owners[0] else range(0)
+        return [unit for unit in sorted({*prefix, *self.copies_of(stage)}) if unit <= cached_layers]
+
     @property
     def frozen_forward(self) -> FrozenForward:
         """When frozen layers compute."""

@@ -59,11 +59,12 @@ def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch
 
 
 def with_cache_of(model: StepModel, boundary: int, cached: int) -> StepModel:
-    """The model while the cache has the outputs of `cached` of `boundary` frozen layers."""
+    """The model while the cache has the outputs of `cached` of `boundary` frozen layers. These are off the device, if
+    the job moves them there."""
     first_active = boundary + 1 if boundary else 0
     frozen = [unit.forward for unit in model.costs.large[:first_active]]
     computed = sum(frozen[cached + 1 if cached else 0 :])
-    return replace(model, cold_share=computed / sum(frozen) if computed else 0.0)
+    return replace(model, cold_share=computed / sum(frozen) if computed else 0.0, cached_layers=cached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,10 @@ class Step:
         units: what the units cost.
         micro_batches: number of micro-batches (M).
         state_bytes: bytes of each unit without what it keeps for backwards.
+        off_units: number of leading units that a first span, or a copy of it, keeps off the device.
+        prefix_bytes: as `state_bytes`, of units of the first span and of copies. Those off the device take nothing.
+        brought_bytes: bytes of the largest unit that is off the device. It comes back for a moment when the cache lacks
+            a sample.
         made_bytes: most bytes of what frozen units have made ahead, on the first worker.
     """
 
@@ -196,6 +200,7 @@ class Step:
         state_bytes: Sequence[float],
         reduction_seconds: Sequence[float],
         made_bytes: float = 0.0,
+        off_units: int = 0,
     ) -> None:
         """
         Args:
@@ -204,10 +209,14 @@ class Step:
             state_bytes: bytes of each unit without what it keeps for backwards.
             reduction_seconds: seconds to sum each unit's gradients over the pipelines.
             made_bytes: most bytes of what frozen units have made ahead, on the first worker.
+            off_units: number of leading units that a first span, or a copy of it, keeps off the device.
         """
         self.units, self.micro_batches, self.state_bytes = units, micro_batches, state_bytes
-        self.made_bytes = made_bytes
-        self._state, self._reduction = _Sums(state_bytes), _Sums(reduction_seconds)
+        self.made_bytes, self.off_units = made_bytes, off_units
+        self.prefix_bytes = [0.0] * off_units + [*state_bytes[off_units:]]
+        self.brought_bytes = max(state_bytes[:off_units], default=0.0)
+        self._state, self._prefix_state = _Sums(state_bytes), _Sums(self.prefix_bytes)
+        self._reduction = _Sums(reduction_seconds)
 
     def predict(
         self, schedule: Schedule, owners: tuple[int, ...], spans: Sequence[range], holders: int = 0
@@ -230,13 +239,15 @@ class Step:
         played = _play(schedule, self.micro_batches, work)
         workers = max(owners) + 1
         state, reductions, backwards = ([0.0] * workers for _ in range(3))
-        of_spans = (self._state.over(spans), self._reduction.over(spans), work.backward)
+        held_by_span = self._prefix_state.over(spans[:1]) + self._state.over(spans[1:])
+        of_spans = (held_by_span, self._reduction.over(spans), work.backward)
         for owner, held, reduction, backward in zip(owners, *of_spans, strict=True):
             state[owner] += held
             reductions[owner] += reduction
             backwards[owner] += backward
+        state[owners[0]] += self.brought_bytes
         if holders:
-            copies = sum(self.state_bytes[: self.units.first_active])
+            copies = sum(self.prefix_bytes[: self.units.first_active]) + self.brought_bytes
             state = [held + copies * (0 < worker < holders) for worker, held in enumerate(state)]
             state[owners[0]] += self.made_bytes
         seconds = max(

@@ -33,6 +33,8 @@ class StepModel:
         cache_bytes: cache size of the first worker of a pipeline.
         options: schedules to choose from, the simpler first. A layout that can run none of them runs 1F1B.
         own: the program's schedule, for `Script`.
+        offloads: whether frozen layers leave the device once a cache has their outputs.
+        cached_layers: number of leading layers whose outputs the caches have had for all samples.
         cold_share: share of the frozen forwards that samples in the cache still need, because layers froze since an
             epoch read them. 0 once an epoch has passed.
         frozen_forward: when frozen layers compute. A layout that cannot run them ahead runs them in place.
@@ -51,6 +53,8 @@ class StepModel:
     cache_bytes: int = 0
     options: Sequence[Option] = (ONE_FORWARD_ONE_BACKWARD,)
     own: Schedule | None = None
+    offloads: bool = False
+    cached_layers: int = 0
     cold_share: float = 0.0
     frozen_forward: FrozenForward = FrozenForward.IN_PLACE
     last_sharing: Sequence[int] = ()
@@ -199,7 +203,13 @@ class StepModel:
             reduction_seconds=[0.0] * len(frozen) + [seconds_per_byte * needed for needed in trained],
             # While the outputs for this round are used up, those for the next one come in.
             made_bytes=2 * micro_batches * size * self.sample_bytes,
+            off_units=off + 1 if (off := self.off_layers(boundary, pipelines)) else 0,
         )
+
+    def off_layers(self, boundary: int, pipelines: int) -> int:
+        """Number of leading layers that a first span keeps off the device. A cache that cannot hold all samples of its
+        pipeline counts as none, although layers that left earlier stay away."""
+        return min(self.cached_layers, boundary) if self.offloads and self._held_share(pipelines) == 1 else 0
 
     def _unit_work(self, boundary: int, size: int, miss_share: float) -> UnitWork:
         key = (boundary, size, miss_share)
@@ -216,9 +226,12 @@ class StepModel:
     def _miss_share(self, pipelines: int) -> float:
         """Share of the frozen forwards that the first worker of a pipeline computes, because its cache cannot hold the
         samples or has them of fewer frozen layers."""
+        return 1 - self._held_share(pipelines) * (1 - self.cold_share)
+
+    def _held_share(self, pipelines: int) -> float:
+        """Share of a pipeline's samples that its cache can hold."""
         needed = self.num_samples / pipelines * self.sample_bytes
-        held = min(1.0, self.cache_bytes / needed) if needed else 0.0
-        return 1 - held * (1 - self.cold_share)
+        return min(1.0, self.cache_bytes / needed) if needed else 0.0
 
     def _samples(self, pipelines: int) -> int:
         """Samples of the pipeline with the most shards."""

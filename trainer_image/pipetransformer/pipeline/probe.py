@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import RunningModel
 from pipetransformer.models import MicroBatchContext, TokenSlice, run_unit
+from pipetransformer.models.off_device import on_device
 from pipetransformer.partition import UnitCost
 
 _REPEATS = 3
@@ -68,12 +69,13 @@ class Probe:
         with RunningModel("measuring"), self._without_trace():
             for index, unit in enumerate(self.units):
                 seconds.append(self._slices_of(index, x, slices))
-                with torch.no_grad():
+                with torch.no_grad(), on_device(unit, self.device):
                     x = run_unit(unit, x.clone(), self.context.before_unit())
         return seconds
 
     def _slices_of(self, index: int, x: Tensor, slices: Sequence[TokenSlice]) -> tuple[list[float], list[float]]:
-        laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
+        with on_device(self.units[index], self.device):
+            laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
         medians = [[statistics.median(times) for times in zip(*some, strict=True)] for some in laps]
         return [forward for forward, _ in medians], [backward for _, backward in medians]
 
@@ -123,7 +125,11 @@ class Probe:
             x = x.detach().requires_grad_(to_input and trains and x.is_floating_point())
             wanted = [tensor for tensor in (x, *unit.parameters()) if tensor.requires_grad] if trains else []
             watch = _Stopwatch(self.device)
-            with torch.set_grad_enabled(trains), saved[index] if saved else contextlib.nullcontext():
+            with (
+                on_device(unit, self.device),
+                torch.set_grad_enabled(trains),
+                saved[index] if saved else contextlib.nullcontext(),
+            ):
                 if saved and trains:
                     saved[index].keep(x)
                 watch.mark()

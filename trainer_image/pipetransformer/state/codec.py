@@ -53,7 +53,8 @@ class UnitCodec:
         return sum(slot.size for slot in self._slots(index, unit, boundary))
 
     def give(self, state: WorkerState, index: int, device: torch.device) -> list[Tensor]:
-        """The tensors of a unit of `state`: views of large ones, copies of small ones."""
+        """The tensors of a unit of `state`, on `device`: large ones themselves if they are there, copies of small
+        ones."""
         small, large = self._split(index, state.held[index], state.control.boundary)
         tensors = state.unit_tensors(index, with_moments=True)
         packed = torch.zeros(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
@@ -61,7 +62,7 @@ class UnitCodec:
             if slot.name in tensors:
                 view.copy_(tensors[slot.name].detach())
         given = [
-            tensors[slot.name].detach().contiguous()
+            tensors[slot.name].detach().contiguous().to(device)
             if slot.name in tensors
             else torch.zeros(slot.shape, dtype=slot.dtype, device=device)
             for slot in large

@@ -22,6 +22,10 @@ class Control:
         fell_step: step before which the boundary last fell, 0 for never. A layer that was frozen then and is frozen now
             has not changed since.
         on_trial: number of frozen layers that are on trial (`freeze.trial`).
+        cached_layers: number of leading frozen layers whose outputs the caches have held for all samples. They are off
+            the device from then on, even if caches lose entries. It falls only with the boundary.
+        awaited_layers: number of leading frozen layers whose outputs the caches are waited for next; `cached_layers` if
+            none. More layers may have frozen since.
         why_thawed: why the last move of the boundary thawed layers; empty if no trial did.
         policy: state of the freeze policy.
         metrics: metrics of the newest evaluation, by name.
@@ -50,6 +54,8 @@ class Control:
     boundary_step: int = 0
     fell_step: int = 0
     on_trial: int = 0
+    cached_layers: int = 0
+    awaited_layers: int = 0
     why_thawed: str = ""
     policy: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -91,6 +97,27 @@ class Control:
         """Number of frozen layers that are not on trial. Layouts are chosen for it."""
         return self.boundary - self.on_trial
 
+    def move_boundary(self, boundary: int) -> None:
+        """Note that `boundary` layers are frozen before the next step."""
+        if boundary < self.boundary:
+            self.fell_step = self.step
+        if self.awaited_layers == self.cached_layers:
+            self.awaited_layers = boundary
+        self.boundary, self.boundary_step = boundary, self.step
+        self.cached_layers = min(self.cached_layers, boundary)
+        self.awaited_layers = min(self.awaited_layers, boundary)
+
+    def note_cached(self, layers: int) -> None:
+        """Note that the caches hold the outputs of so many layers for all samples."""
+        self.cached_layers = max(self.cached_layers, layers)
+        if self.cached_layers == self.awaited_layers:
+            self.awaited_layers = self.boundary
+
+    @property
+    def settled_cached_layers(self) -> int:
+        """Those of `cached_layers` that are not on trial."""
+        return min(self.cached_layers, self.settled_boundary)
+
     @property
     def best_is_kept(self) -> bool:
         """Whether the model of the best evaluation is kept."""
@@ -115,10 +142,10 @@ class Control:
         return asdict(self)
 
     def to_file(self) -> dict[str, Any]:
-        """The form in a checkpoint's marker, in camelCase. Costs are of the workers that measured them, so they stay
-        out."""
+        """The form in a checkpoint's marker, in camelCase. Costs and caches are of the workers that have them, so they
+        stay out."""
         content = self.to_dict() | {"last_step": {to_camel(name): value for name, value in self.last_step.items()}}
-        return {to_camel(name): value for name, value in content.items() if name != "costs"}
+        return {to_camel(name): value for name, value in content.items() if name not in ("costs", "cached_layers")}
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> "Control":

@@ -1,13 +1,15 @@
 """The committed state of one worker: the units that it holds, their optimizer moments and the control state."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze.boundary import apply_boundary, trains
 from pipetransformer.models import Ties, unit_name
+from pipetransformer.models.off_device import bring_back, bytes_off, move_off
 
 from .control import Control
 from .optimizer import Moments
@@ -66,6 +68,23 @@ class WorkerState:
         for index, copy in list(self.copies.items()):
             if copy.training or any(parameter.requires_grad for parameter in copy.parameters()):
                 del self.copies[index]
+
+    def keep_off_device(self, off: Collection[int], device: torch.device) -> int:
+        """Move these frozen units to host memory, and all others to the device. A unit that shares a parameter with one
+        that trains stays there, because the parameter changes.
+
+        Returns:
+            Bytes of the units that are off the device now.
+        """
+        resident = []
+        for index, unit in self.held.items():
+            if index in off and not any(parameter.requires_grad for parameter in unit.parameters()):
+                move_off(unit, device)
+            else:
+                resident.append(unit)
+        for unit in resident:  # last, when the others have left
+            bring_back(unit, device)
+        return bytes_off(self.held.values())
 
     def go_on_from(self, control: Control) -> None:
         """Take over the control state of other workers, which decided after the same committed step."""

@@ -64,10 +64,7 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
     if boundary == control.boundary:
         return False
     control.why_thawed = "" if policy.verdict is None or policy.verdict.kept else policy.verdict.words
-    if boundary < control.boundary:
-        control.fell_step = control.step
-    control.boundary = boundary
-    control.boundary_step = control.step
+    control.move_boundary(boundary)
     state.apply_boundary()
     return True
 

@@ -78,6 +78,14 @@ class BetweenRounds:
                 member.leader.on_freeze_kept(control, policy.verdict.words)
         return moved
 
+    def offload(self, state: WorkerState, member: Membership) -> None:
+        """Move frozen layers off the device once the last vote showed that the caches hold what they make."""
+        if state.control.cached_layers != member.placed_for:
+            self._kit.place(state, member)
+            self._kit.cache.measure_again()
+            if member.leader is not None:
+                member.leader.on_offloaded(state.control)
+
     def evaluate(self, state: WorkerState, member: Membership) -> bool:
         """Evaluate after the last step, if that is due. False if a member was told to stop before it was done."""
         kit = self._kit
@@ -96,7 +104,14 @@ class BetweenRounds:
             split = kit.job.dataset.train
             with kit.watchdog.timing("measurement", member.groups.connections):
                 costs = measure_costs(
-                    member.runner, member.layout, member.groups, split, control, round_seconds, kit.usable_bytes
+                    member.runner,
+                    member.layout,
+                    member.groups,
+                    split,
+                    control,
+                    round_seconds,
+                    kit.usable_bytes,
+                    host_apart=kit.host_apart,
                 )
             control.costs = costs.model_dump()
         if slices_due(kit.job, control, member.layout):

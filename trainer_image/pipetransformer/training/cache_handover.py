@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 
 from pipetransformer.elastic.transport.groups import Store
+from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
 from pipetransformer.job.make_cache import make_cache
 from pipetransformer.metrics import Meter
@@ -34,6 +35,19 @@ class WorkerCache:
         """As the first worker of a pipeline, receive entries of its samples at `address`, and tell the others where."""
         listens_at = "" if self.activations is None else self.activations.listen(address)
         store.set(f"cache/{layout.pipeline}", listens_at)
+
+    def holds_epoch(self, layout: StageLayout, layers: int) -> bool:
+        """Whether the cache of this pipeline's first worker has what the first `layers` layers, or more, make of every
+        sample of an epoch, and reading it is worth it."""
+        if self.activations is None:
+            return False
+        samples = self._job.samples_of(layout.pipeline, layout.pipelines)
+        return self.activations.holds("train", samples, first_trainable(layers))
+
+    def measure_again(self) -> None:
+        """Compare reading with computing afresh, because the frozen layers have moved."""
+        if self.activations is not None:
+            self.activations.measure_again()
 
     def note(self, step: int, layout: StageLayout) -> None:
         """Log the use of the cache in the newest committed step."""

@@ -48,9 +48,11 @@ def measure_costs(
     control: Control,
     round_seconds: float,
     usable: float = float("inf"),
+    *,
+    host_apart: bool = False,
 ) -> ModelCosts:
     """Measure all units. All members call this between two rounds; the last round took `round_seconds`, and the layers
-    of this worker may take `usable` bytes.
+    of this worker may take `usable` bytes. `host_apart` tells whether its host memory is apart from these.
 
     Work that does not run now, such as the backward of frozen units, keeps its earlier cost.
     """
@@ -64,10 +66,10 @@ def measure_costs(
     rounds_taken = (time.perf_counter() - started) / round_seconds
     device = runner.spec.device
     links = [_seconds_per_byte(groups, device), _seconds_per_action(groups.pipeline, device)]
-    workers = torch.tensor([*links, -usable, rounds_taken], dtype=torch.float64)
+    workers = torch.tensor([*links, -usable, float(not host_apart), rounds_taken], dtype=torch.float64)
     flat = torch.cat([seen.flatten(), workers])
     dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=groups.world)
-    *numbers, seconds_per_byte, seconds_per_action, negative_usable, rounds_taken = flat.tolist()
+    *numbers, seconds_per_byte, seconds_per_action, negative_usable, together, rounds_taken = flat.tolist()
     rows = torch.tensor(numbers, dtype=torch.float64).view_as(seen).tolist()
     measured = ModelCosts(
         micro_batch_sizes=sizes,
@@ -76,6 +78,7 @@ def measure_costs(
         seconds_per_byte=seconds_per_byte,
         seconds_per_action=seconds_per_action,
         worker_bytes=round(-negative_usable) if negative_usable > float("-inf") else None,
+        host_apart=not together,
         step=control.step,
         boundary=control.boundary,
         not_before=control.step + math.ceil(rounds_taken / LARGEST_SHARE),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipetransformer.elastic.regroup.transfer import StateCargo, move_units
+from pipetransformer.elastic.regroup.transfer import StateCargo, move_units, units_in_host
 from pipetransformer.elastic.regroup.transfer_plan import Move
 from pipetransformer.elastic.transport.watchdog import Deadline, Watchdog
 from pipetransformer.errors import ModelError, StorageError
@@ -45,7 +45,7 @@ def gather_model(
         if unit not in held
     ]
 
-    cargo = StateCargo(codec, job.model.units, state, boundary, device)
+    cargo = StateCargo(codec, job.model.units, state, boundary, device, units_in_host(state.control))
     limit = Deadline(watchdog.limit_to_move(sum(cargo.num_bytes(move.unit) for move in moves)))
     with watchdog.watching(member.groups.connections, limit):
         received = move_units(moves, layout.rank, member.world, cargo)

@@ -17,6 +17,8 @@ from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter
 from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
+from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
 from .cache_handover import WorkerCache
@@ -49,6 +51,7 @@ class Kit:
         teller: of the program's callbacks.
         barrier: behind storage.
         usable_bytes: that this worker's layers may take; infinite if nothing bounds them.
+        host_apart: whether host memory is apart from these bytes.
         reserve: of host memory.
     """
 
@@ -70,9 +73,26 @@ class Kit:
     teller: Teller
     barrier: Barrier
     usable_bytes: float
+    host_apart: bool
     reserve: Reserve = field(default_factory=Reserve)
 
     def equip(self, state: WorkerState, member: Membership) -> None:
         """Make the stage, its optimizer and the reduction of its gradients, at the present boundary."""
         with RunningModel("making a stage and its optimizer"):  # no connection can have broken in it
+            self.place(state, member)
             member.equip(self.job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
+
+    def is_cold(self, control: Control, layout: StageLayout) -> bool:
+        """Whether this worker is the first of its pipeline, and further frozen layers must stay on its device."""
+        if not layout.is_first:
+            return False
+        awaited = layout.cut.prefix_layers(control.awaited_layers)
+        leave = self.host_apart and self.job.offloads and awaited > control.cached_layers
+        return not (leave and self.cache.holds_epoch(layout, awaited))
+
+    def place(self, state: WorkerState, member: Membership) -> None:
+        """Move units to host memory, or back to the device, as the control state says."""
+        layout, cached_layers = member.layout, state.control.cached_layers
+        off = layout.cut.off_device(layout.stage, cached_layers)
+        self.meter.on_placed(state.keep_off_device(off, self.transport.device))
+        member.placed_for = cached_layers

@@ -26,6 +26,7 @@ from .leader_events import (
     FirstStepTaken,
     FreezeKept,
     GenerationBegun,
+    LayersOffloaded,
     LeaderEvent,
     LeaderListener,
     StepSkipped,
@@ -119,6 +120,10 @@ class Leader:
         """The boundary changed before step `control.step`."""
         self._tell(BoundaryMoved(control))
 
+    def on_offloaded(self, control: Control) -> None:
+        """Frozen layers have left the accelerators."""
+        self._tell(LayersOffloaded(control))
+
     def on_freeze_kept(self, control: Control, why: str) -> None:
         """A trial ended, and the layers stay frozen."""
         self._tell(FreezeKept(control, why))
@@ -180,6 +185,8 @@ class RecordWriter:
                     generation=self._layout.number,
                     why_thawed=control.why_thawed,
                 )
+            case LayersOffloaded():
+                record.event("LayersOffloaded", step=control.step, layers=control.cached_layers)
             case FreezeKept(why=why):
                 record.event("FreezeKept", step=control.step, frozenLayers=control.boundary, why=why)
             case Evaluated(better=better):

@@ -63,6 +63,11 @@ class BoundaryMoved(LeaderEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class LayersOffloaded(LeaderEvent):
+    """Frozen layers have left the accelerators, because the caches have their outputs: `control.cached_layers`."""
+
+
+@dataclass(frozen=True, slots=True)
 class FreezeKept(LeaderEvent):
     """A trial ended, and the layers stay frozen. `why` says how the loss compares with its trend."""
 

@@ -22,6 +22,7 @@ from .leader_events import (
     FirstStepTaken,
     FreezeKept,
     GenerationBegun,
+    LayersOffloaded,
     LeaderEvent,
     StepTaken,
 )
@@ -46,15 +47,21 @@ class ReportSink(Protocol):
 
 @dataclass
 class Offered:
-    """What this worker offered last while it led. Which lengths fit depends on the boundary alone, so its next
-    generation begins with them: nothing is predicted while all wait for the first step.
+    """What this worker offered last while it led. Which lengths fit depends on the boundary and the caches
+    alone, so its next generation begins with them: nothing is predicted while all wait for the first step.
 
     Attributes:
         boundary: settled boundary that the offers are for; None before the first.
+        cached_layers: layers whose outputs the caches had.
     """
 
     boundary: int | None = None
+    cached_layers: int = 0
     offers: list[Offer] = field(default_factory=list)
+
+    def holds_for(self, control: Control) -> bool:
+        """Whether the same lengths fit now."""
+        return (self.boundary, self.cached_layers) == (control.settled_boundary, control.settled_cached_layers)
 
     def lengths(self) -> list[Offer]:
         """The offers without their times, which were scaled by another layout's."""
@@ -133,9 +140,10 @@ class Forecast:
 
     def begin(self, control: Control) -> None:
         """Begin with the offers that this worker made before, where they still hold."""
-        if self._offered.boundary == control.settled_boundary:
+        if self._offered.holds_for(control):
             self._offered.offers = self._offered.lengths()
-            self._predict_present(control, self._job.choice_model(_costs(control)), scale=None)
+            model = self._job.choice_model(_costs(control), control.settled_cached_layers)
+            self._predict_present(control, model, scale=None)
         else:
             self.predict(control)
 
@@ -155,12 +163,17 @@ class Forecast:
     def predict(self, control: Control) -> None:
         """Predict the time of a step in the present layout and in others. It is relative until a step is measured."""
         job, costs = self._job, _costs(control)
-        model = job.choice_model(costs)
+        model = job.choice_model(costs, control.settled_cached_layers)
         scale = self._scale(model) if job.cuts_by_paper or costs is not None else None
         self._costs = control.costs
         self._offered.boundary = control.settled_boundary
+        self._offered.cached_layers = control.settled_cached_layers
         self._offered.offers = job.offers(
-            control.settled_boundary, costs, scale=scale, pause_seconds=self.pause_seconds
+            control.settled_boundary,
+            costs,
+            scale=scale,
+            pause_seconds=self.pause_seconds,
+            cached_layers=control.settled_cached_layers,
         )
         self._predict_present(control, model, scale)
 
@@ -209,7 +222,7 @@ class OperatorReports:
                     self._forecast.predict(control)
                 if stale or time.monotonic() >= self._submitted_at + _REPORT_SECONDS:
                     self._submit(control, urgent=stale)
-            case BoundaryMoved() | FreezeKept():
+            case BoundaryMoved() | FreezeKept() | LayersOffloaded():
                 self._forecast.predict(control)
                 self._submit(control)
             case CheckpointWritten(checkpoint=checkpoint):

@@ -42,6 +42,7 @@ class Membership:
         first_step: steps that were committed before the generation.
         outgrown: groups of the generation before, until `drop_outgrown`.
         stepped: whether the generation has committed a step.
+        placed_for: number of layers in whose caches units were last moved off the device or back.
         leader: None except on the leader.
         ballots: exchange of the votes.
         runner: runs the stage; made by `equip`.
@@ -59,6 +60,7 @@ class Membership:
     first_step: int
     outgrown: list[dist.ProcessGroup]
     stepped: bool = False
+    placed_for: int = 0
     leader: Leader | None = None
     ballots: Exchange = field(init=False)
     runner: StageRunner = field(init=False)

@@ -60,6 +60,7 @@ class Rounds:
             behind=float(kit.teller.behind),
             save=float(member.leader is not None and kit.checkpointer.overdue),
             computing=computing,
+            cold=float(kit.is_cold(control, layout)),
         )
         vote = ballot.reduce(member.ballots)
         kit.mirrors.settle()
@@ -67,6 +68,8 @@ class Rounds:
         kit.meter.on_round(computing, round_seconds)
         kit.hooks.on_point(HookPoint.VOTED, step)
         kit.committer.commit(control, vote)
+        if not vote.cold:
+            control.note_cached(layout.cut.prefix_layers(control.awaited_layers))
         kit.cache.note(step, layout)
         if member.leader is not None:
             idle_share = 1 - vote.computing / (layout.stages * layout.pipelines * round_seconds)

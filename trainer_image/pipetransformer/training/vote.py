@@ -25,6 +25,7 @@ class Vote:
         behind: members whose callbacks lag behind; only the leader has callbacks.
         save: members whose clock says that a checkpoint is due; only the leader looks.
         computing: seconds that the computations of all workers took in the round.
+        cold: first workers of pipelines whose frozen layers must stay on the device, because their cache lacks samples.
     """
 
     saw_next: float = 0.0
@@ -37,6 +38,7 @@ class Vote:
     behind: float = 0.0
     save: float = 0.0
     computing: float = 0.0
+    cold: float = 0.0
 
     @property
     def finite(self) -> bool:
@@ -82,8 +84,7 @@ class Vote:
         return scale
 
     def to_list(self) -> list[float]:
-        """List all that a commit depends on. `similarities`, `behind`, `save` and `computing` matter only after
-        it."""
+        """List all that a commit depends on. `similarities`, and all from `behind` on, matter only after it."""
         return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -93,12 +94,19 @@ class Vote:
 
     def reduce(self, ballots: Exchange) -> "Vote":
         """Sum over all members, except `similarities`, which all have already."""
-        *sums, behind, save, computing = ballots.sum([*self.to_list(), self.behind, self.save, self.computing])
+        *sums, behind, save, computing, cold = ballots.sum(
+            [*self.to_list(), self.behind, self.save, self.computing, self.cold]
+        )
         return replace(
-            Vote.from_list(sums), similarities=self.similarities, behind=behind, save=save, computing=computing
+            Vote.from_list(sums),
+            similarities=self.similarities,
+            behind=behind,
+            save=save,
+            computing=computing,
+            cold=cold,
         )
 
     @staticmethod
     def length(units: int) -> int:
         """Return the length of a ballot for a model of `units` units."""
-        return len(Vote(square_norms=[0.0] * units).to_list()) + 3
+        return len(Vote(square_norms=[0.0] * units).to_list()) + 4

@@ -39,6 +39,18 @@ def usable_bytes(device: torch.device, environment: Mapping[str, str] | None = N
     return USABLE_SHARE * max(0, limit - _bytes_before_model()) if limit is not None else float("inf")
 
 
+def host_apart(device: torch.device, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether host memory is apart from what `usable_bytes` counts. On a CPU it is if these bytes were declared; the
+    limit of a container covers both.
+
+    Args:
+        device: where the worker trains.
+        environment: by default the process's.
+    """
+    declared = (os.environ if environment is None else environment).get(Env.DEVICE_BYTES)
+    return device.type == "cuda" or bool(declared)
+
+
 def container_bytes(root: Path = Path("/")) -> int | None:
     """The memory limit of this process's control groups (version 1 or 2), the lowest on the way up; None without one.
 

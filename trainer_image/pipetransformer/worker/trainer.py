@@ -47,7 +47,7 @@ from pipetransformer.training.leader_reports import Offered, ReportSink
 from pipetransformer.training.membership import Membership, drop_groups
 from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
-from pipetransformer.training.worker_memory import usable_bytes
+from pipetransformer.training.worker_memory import host_apart, usable_bytes
 from pipetransformer_contract.messages import ResizeReason
 
 from .warm_up import warm_up
@@ -103,6 +103,7 @@ class Trainer:
             teller=Teller(job.callbacks),
             barrier=Barrier(watchdog),
             usable_bytes=usable_bytes(transport.device),
+            host_apart=host_apart(transport.device),
         )
         self._prefetcher = self._kit.checkpointer.prefetcher()
         self._tools = self._make_tools()
@@ -274,6 +275,7 @@ class Trainer:
         if leaving:
             between.leave_checkpoint(state, member)
         else:
+            between.offload(state, member)
             moved = between.decide(state, self._policy, member)
             between.save(state, member, vote, moved=moved)
         if not leaving and not vote.saw_next:

@@ -304,3 +304,35 @@ def test_slices_of_tokens_are_those_of_whole_samples(cached: bool, bench: Bench)
         torch.testing.assert_close(torch.cat(parts, dim=1), expected)
     counts = bench.cache.take_counts()
     assert outcome(counts) == (SIZE, 0, SIZE) if cached else not counts
+
+
+def test_a_cache_that_holds_an_epoch_says_so_for_each_prefix(bench: Bench) -> None:
+    bench.round([(0, 1, 2, 3)])
+    assert bench.cache.holds("train", SIZE, 2)
+    assert not bench.cache.holds("train", SAMPLES, 2)
+    bench.epoch()
+    assert bench.cache.holds("train", SAMPLES, 2)
+    assert not bench.cache.holds("test", SIZE, 2)
+
+    bench.freeze(4)
+    bench.round([(0, 1, 2, 3)])
+    assert bench.cache.holds("train", SIZE, 4)
+    assert bench.cache.holds("train", SAMPLES, 2), "entries of four units end after at least two"
+    assert not bench.cache.holds("train", SAMPLES, 4)
+    bench.epoch()
+    assert bench.cache.holds("train", SAMPLES, 4)
+    bench.cache.store.remove(bench.cache.store.all_keys()[0])
+    assert not bench.cache.holds("train", SAMPLES, 4)
+
+
+def test_auto_says_that_it_holds_entries_only_once_it_has_read_some(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, policy="Auto")
+    while not bench.cache.ready():
+        pass
+    bench.epoch()
+    assert not bench.cache.holds("train", SAMPLES, 2)
+    bench.cache.choice.gathering.extend([0.0] * 8)
+    assert bench.cache.holds("train", SAMPLES, 2)
+    bench.cache.measure_again()
+    assert not bench.cache.choice.computing
+    bench.cache.close()

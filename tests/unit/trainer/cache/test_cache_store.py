@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipetransformer.cache.digest import Key, PrefixDigests
+from pipetransformer.cache.digest import Key, PrefixDigests, UnitContent
 from pipetransformer.cache.disk import DiskFiles
 from pipetransformer.cache.store import TieredStore
 
@@ -185,7 +185,7 @@ def test_a_digest_follows_weights_structure_mode_and_job() -> None:
         return linear
 
     def digest(*units: torch.nn.Module, job: bytes = b"job") -> bytes:
-        return PrefixDigests(job).of(units)[-1]
+        return PrefixDigests(job).of(list(map(UnitContent, units)))[-1]
 
     changed, training, double = unit(), unit().train(), unit().double()
     other_table, other_constants = unit(), unit()
@@ -207,17 +207,17 @@ def test_a_digest_follows_weights_structure_mode_and_job() -> None:
 
     assert len({*digests, digest(unit(), job=b"other")}) == 9
     assert digest(unit()) == digests[0]
-    assert PrefixDigests(b"job").of([unit(), changed])[0] == digests[0]
+    assert PrefixDigests(b"job").of([UnitContent(unit()), UnitContent(changed)])[0] == digests[0]
 
 
 def test_a_unit_that_trained_in_between_is_hashed_again() -> None:
     first, second = torch.nn.Linear(2, 2).eval(), torch.nn.Linear(2, 2).eval()
     digests = PrefixDigests(b"")
-    before = digests.of([first, second])
+    before = digests.of([UnitContent(first), UnitContent(second)])
 
     digests.keep_only([first])
     with torch.no_grad():
         second.weight += 1
-    after = digests.of([first, second])
+    after = digests.of([UnitContent(first), UnitContent(second)])
 
     assert after[0] == before[0] and after[1] != before[1]

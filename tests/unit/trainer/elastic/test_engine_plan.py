@@ -49,7 +49,7 @@ class Sources:
     checkpoint: DurablePoint | None = None
     owners: tuple[int, ...] = ()
 
-    def cut(self, boundary: int, costs: object) -> Cut:
+    def cut(self, boundary: int, costs: object, cached_layers: int = 0) -> Cut:
         return Cut(self.spans, 1, self.owners)
 
     def unit_bytes(self, boundary: int) -> list[int]:

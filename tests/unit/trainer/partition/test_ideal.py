@@ -19,7 +19,7 @@ LAYER = 1000
 
 def equal_layers(workers: int, trained_that_fit: int, *, offloaded: bool = False) -> Ideal:
     """Twelve layers without ends on `workers` GPUs, which have memory for so many layers that train. The cache holds
-    all samples. Frozen layers take a quarter of their memory, or none if they are `offloaded`."""
+    all samples. Frozen layers take a quarter of their memory, or none once they are `offloaded`."""
     layers = [UnitCost(1.0, 2.0, 1.0)] * 12
     units = [UnitCost(0, 0, 0), *layers, UnitCost(0, 0, 0)]
     twice = [UnitCost(*(2 * value for value in unit)) for unit in units]
@@ -28,11 +28,12 @@ def equal_layers(workers: int, trained_that_fit: int, *, offloaded: bool = False
         global_batch=16 * workers,
         num_shards=16 * workers,
         micro_batch_size=None,
-        unit_bytes=[0, *[0 if offloaded else LAYER] * 12, 0],
+        unit_bytes=[0, *[LAYER] * 12, 0],
         trained_bytes=[0, *[4 * LAYER] * 12, 0],
         sample_bytes=1,
         num_samples=1600 * workers,
         cache_bytes=1600 * workers,
+        offloads=offloaded,
     )
     return Ideal(model, Bounds(Layout(4, 1), 1, workers, 1, 16 * workers, 0), Packing.MEASURED)
 
@@ -89,6 +90,19 @@ def test_frozen_layers_that_leave_the_gpu_allow_shorter_pipelines() -> None:
         for ideal in (equal_layers(4, 3), equal_layers(4, 3, offloaded=True))
     ]
     assert speedups[1] > 1.1 * speedups[0]
+
+
+def test_frozen_layers_take_memory_until_the_cache_has_what_they_make() -> None:
+    """With nine frozen layers three train. A GPU of three has no room for one that comes back for a moment."""
+    ideal = equal_layers(4, 3, offloaded=True)
+    assert min(layout.stages for layout in ideal.layouts(9, 0)) == 2
+    assert min(layout.stages for layout in ideal.layouts(9, 4)) == 2, "five layers stay"
+    with_room = equal_layers(4, 4, offloaded=True)
+    assert min(layout.stages for layout in with_room.layouts(9, 9)) == 1
+    small = replace(with_room.model, cache_bytes=1600)
+    tight = Ideal(small, with_room.bounds, Packing.MEASURED)
+    fits = {layout for layout in tight.layouts(9, 9) if layout.stages == 1}
+    assert fits == {Layout(1, 4)}, "a pipeline's cache holds a quarter of the samples"
 
 
 def test_without_bubble_and_links_the_work_is_all_that_is_left() -> None:

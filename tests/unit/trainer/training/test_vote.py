@@ -33,7 +33,7 @@ def test_a_ballot_comes_back_from_its_numbers() -> None:
     vote = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0, 7.0])
 
     assert Vote.from_list(vote.to_list()) == vote
-    assert Vote.length(2) == len(vote.to_list()) + 3
+    assert Vote.length(2) == len(vote.to_list()) + 4
 
 
 def test_a_sum_of_ballots_has_each_number_in_its_place() -> None:
@@ -43,8 +43,8 @@ def test_a_sum_of_ballots_has_each_number_in_its_place() -> None:
         def sum(self, values: list[float]) -> list[float]:
             return [3 * value for value in values]
 
-    ballot = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0], similarities=[0.5], behind=7.0, save=8.0, computing=9.0)
+    ballot = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0], similarities=[0.5], behind=7.0, save=8.0, computing=9.0, cold=1.0)
 
     assert ballot.reduce(cast(Any, Ballots())) == Vote(
-        3.0, 6.0, 9.0, 12.0, 15.0, [18.0], similarities=[0.5], behind=21.0, save=24.0, computing=27.0
+        3.0, 6.0, 9.0, 12.0, 15.0, [18.0], similarities=[0.5], behind=21.0, save=24.0, computing=27.0, cold=3.0
     )

@@ -7,7 +7,7 @@ import torch
 
 from pipetransformer.errors import SpecError
 from pipetransformer.training import worker_memory
-from pipetransformer.training.worker_memory import container_bytes, usable_bytes
+from pipetransformer.training.worker_memory import container_bytes, host_apart, usable_bytes
 from pipetransformer_contract.wire import Env
 
 CPU = torch.device("cpu")
@@ -97,3 +97,9 @@ def test_declared_bytes_count_in_place_of_the_containers_limit(tmp_path: Path) -
 def test_declared_bytes_that_are_no_number_are_refused_by_name(declared: str) -> None:
     with pytest.raises(SpecError, match=f"spec.podTemplate: {Env.DEVICE_BYTES} must be a number of bytes above 0"):
         usable_bytes(CPU, {Env.DEVICE_BYTES: declared})
+
+
+def test_only_declared_bytes_leave_room_for_frozen_layers_in_host_memory() -> None:
+    assert host_apart(torch.device("cuda"), {})
+    assert host_apart(CPU, {Env.DEVICE_BYTES: "123456"})
+    assert not host_apart(CPU, {}), "a container's limit covers both"

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipetransformer.models.off_device import move_off
 from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.read_ahead import ReadUnit
@@ -18,7 +19,7 @@ from pipetransformer.state.worker_state import WorkerState
 
 from .mirrors import Mirrors
 from .state_map import StateMap, sources_of
-from .transfer import UNHEARD, Cargo, CopiesCargo, Parts, Progress, StateCargo, move_units
+from .transfer import HOST, UNHEARD, Cargo, CopiesCargo, Parts, Progress, StateCargo, move_units, units_in_host
 from .transfer_plan import Origin, TransferPlan
 
 
@@ -83,13 +84,28 @@ def copies_of(plan: TransferPlan, rank: int) -> list[int]:
     return plan.cut.copies_of(plan.roles[rank][1]) if rank < len(plan.roles) else []
 
 
+def off_device(plan: TransferPlan, rank: int) -> list[int]:
+    """Those of `units_of` that stay off the device."""
+    cached_layers = Control.from_dict(plan.control).cached_layers
+    return plan.cut.off_device(plan.roles[rank][1], cached_layers) if rank < len(plan.roles) else []
+
+
 def put_unit(
-    sources: StateSources, state: WorkerState, index: int, tensors: dict[str, Tensor], device: torch.device
+    sources: StateSources,
+    state: WorkerState,
+    index: int,
+    tensors: dict[str, Tensor],
+    device: torch.device,
+    *,
+    off: bool = False,
 ) -> None:
-    """Put a unit made of these tensors, which are on `device` already, into `state`."""
+    """Put a unit made of these tensors into `state`. The tensors are on `device` already, or in host memory if the unit
+    is to stay `off` the device."""
     unit = sources.job.blank_unit(index)
     state.put_unit(index, unit, tensors)
-    unit.to(device)  # moves tensors that are not part of the state
+    unit.to(HOST if off else device)  # moves tensors that are not part of the state
+    if off:
+        move_off(unit, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,16 +163,16 @@ class Assembly:
         received = self._move(CopiesCargo(mirrored, sources.codec, sources.shells, new.control.boundary))
         for index in wanted:
             parts = received.get(index) or mirrored[index]
-            self._take(new, index, [part.to(self.device, copy=index not in received) for part in parts])
+            self._take(new, index, [part.to(self._device_of(index), copy=index not in received) for part in parts])
 
     def _from_peers(self, new: WorkerState, wanted: Sequence[int]) -> None:
         received = self._move(self._held_cargo(new.control.boundary))
         for index in wanted:
             if index in received:
-                self._take(new, index, received[index])
+                self._take(new, index, [part.to(self._device_of(index)) for part in received[index]])
                 continue
             if index not in self._held:
-                put_unit(self.sources, new, index, self._read_ahead(index), self.device)
+                put_unit(self.sources, new, index, self._read_ahead(index), self.device, off=index in self._off)
                 continue
             new.units[index] = self._held[index]
             for name, _ in new.named_parameters(index):
@@ -174,6 +190,7 @@ class Assembly:
                 old[index] = self.state.unit_tensors(index, with_moments=True)
             else:
                 old[index] = self._read_ahead(index)
+            old[index] = {name: tensor.to(self.device) for name, tensor in old[index].items()}
         for index in wanted:
             tensors = {name: tensor for source in state_map.sources(index) for name, tensor in old[source].items()}
             unit = state_map.blank(index)
@@ -191,15 +208,25 @@ class Assembly:
         return self.state.held if self.state.control.point == self._point else {}
 
     def _held_cargo(self, boundary: int) -> StateCargo:
-        return StateCargo(self.sources.codec, self.sources.shells, self.state, boundary, self.device)
+        in_host = units_in_host(Control.from_dict(self.plan.control))
+        return StateCargo(self.sources.codec, self.sources.shells, self.state, boundary, self.device, in_host)
 
     def _move(self, cargo: Cargo) -> dict[int, Parts]:
         return move_units(self.plan.moves, self.rank, self.transfer, cargo, self.progress)
 
     def _read_ahead(self, index: int) -> dict[str, Tensor]:
-        return {name: tensor.to(self.device) for name, tensor in self.sources.read_ahead.units[index].tensors.items()}
+        read = self.sources.read_ahead.units[index].tensors
+        return {name: tensor.to(self._device_of(index)) for name, tensor in read.items()}
+
+    @property
+    def _off(self) -> list[int]:
+        return off_device(self.plan, self.rank)
+
+    def _device_of(self, index: int) -> torch.device:
+        """Where a unit of the new role goes."""
+        return HOST if index in self._off else self.device
 
     def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
         codec, shell = self.sources.codec, self.sources.shells[index]
         tensors = codec.take(parts, index, shell, new.control.boundary)
-        put_unit(self.sources, new, index, tensors, self.device)
+        put_unit(self.sources, new, index, tensors, self.device, off=index in self._off)

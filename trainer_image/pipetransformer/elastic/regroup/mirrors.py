@@ -19,7 +19,7 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
-from .transfer import CopiesCargo, Parts, StateCargo, move_units
+from .transfer import CopiesCargo, Parts, StateCargo, move_units, units_in_host
 from .transfer_plan import Mirrored, Move
 
 
@@ -71,7 +71,9 @@ class Mirrors:
         """
         control = state.control.to_dict()
         host = HostCopies()
-        held = StateCargo(self.codec, self.shells, state, state.control.boundary, self.device)
+        held = StateCargo(
+            self.codec, self.shells, state, state.control.boundary, self.device, units_in_host(state.control)
+        )
         own = {index: [host.copy(part) for part in held.give(index)] for index in layout.units}
         host.wait()
         moves = []

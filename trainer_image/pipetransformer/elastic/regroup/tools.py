@@ -26,7 +26,7 @@ class ElasticJob(UnitMaker, Protocol):
         """Digest of the data that this worker sees; it must be the same on all workers."""
         ...
 
-    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None) -> Cut:
+    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
         """Stages and micro-batches of a layout."""
         ...
 

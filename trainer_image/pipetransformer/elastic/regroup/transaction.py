@@ -357,8 +357,9 @@ class _LeadersSources:
         self.asked_storage = False
         self.kept_step = self.earlier_generations = 0
 
-    def cut(self, boundary: int, costs: ModelCosts | None) -> Cut:
-        return self._tools.job.cut(boundary, self._generation.stages, self._generation.pipelines, costs)
+    def cut(self, boundary: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
+        generation = self._generation
+        return self._tools.job.cut(boundary, generation.stages, generation.pipelines, costs, cached_layers)
 
     def unit_bytes(self, boundary: int) -> Sequence[int]:
         codec, shells = self._tools.codec, self._tools.shells

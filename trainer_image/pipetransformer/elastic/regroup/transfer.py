@@ -9,13 +9,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.elastic.transport.groups import wait_for
+from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.state.codec import UnitCodec
+from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 
 from .transfer_plan import Move
 
 #: One unit as `UnitCodec.give` packs it.
 Parts = list[Tensor]
+HOST = torch.device("cpu")
 _MAX_PARTS = 1 << 12
 
 
@@ -41,6 +44,8 @@ class StateCargo:
         state: holds the units to send.
         boundary: tells which units carry moments.
         device: where units are packed and received.
+        in_host: number of leading units that travel through host memory, because a worker may keep them off its
+            device. Both ends need the same number.
     """
 
     codec: UnitCodec
@@ -48,16 +53,20 @@ class StateCargo:
     state: WorkerState
     boundary: int
     device: torch.device
+    in_host: int = 0
 
     def give(self, unit: int) -> Parts:
-        return self.codec.give(self.state, unit, self.device)
+        return self.codec.give(self.state, unit, self._device_of(unit))
 
     def blank(self, unit: int) -> Parts:
-        return self.codec.blank(unit, self.shells[unit], self.boundary, self.device)
+        return self.codec.blank(unit, self.shells[unit], self.boundary, self._device_of(unit))
 
     def num_bytes(self, unit: int) -> int:
         """Return the bytes of a unit on the wire."""
         return self.codec.size(unit, self.shells[unit], self.boundary)
+
+    def _device_of(self, unit: int) -> torch.device:
+        return HOST if unit < self.in_host else self.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,12 @@ class CopiesCargo:
         return self.copies[unit]
 
     def blank(self, unit: int) -> Parts:
-        return self.codec.blank(unit, self.shells[unit], self.boundary, torch.device("cpu"))
+        return self.codec.blank(unit, self.shells[unit], self.boundary, HOST)
+
+
+def units_in_host(control: Control) -> int:
+    """Return the number of leading units that travel through host memory."""
+    return first_trainable(control.cached_layers)
 
 
 class Progress:
@@ -125,11 +139,14 @@ def move_units(
         if move.target == rank:
             received[move.unit] = cargo.blank(move.unit)
             operations += _operations(dist.irecv, received[move.unit], move.unit, group, move.source)
-    works = dist.batch_isend_irecv(operations) if operations else []
+    devices = {operation.tensor.device for operation in operations}
+    works = []
+    for device in devices:  # a batch has one backend
+        works += dist.batch_isend_irecv([each for each in operations if each.tensor.device == device])
     progress.on_started()
     for work in works:
         work.wait()
-    for device in {operation.tensor.device for operation in operations}:
+    for device in devices:
         wait_for(device)
     progress.on_moved()
     return received

@@ -117,8 +117,9 @@ class DurablePoint:
 class PlanSources(Protocol):
     """What the leader looks up while it plans."""
 
-    def cut(self, boundary: int, costs: ModelCosts | None) -> Cut:
-        """Cut the units into stages for a boundary, by measured costs where there are some."""
+    def cut(self, boundary: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
+        """Cut the units into stages for a boundary, by measured costs where there are some. The caches have had the
+        outputs of the first `cached_layers` layers."""
         ...
 
     def unit_bytes(self, boundary: int) -> Sequence[int]:
@@ -321,7 +322,7 @@ def _from_memory(
     before = Control.from_dict(control)
     after = before if state_map is None else state_map.control(before)
     costs = ModelCosts.model_validate(after.costs) if after.costs else None
-    cut = sources.cut(after.boundary, costs)
+    cut = sources.cut(after.boundary, costs, after.cached_layers)
     wanted_units = [cut.held_by(stage) for stage in range(cut.stages)]
     needed = [set(units) if state_map is None else sources_of(units, state_map) for units in wanted_units]
     there = [units | more for units, more in zip(held, read, strict=True)]

@@ -1,0 +1,159 @@
+"""Frozen layers that leave the device change no bit: by freezes, evaluations, a thaw, regroups, kills or a resume."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer.hooks import HookPoint
+from pipetransformer.job.load import load_job
+from pipetransformer.library.forecast import measure_here
+from pipetransformer_contract.messages import Report
+from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.wire import Env
+from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
+from tests.testkit.trainer.ledger_checker import check
+
+pytestmark = pytest.mark.timeout(240)
+
+SAMPLES = 1433
+STEPS_PER_EPOCH = 8
+#: Device bytes that bound nothing here.
+ROOMY = 1 << 40
+#: Two layers freeze at once, two more after two epochs. After four, three of the four train again; then two freeze.
+BOUNDARIES = [(0, 2), (16, 4), (32, 1), (40, 3)]
+STAY = [Scripted(1, 1, [0])]
+WIDEN = [Scripted(2, 1, [0, 1]), Scripted(1, 2, [1, 0], at_step=12), Scripted(2, 1, [0, 1], at_step=29)]
+KILL = [Scripted(1, 2, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
+KILLED = {1: Faults(killed_at=(HookPoint.REDUCED, 27))}
+
+
+def make_spec(offload_frozen: str, *, epochs: int = 6, **changes: Any) -> TrainerSpec:
+    """Six epochs of digits, with an evaluation after each."""
+    spec: dict[str, Any] = {
+        "model": {
+            "name": "vit", "numLayers": 6, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4,
+            "dropout": 0.1,
+        },
+        "data": {"name": "digits"},
+        "training": {
+            "epochs": epochs,
+            "globalBatchSize": 200,
+            "optimizer": {"name": "AdamW", "learningRate": 0.003, "weightDecay": 0.01},
+            "maxGradientNorm": 2.0,
+        },
+        "freeze": {
+            "policy": "Explicit",
+            "boundaries": [{"step": step, "boundary": boundary} for step, boundary in BOUNDARIES],
+        },
+        "pipeline": {"stages": 2, "microBatchSize": 50},
+        "cache": {"policy": "Always", "offloadFrozen": offload_frozen},
+        "numShards": 4,
+        "workers": 2,
+    }  # fmt: skip
+    return TrainerSpec.model_validate(spec | changes)
+
+
+def run(spec: TrainerSpec, script: Sequence[Scripted], folder: Path, *, device_bytes: int = ROOMY, **more: Any) -> Ran:
+    return run_job(spec, script, folder, environment={Env.DEVICE_BYTES: str(device_bytes)}, **more)
+
+
+def numbers(ran: Ran) -> list[tuple[Any, ...]]:
+    """What was computed in each step that counts."""
+    newest = {step["step"]: step for step in ran.steps}
+    return [(n, s["frozenLayers"], s["loss"], s["gradientNorm"]) for n, s in sorted(newest.items())]
+
+
+def left(ran: Ran) -> list[tuple[int, int]]:
+    """(step, layers off the device since)."""
+    return [(event["step"], event["layers"]) for event in ran.events("LayersOffloaded")]
+
+
+@pytest.mark.parametrize(
+    ("script", "faults"), [(STAY, {}), (WIDEN, {}), (KILL, KILLED)], ids=["alone", "regroups", "kill"]
+)
+def test_a_run_computes_the_same_bits(script: list[Scripted], faults: dict[int, Faults], tmp_path: Path) -> None:
+    kept = run(make_spec("Never"), script, tmp_path / "never", faults=faults)
+    offloaded = run(make_spec("Auto"), script, tmp_path / "auto", faults=faults)
+
+    assert numbers(offloaded) == numbers(kept)
+    assert [e["metrics"] for e in offloaded.events("Evaluated")] == [e["metrics"] for e in kept.events("Evaluated")]
+    assert offloaded.lost_at.keys() == kept.lost_at.keys() == faults.keys()
+    assert check(offloaded.run_dir, SAMPLES, 6).clean
+    assert not left(kept)
+    assert left(offloaded), "otherwise nothing was compared"
+
+
+def test_layers_leave_once_an_epoch_of_what_they_make_is_cached(tmp_path: Path) -> None:
+    ran = run(make_spec("Auto"), STAY, tmp_path)
+
+    # Two of the layers that thaw return at once. The one that stays frozen computes what the cache lacks of it.
+    assert left(ran) == [(8, 2), (24, 4), (48, 3)]
+
+
+def test_nothing_leaves_where_host_memory_is_the_same_memory(tmp_path: Path) -> None:
+    assert not left(run_job(make_spec("Auto", epochs=2), STAY, tmp_path))
+
+
+@pytest.mark.parametrize("cache", [{"policy": "Never"}, {"memoryBytes": 300_000}], ids=["none", "too small"])
+def test_nothing_leaves_without_a_cache_that_holds_an_epoch(cache: dict[str, Any], tmp_path: Path) -> None:
+    assert not left(run(make_spec("Auto", epochs=2, cache=cache), STAY, tmp_path))
+
+
+def test_a_run_that_resumes_has_its_layers_on_the_device_until_its_cache_is_full(tmp_path: Path) -> None:
+    whole = run(make_spec("Never"), STAY, tmp_path / "whole")
+    kept = {"checkpoint": {"location": str(tmp_path / "checkpoint"), "everySteps": 10}}
+    first = run(make_spec("Auto", epochs=3, **kept), STAY, tmp_path / "first")
+
+    second = run(make_spec("Auto", **kept), STAY, tmp_path / "second", first_generation=2, job_uid="other")
+
+    assert left(first) == [(8, 2), (24, 4)]
+    resumed = numbers(second)
+    assert resumed == numbers(whole)[resumed[0][0] :]
+    assert 0 < resumed[0][0] <= 24
+    assert left(second)[0][0] >= resumed[0][0] + STEPS_PER_EPOCH
+
+
+def test_mirrors_and_a_kill_return_to_layers_off_the_device(tmp_path: Path) -> None:
+    """Both stages of the only pipeline are needed, so the survivor takes the lost stage from its mirror."""
+    script = [Scripted(2, 1, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
+    mirror = {"mirror": {"everySteps": 2}}
+    faults = {1: Faults(killed_at=(HookPoint.COMPUTED, 27))}
+
+    kept = run(make_spec("Never", **mirror), script, tmp_path / "never", faults=faults)
+    offloaded = run(make_spec("Auto", **mirror), script, tmp_path / "auto", faults=faults)
+
+    assert numbers(offloaded) == numbers(kept)
+    assert left(offloaded)[0] == (8, 2)
+
+
+def offered(reports: Sequence[Report]) -> set[tuple[int, ...]]:
+    """The numbers of stages that reports with predicted times offer."""
+    timed = [report for report in reports if report.step_seconds is not None]
+    return {tuple(offer.stages for offer in report.offers) for report in timed}
+
+
+def test_measured_offers_obey_declared_bytes_and_count_what_has_left(tmp_path: Path) -> None:
+    """Four of six layers are frozen, three of them in the first stage. The device is too small for a lone stage, but
+    not by all that these three take."""
+    spec = make_spec(
+        "Auto",
+        epochs=2,
+        freeze={"policy": "Explicit", "boundaries": [{"step": 0, "boundary": 4}]},
+        pipeline={"stages": 2, "microBatchSize": 50, "packing": "Measured"},
+    )
+    job = load_job(spec)
+    costs = measure_here(job).model_copy(update={"host_apart": True})
+    needed = []
+    for cached_layers in (0, 3):
+        model = job.step_model(costs, cached_layers)
+        needed.append(model.bytes_per_worker(4, model.cut(4, 1, 1), 1))
+    assert needed[1] < needed[0]
+
+    ran = run(spec, [Scripted(2, 1, [0, 1])], tmp_path, device_bytes=sum(needed) // 2)
+
+    ((step, layers),) = left(ran)
+    assert (step, layers) == (STEPS_PER_EPOCH, 3)
+    assert offered([report for report in ran.reports if report.step < step]) == {(2,)}
+    assert offered([report for report in ran.reports if report.step >= step]) == {(2, 1)}

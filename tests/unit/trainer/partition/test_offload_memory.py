@@ -1,0 +1,95 @@
+"""The memory of a first stage whose frozen layers are in host memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipetransformer.partition import MemoryBoundError, ModelCosts, StepModel, UnitCost
+from pipetransformer.partition.contiguous import MemoryBound, partition
+from pipetransformer_contract.spec import FrozenForward
+
+FROZEN, TRAINED = 100, 400
+LAYERS = 12
+SAMPLES = 64
+
+
+def make_model(worker_bytes: int | None = None, **changes: object) -> StepModel:
+    """Twelve equal layers without ends, and a cache that holds all samples of a lone pipeline."""
+    units = [UnitCost(0, 0, 0), *[UnitCost(1.0, 2.0, 1.0)] * LAYERS, UnitCost(0, 0, 0)]
+    model = StepModel(
+        costs=ModelCosts(micro_batch_sizes=(1, 2), small=units, large=units, worker_bytes=worker_bytes),
+        global_batch=8,
+        num_shards=8,
+        micro_batch_size=1,
+        unit_bytes=[0, *[FROZEN] * LAYERS, 0],
+        trained_bytes=[0, *[TRAINED] * LAYERS, 0],
+        sample_bytes=1,
+        num_samples=SAMPLES,
+        cache_bytes=SAMPLES,
+        offloads=True,
+    )
+    return replace(model, **changes)  # type: ignore[arg-type]
+
+
+def alone(model: StepModel, boundary: int) -> int:
+    """Bytes of a lone stage."""
+    return model.bytes_per_worker(boundary, model.cut(boundary, 1, 1), 1)
+
+
+def test_there_is_room_for_the_largest_layer_that_comes_back() -> None:
+    assert alone(make_model(), 9) == 9 * FROZEN + 3 * TRAINED
+    assert alone(make_model(cached_layers=9), 9) == FROZEN + 3 * TRAINED
+    uneven = make_model(cached_layers=9, unit_bytes=[0, *[FROZEN] * 4, 7 * FROZEN, *[FROZEN] * 7, 0])
+    assert alone(uneven, 9) == 7 * FROZEN + 3 * TRAINED
+
+
+def test_layers_that_froze_since_are_on_the_device() -> None:
+    assert alone(make_model(cached_layers=4), 9) == FROZEN + 5 * FROZEN + 3 * TRAINED
+    assert alone(make_model(cached_layers=9), 4) == FROZEN + 8 * TRAINED, "five layers train again"
+
+
+@pytest.mark.parametrize("changes", [{"offloads": False}, {"cache_bytes": SAMPLES - 1}, {"cached_layers": 0}])
+def test_layers_stay_without_the_feature_or_a_cache_that_holds_all(changes: dict[str, object]) -> None:
+    assert alone(make_model(**{"cached_layers": 9, **changes}), 9) == 9 * FROZEN + 3 * TRAINED
+
+
+def test_more_pipelines_need_less_of_a_cache() -> None:
+    model = make_model(cached_layers=9, cache_bytes=SAMPLES // 2)
+    cut = model.cut(9, 1, 2)
+    assert model.bytes_per_worker(9, cut, 1) == 9 * FROZEN + 3 * TRAINED
+    assert model.bytes_per_worker(9, cut, 2) == FROZEN + 3 * TRAINED
+
+
+def test_frozen_layers_of_later_stages_stay() -> None:
+    model = make_model(cached_layers=9)
+    cut = replace(model.cut(0, 2, 1), spans=[range(5), range(5, 14)])
+    assert model.predict(9, cut, 1).bytes_by_worker == (FROZEN, 5 * FROZEN + 3 * TRAINED)
+
+
+def test_a_cut_within_the_memory_counts_what_has_left() -> None:
+    room = FROZEN + 3 * TRAINED
+    with pytest.raises(MemoryBoundError):
+        make_model(room).cut(9, 1, 1)
+    assert make_model(room, cached_layers=9).cut(9, 1, 1).spans == [range(14)]
+    two = make_model(2 * TRAINED, cached_layers=9)
+    assert two.bytes_per_worker(9, two.cut(9, 2, 1), 1) <= 2 * TRAINED
+
+
+def test_copies_that_compute_ahead_leave_too() -> None:
+    ahead = make_model(cached_layers=6, frozen_forward=FrozenForward.AHEAD)
+    cut = ahead.cut(6, 3, 1)
+    assert cut.holders and cut.ahead_units == 7
+    kept = replace(ahead, offloads=False)
+    less = [b - a for a, b in zip(_bytes(ahead, cut), _bytes(kept, cut), strict=True)]
+    assert less == [5 * FROZEN if stage in cut.holders else 0 for stage in range(3)]
+
+
+def _bytes(model: StepModel, cut: object) -> tuple[int, ...]:
+    return model.predict(6, cut, 1).bytes_by_worker  # type: ignore[arg-type]
+
+
+def test_a_later_stage_too_small_for_a_layer_that_left_the_first_is_noticed() -> None:
+    """The last two items go to two stages, and the first of them is away only in the first stage."""
+    needs = [[0.0, 0.0, 1.0], [5.0, 5.0, 1.0], [5.0, 5.0, 1.0]]
+    with pytest.raises(MemoryBoundError):
+        partition([1.0, 1.0, 1.0], 3, MemoryBound(needs, limit=4.0))

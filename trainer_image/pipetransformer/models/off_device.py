@@ -1,0 +1,86 @@
+"""Frozen units whose tensors lie in host memory, because the cache has their outputs.
+
+A unit that is off its device still computes: it comes onto the device for its own forward alone, so such units need the
+memory of one at a time. On a GPU the tensors in host memory are pinned. On a CPU both memories are one. There the
+tensors move between storages all the same, and the unit does not count against the bytes that a worker's layers may
+take (`worker_memory`).
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.device_copies import HostCopies
+
+_OFF: WeakSet[nn.Module] = WeakSet()
+
+
+def is_off(unit: nn.Module) -> bool:
+    """Whether a unit's tensors lie in host memory until its forward needs them."""
+    return unit in _OFF
+
+
+def move_off(unit: nn.Module, device: torch.device) -> None:
+    """Move a frozen unit from its device to host memory. Its parameters and buffers stay the same objects.
+
+    Args:
+        unit: trains nothing.
+        device: where the unit runs; its tensors may be in host memory already.
+    """
+    if unit in _OFF:
+        return
+    copies = HostCopies()
+    host = [_in_host(tensor, device, copies) for tensor in _tensors(unit)]
+    copies.wait()
+    for tensor, copy in zip(_tensors(unit), host, strict=True):
+        tensor.data = copy
+    _OFF.add(unit)
+
+
+def bring_back(unit: nn.Module, device: torch.device) -> None:
+    """Move a unit that is off its device back to stay."""
+    if unit in _OFF:
+        for tensor in _tensors(unit):
+            tensor.data = _on(device, tensor)
+        _OFF.discard(unit)
+
+
+@contextmanager
+def on_device(unit: nn.Module, device: torch.device) -> Iterator[None]:
+    """A context in which a unit can compute. A unit that is off the device comes for that long.
+
+    The memory on the device is freed on exit, in the order of the current stream.
+    """
+    if unit not in _OFF:
+        yield
+        return
+    host = [(tensor, tensor.data) for tensor in _tensors(unit)]
+    try:
+        for tensor, kept in host:
+            tensor.data = _on(device, kept)
+        yield
+    finally:
+        for tensor, kept in host:
+            tensor.data = kept
+
+
+def bytes_off(units: Iterable[nn.Module]) -> int:
+    """Bytes of those of the units that are off their device."""
+    return sum(tensor.nbytes for unit in units if unit in _OFF for tensor in _tensors(unit))
+
+
+def _tensors(unit: nn.Module) -> list[Tensor]:
+    """Parameters and buffers, each once."""
+    return [*unit.parameters(), *unit.buffers()]
+
+
+def _in_host(tensor: Tensor, device: torch.device, copies: HostCopies) -> Tensor:
+    on_gpu = device.type == "cuda"
+    return tensor.detach().pin_memory() if on_gpu and not tensor.is_cuda else copies.copy(tensor)
+
+
+def _on(device: torch.device, tensor: Tensor) -> Tensor:
+    return tensor.detach().to(device, copy=True, non_blocking=True)
