@@ -62,9 +62,9 @@ def worst_ratio(seeds: Iterable[int], most_layers: int) -> tuple[float, int]:
 
 
 def ideal_of(device: Device, *, cached: bool = True, offloaded: bool = False) -> Ideal:
-    """The job on such GPUs, with or without a cache that holds all samples, and with frozen layers off the GPU."""
+    """The job on such GPUs, with or without a cache that holds all samples, and with frozen layers off the GPU once the
+    cache has their outputs."""
     times = profile().units(_LAYERS)
-    frozen_bytes = 0 if offloaded else _LAYER_BYTES
     samples = _SAMPLES_PER_GPU * device.gpus
     model = StepModel(
         costs=ModelCosts(
@@ -76,11 +76,12 @@ def ideal_of(device: Device, *, cached: bool = True, offloaded: bool = False) ->
         global_batch=samples,
         num_shards=samples,
         micro_batch_size=None,
-        unit_bytes=[0, *[frozen_bytes] * _LAYERS, 0],
+        unit_bytes=[0, *[_LAYER_BYTES] * _LAYERS, 0],
         trained_bytes=[0, *[_TRAINED * _LAYER_BYTES] * _LAYERS, 0],
         sample_bytes=1,
         num_samples=samples * _STEPS_PER_EPOCH,
         cache_bytes=samples * _STEPS_PER_EPOCH if cached else 0,
+        offloads=offloaded,
     )
     bounds = Bounds(Layout(1, 1), 1, device.gpus, 1, samples, bytes_budget=0)
     return Ideal(model, bounds, Packing.MEASURED)

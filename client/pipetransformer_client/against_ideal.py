@@ -27,6 +27,7 @@ class AgainstIdeal:
         exact: whether every cut of each layout was looked at.
         measured: whether times are in seconds. Otherwise they are only relative.
         cached: whether a cache spares frozen forwards.
+        offloads: whether frozen layers leave the GPU once the cache has their outputs.
         regroups: number of regroups of the job.
     """
 
@@ -40,6 +41,7 @@ class AgainstIdeal:
     exact: bool
     measured: bool
     cached: bool
+    offloads: bool
     regroups: int
 
 
@@ -74,5 +76,6 @@ def compare_with_ideal(found: Sequence[Phase], spec: JobSpec, forecast: "Forecas
         exact=ideal.exact(),
         measured=forecast.costs is not None,
         cached=ideal.model.cache_bytes > 0,
+        offloads=ideal.model.offloads,
         regroups=sum(phase.regroups for phase in found),
     )

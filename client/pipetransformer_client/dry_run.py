@@ -25,6 +25,7 @@ class Phase:
     Attributes:
         first_step: the first step of the phase; None if it depends on gradients.
         boundary: number of frozen layers.
+        off_layers: those of them that are in host memory, because the cache has their outputs.
         layout: the layout that the operator would choose.
         cut: the trainer's cut of the layout.
         stage_layers: number of layers of each stage.
@@ -41,6 +42,7 @@ class Phase:
 
     first_step: int | None
     boundary: int
+    off_layers: int
     layout: Layout
     cut: "Cut"
     stage_layers: Sequence[int]
@@ -63,27 +65,22 @@ class Savings:
 
 
 def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
-    """Predict the phases of a run, in order. In a phase the frozen layers and the layout stay the same.
+    """Predict the phases of a run, in order. In a phase the frozen layers and the layout stay the same. When frozen
+    layers leave the accelerators, a phase begins only if the layout changes.
 
     If the policy decides by gradients, times are unknown: there is one phase for each number of frozen layers.
 
     Raises:
         ValueError: no layout fits the numbers of workers that the spec allows.
     """
-    moves = forecast.boundaries()
-    points: list[tuple[int | None, int]] = [(0, 0)]
-    if moves is None:
-        points = [(None, boundary) for boundary in range(forecast.job.num_layers + 1)]
-    else:
-        points = [*points, *moves] if not moves or moves[0][0] > 0 else list(moves)
     found: list[Phase] = []
     elastic, bounds = spec.elastic_policy, bounds_of(spec, forecast)
     layout = _start(spec, forecast)
     cut = forecast.cut(0, layout)
-    for step, boundary in points:
+    for step, boundary, cached_layers in forecast.instants():
         left = None if step is None else forecast.job.total_steps - step
         to = change(
-            forecast.offers(boundary),
+            forecast.offers(boundary, cached_layers),
             most_workers(spec),
             bounds,
             on_pack=elastic.on_pack,
@@ -91,13 +88,16 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
             present=forecast.present(boundary, cut, layout, left),
         )
         if to is not None:
-            layout, cut = to, forecast.cut(boundary, to)
+            layout, cut = to, forecast.cut(boundary, to, cached_layers)
+        elif found and step is not None and found[-1].boundary == boundary:
+            continue
         seconds = forecast.step_seconds(boundary, cut, layout.pipelines)
         gpus = min(elastic.workers, elastic.ceiling) if elastic.on_pack is OnPack.HOLD else layout.workers
         found.append(
             Phase(
                 first_step=step,
                 boundary=boundary,
+                off_layers=forecast.off_layers(boundary, cut, layout.pipelines, cached_layers),
                 layout=layout,
                 cut=cut,
                 stage_layers=cut.stage_layers,
@@ -108,7 +108,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
                 step_seconds=seconds,
                 gpus=gpus,
                 regroups=to is not None,
-                candidates=forecast.candidates(boundary, layout),
+                candidates=forecast.candidates(boundary, layout, cached_layers),
             )
         )
     return found

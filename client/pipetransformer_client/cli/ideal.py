@@ -18,6 +18,7 @@ def ideal_object(runs: AgainstIdeal) -> dict[str, Any]:
         "gpus": runs.gpus,
         "exact": runs.exact,
         "cacheCounted": runs.cached,
+        "offloadCounted": runs.offloads,
         "timesInSeconds": runs.measured,
         "runs": {
             name: {
@@ -112,6 +113,8 @@ def _words(runs: AgainstIdeal) -> str:
         said.append("100% is the best static layout with nothing frozen, by assumed costs. --measure gives seconds.")
     if not runs.cached:
         said.append("No cache is counted, so each frozen layer still runs forward.")
+    elif runs.offloads:
+        said.append("Frozen layers in the cache are off the GPU, if the cache can hold all samples.")
     if not runs.exact:
         said.append("The model has too many cuts to try all of them, so the ideal may be a little faster.")
     return "\n".join(said)

@@ -88,6 +88,7 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
             {
                 "firstStep": phase.first_step,
                 "frozenLayers": phase.boundary,
+                "offDeviceLayers": phase.off_layers,
                 "stages": phase.layout.stages,
                 "pipelines": phase.layout.pipelines,
                 "gpus": phase.gpus,
@@ -124,13 +125,16 @@ def _print_reasons(found: list[Phase], out: Console) -> None:
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
     out = console()
     table = Table(box=box.SIMPLE)
-    for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "layers by stage", "step"):
+    offloads = any(phase.off_layers for phase in found)
+    frozen = ("frozen", "of them off the GPU") if offloads else ("frozen",)
+    for title in ("from step", *frozen, "stages", "pipelines", "GPUs", "layers by stage", "step"):
         table.add_column(title, justify="right", no_wrap=True)
     for phase in found:
         step = f"{phase.step_seconds:.3f} s" if measured else f"{phase.step_seconds / found[0].step_seconds:.0%}"
         table.add_row(
             "?" if phase.first_step is None else str(phase.first_step),
             str(phase.boundary),
+            *([str(phase.off_layers)] if offloads else []),
             str(phase.layout.stages),
             str(phase.layout.pipelines),
             str(phase.gpus),

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pipetransformer.job.load import load_job
 from pipetransformer.partition import assumed_costs
+from pipetransformer_contract.api import trainer_spec
 from tests.testkit.client.command_line import command
 from tests.testkit.documented import documented
 from tests.testkit.operator.builders import JobBuilder, make_job
@@ -218,6 +220,37 @@ def test_with_measured_costs_the_ideal_counts_the_cache_an_epoch_after_a_freeze(
     assert steps[1]["stepTime"] < steps[0]["stepTime"]
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--ideal", "--costs", str(costs)) == 0
     assert "GPU hours" in capsys.readouterr().out
+
+
+def test_pipelines_get_shorter_once_frozen_layers_have_left_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU has room for four layers that train and one frozen layer. Eight of twelve layers freeze at step 100."""
+    job = packing_job().set("training.epochs", 20).set("pipeline.packing", "Measured")
+    units = load_job(trainer_spec(job.job().spec)).step_model(None)
+    room = sum(units.trained_bytes[9:]) + units.unit_bytes[1]
+    costs = tmp_path / "costs.json"
+    measured = assumed_costs(12).model_copy(update={"worker_bytes": room, "host_apart": True})
+    costs.write_text(json.dumps({"costs": measured.model_dump(mode="json")}))
+
+    found = {
+        policy: planned(job.set("cache.offloadFrozen", policy), tmp_path, monkeypatch, capsys, "--costs", str(costs))
+        for policy in ("Auto", "Never")
+    }
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs)) == 0
+    assert "of them off the GPU" not in capsys.readouterr().out
+
+    def eight(policy: str) -> list[tuple[int, int, int]]:
+        phases = [phase for phase in found[policy]["phases"] if phase["frozenLayers"] == 8]
+        return [(phase["firstStep"], phase["stages"], phase["offDeviceLayers"]) for phase in phases]
+
+    assert eight("Never") == [(100, 2, 0)]
+    assert eight("Auto") == [(100, 2, 0), (145, 1, 8)], "an epoch has 45 steps"
+    assert found["Auto"]["saved"]["time"] > found["Never"]["saved"]["time"]
+    planned(job.set("cache.offloadFrozen", "Auto"), tmp_path, monkeypatch, capsys)
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--ideal", "--costs", str(costs)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of them off the GPU" in shown and "Frozen layers in the cache are off the GPU" in shown
 
 
 def test_no_ideal_is_shown_if_gradients_decide_when_layers_freeze(
