@@ -161,11 +161,15 @@ class Job:
 
     @cached_property
     def offloads(self) -> bool:
-        """Whether frozen layers leave the device once caches hold what they made of all samples. Random variants of a
-        sample are more than a cache can be known to hold."""
-        cache = self.spec.cache
-        asked = cache.policy is not CachePolicy.NEVER and cache.offload_frozen is OffloadFrozen.AUTO
-        return asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
+        """Whether frozen layers leave the device once caches hold what they made of all samples."""
+        return self.spec.cache.offload_frozen is OffloadFrozen.AUTO and self._caches_all
+
+    @cached_property
+    def _caches_all(self) -> bool:
+        """Whether a large cache comes to hold all that frozen layers make. Random variants of samples may never end."""
+        if self.spec.cache.policy is CachePolicy.NEVER or isinstance(self.dataset.train, AugmentedSplit):
+            return False
+        return not self.inputs_change
 
     def samples_of(self, pipeline: int, pipelines: int) -> int:
         """Number of training samples that a pipeline uses in an epoch."""
@@ -234,8 +238,6 @@ class Job:
             cached_layers: number of leading layers whose outputs the caches have had for all samples.
         """
         cache = self.spec.cache
-        asked = costs is not None and cache.policy is not CachePolicy.NEVER
-        cached = asked and not isinstance(self.dataset.train, AugmentedSplit) and not self.inputs_change
         return StepModel(
             costs=assumed_costs(self.num_layers) if costs is None else costs,
             global_batch=self.order.global_batch,
@@ -245,7 +247,7 @@ class Job:
             trained_bytes=[self._trained_bytes(unit) for unit in self.model.units],
             sample_bytes=math.prod(self.model.activation_shape(1)) * self.dtype.itemsize,
             num_samples=len(self.dataset.train),
-            cache_bytes=cache.memory_bytes + cache.disk_bytes if cached else 0,
+            cache_bytes=cache.memory_bytes + cache.disk_bytes if costs is not None and self._caches_all else 0,
             offloads=costs is not None and costs.host_apart and self.offloads,
             cached_layers=cached_layers,
             options=self._options(costs),

@@ -103,7 +103,7 @@ def test_nothing_leaves_without_a_cache_that_holds_an_epoch(cache: dict[str, Any
 
 def test_a_run_that_resumes_has_its_layers_on_the_device_until_its_cache_is_full(tmp_path: Path) -> None:
     whole = run(make_spec("Never"), STAY, tmp_path / "whole")
-    kept = {"checkpoint": {"location": str(tmp_path / "checkpoint"), "everySteps": 10}}
+    kept: dict[str, Any] = {"checkpoint": {"location": str(tmp_path / "checkpoint"), "everySteps": 10}}
     first = run(make_spec("Auto", epochs=3, **kept), STAY, tmp_path / "first")
 
     second = run(make_spec("Auto", **kept), STAY, tmp_path / "second", first_generation=2, job_uid="other")
@@ -118,7 +118,7 @@ def test_a_run_that_resumes_has_its_layers_on_the_device_until_its_cache_is_full
 def test_mirrors_and_a_kill_return_to_layers_off_the_device(tmp_path: Path) -> None:
     """Both stages of the only pipeline are needed, so the survivor takes the lost stage from its mirror."""
     script = [Scripted(2, 1, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
-    mirror = {"mirror": {"everySteps": 2}}
+    mirror: dict[str, Any] = {"mirror": {"everySteps": 2}}
     faults = {1: Faults(killed_at=(HookPoint.COMPUTED, 27))}
 
     kept = run(make_spec("Never", **mirror), script, tmp_path / "never", faults=faults)

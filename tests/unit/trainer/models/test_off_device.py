@@ -21,7 +21,8 @@ class Layer(nn.Module):
         self.register_buffer("table", torch.arange(4.0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(self.norm(x)) + self.table
+        output: Tensor = self.linear(self.norm(x)) + self.table
+        return output
 
 
 def frozen_layer() -> Layer:

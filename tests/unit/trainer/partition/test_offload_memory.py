@@ -1,6 +1,7 @@
 """The memory of a first stage whose frozen layers are in host memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ LAYERS = 12
 SAMPLES = 64
 
 
-def make_model(worker_bytes: int | None = None, **changes: object) -> StepModel:
+def make_model(worker_bytes: int | None = None, **changes: Any) -> StepModel:
     """Twelve equal layers without ends, and a cache that holds all samples of a lone pipeline."""
     units = [UnitCost(0, 0, 0), *[UnitCost(1.0, 2.0, 1.0)] * LAYERS, UnitCost(0, 0, 0)]
     model = StepModel(
@@ -28,7 +29,7 @@ def make_model(worker_bytes: int | None = None, **changes: object) -> StepModel:
         cache_bytes=SAMPLES,
         offloads=True,
     )
-    return replace(model, **changes)  # type: ignore[arg-type]
+    return replace(model, **changes)
 
 
 def alone(model: StepModel, boundary: int) -> int:
@@ -49,7 +50,7 @@ def test_layers_that_froze_since_are_on_the_device() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"offloads": False}, {"cache_bytes": SAMPLES - 1}, {"cached_layers": 0}])
-def test_layers_stay_without_the_feature_or_a_cache_that_holds_all(changes: dict[str, object]) -> None:
+def test_layers_stay_without_the_feature_or_a_cache_that_holds_all(changes: dict[str, Any]) -> None:
     assert alone(make_model(**{"cached_layers": 9, **changes}), 9) == 9 * FROZEN + 3 * TRAINED
 
 
@@ -80,12 +81,9 @@ def test_copies_that_compute_ahead_leave_too() -> None:
     cut = ahead.cut(6, 3, 1)
     assert cut.holders and cut.ahead_units == 7
     kept = replace(ahead, offloads=False)
-    less = [b - a for a, b in zip(_bytes(ahead, cut), _bytes(kept, cut), strict=True)]
+    before, after = (model.predict(6, cut, 1).bytes_by_worker for model in (kept, ahead))
+    less = [b - a for a, b in zip(after, before, strict=True)]
     assert less == [5 * FROZEN if stage in cut.holders else 0 for stage in range(3)]
-
-
-def _bytes(model: StepModel, cut: object) -> tuple[int, ...]:
-    return model.predict(6, cut, 1).bytes_by_worker  # type: ignore[arg-type]
 
 
 def test_a_later_stage_too_small_for_a_layer_that_left_the_first_is_noticed() -> None:
