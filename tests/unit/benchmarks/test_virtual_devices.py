@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.virtual import Timed, UnitTimes, data, model, profile, units
 from benchmarks.virtual.__main__ import manifest
+from benchmarks.virtual.device import _TIMER_SECONDS, _Waits
 from pipetransformer.data import DataInfo
 from pipetransformer.models import MicroBatchContext, set_micro_batch
 from pipetransformer_contract.api.validate import validate_manifest
@@ -23,23 +24,25 @@ FORWARD = 3.0
 
 
 class Clock:
-    """Time that only waits and looks at it spend."""
+    """Time that only waits and looks at it spend. A sleep may end late."""
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.late = 0.0
 
     def perf_counter(self) -> float:
         self.now += _LOOK
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += seconds + self.late
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr("benchmarks.virtual.device.time", clock)
+    monkeypatch.setattr("benchmarks.virtual.device._waits", _Waits())
     set_micro_batch(MicroBatchContext(0, range(SAMPLES)))
     yield clock
 
@@ -119,6 +122,17 @@ def test_the_time_of_the_real_layer_is_part_of_the_declared_one(clock: Clock) ->
         Timed(Busy(8, 8), UNIT)(torch.ones(SAMPLES, 8))
 
     assert watch.seconds == about(FORWARD)
+
+
+@pytest.mark.parametrize(("late", "lost"), [(0.5 * _TIMER_SECONDS, 0.5), (5 * _TIMER_SECONDS, 4 * 10 + 1)])
+def test_a_wait_is_shorter_by_what_the_timer_was_late_before(clock: Clock, late: float, lost: float) -> None:
+    """Ten waits of a second. Of a longer delay, which the machine causes, the rest counts each time."""
+    waits, begun = _Waits(), clock.now
+    clock.late = late
+    for _ in range(10):
+        waits.until(clock.now + 1)
+
+    assert clock.now - begun - 10 == pytest.approx(lost * _TIMER_SECONDS, abs=5e-5)
 
 
 def test_a_slice_of_tokens_pays_for_the_tokens_before_it() -> None:
