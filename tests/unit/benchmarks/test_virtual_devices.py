@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from benchmarks.virtual import Timed, UnitTimes, data, model, profile, units
 from benchmarks.virtual.__main__ import manifest
-from benchmarks.virtual.device import _TIMER_SECONDS, _Waits
 from pipetransformer.data import DataInfo
 from pipetransformer.models import MicroBatchContext, set_micro_batch
 from pipetransformer_contract.api.validate import validate_manifest
@@ -42,7 +41,6 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     clock = Clock()
     monkeypatch.setattr("benchmarks.virtual.device.time", clock)
-    monkeypatch.setattr("benchmarks.virtual.device._waits", _Waits())
     set_micro_batch(MicroBatchContext(0, range(SAMPLES)))
     yield clock
 
@@ -124,15 +122,31 @@ def test_the_time_of_the_real_layer_is_part_of_the_declared_one(clock: Clock) ->
     assert watch.seconds == about(FORWARD)
 
 
-@pytest.mark.parametrize(("late", "lost"), [(0.5 * _TIMER_SECONDS, 0.5), (5 * _TIMER_SECONDS, 4 * 10 + 1)])
-def test_a_wait_is_shorter_by_what_the_timer_was_late_before(clock: Clock, late: float, lost: float) -> None:
-    """Ten waits of a second. Of a longer delay, which the machine causes, the rest counts each time."""
-    waits, begun = _Waits(), clock.now
-    clock.late = late
-    for _ in range(10):
-        waits.until(clock.now + 1)
+def test_units_run_back_to_back_though_the_host_wakes_late(clock: Clock) -> None:
+    """Three units: six waits of a backward, and three of a forward. The last one of each ends late."""
+    clock.late = 0.002
+    forward, backward = run(span(length=3), clock, input_gradient=True)
 
-    assert clock.now - begun - 10 == pytest.approx(lost * _TIMER_SECONDS, abs=5e-5)
+    assert forward == pytest.approx(3 * FORWARD + 0.002, abs=1e-4)
+    assert backward == pytest.approx(3 * 3 * FORWARD + 0.002, abs=1e-4)
+
+
+def test_a_unit_whose_input_waited_begins_when_it_is_called(clock: Clock) -> None:
+    first, second = span(length=2)
+    with torch.no_grad():
+        waiting = first(torch.ones(SAMPLES, 8))
+        clock.now += 10.0
+        with Watch(clock) as watch:
+            second(waiting)
+
+    assert watch.seconds == about(FORWARD)
+
+
+def test_a_delay_of_the_host_beyond_the_queue_counts(clock: Clock) -> None:
+    clock.late = 0.5
+    forward, _ = run(span(length=3), clock, input_gradient=False)
+
+    assert forward == pytest.approx(3 * (FORWARD + 0.5), abs=1e-4)
 
 
 def test_a_slice_of_tokens_pays_for_the_tokens_before_it() -> None:
