@@ -159,7 +159,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth-ideal
+.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth bench-worth-ideal bench-worth-runs
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -201,6 +201,12 @@ bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing b
 
 bench-worth-ideal: $(STAMP) ## What freezing, elastic layouts and the cache can save at best, computed, and the ideal against brute force (1 min).
 	$(BIN)/python -m benchmarks.worth.ideal
+
+# A short form compares one round with the committed result. FULL=1 measures all runs and writes it.
+bench-worth-runs: $(STAMP) ## Whole runs on virtual devices against what one would pick instead; root also measures FSDP2 (8 min; FULL=1: 2 h).
+	$(BIN)/python -m benchmarks.worth.runs $(if $(FULL),--full)
+
+bench-worth: bench-worth-ideal bench-worth-runs ## What a whole run saves: all parts (FULL=1: for the record).
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and runs.

@@ -44,13 +44,7 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", *_OUR_OUTPUT)),
-        "machine": {
-            "cores": os.cpu_count(),
-            "processor": _processor(),
-            "system": platform.platform(),
-            "python": platform.python_version(),
-            "torch": _torch_version(),
-        },
+        "machine": machine(),
         **figures,
     }
     path.write_text(json.dumps(document, indent=2) + "\n")
@@ -58,6 +52,17 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
     for picture, drawn in charts.rendered().items():
         (ROOT / "docs" / "images" / picture).write_text(drawn)
     return path
+
+
+def machine() -> dict[str, object]:
+    """What results say about this machine."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": _torch_version(),
+    }
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

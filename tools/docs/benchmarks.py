@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,30 @@ FIGURES = {
         Figure("cases.*.*.speedup", "time of the best static layout, over that of this run; computed"),
         Figure("cases.*.*.gpu_time", "GPU time of this run, the best static layout = 1; computed"),
     ),
+    "worth-runs": (
+        Figure("runs.n8.static.efficiency", "best static layout, 8 GPUs: ideal seconds over measured", at_least=0.9),
+        Figure("runs.n4.elastic.efficiency", "elastic run, 4 GPUs: the same", at_least=0.9),
+        Figure("runs.n8.elastic.efficiency", "8 GPUs: the same", at_least=0.9),
+        Figure("runs.n16.elastic.efficiency", "16 GPUs: the same", at_least=0.85),
+        Figure(
+            "runs.n8.speedup_over_best_static", "8 GPUs: time of the best static layout over the elastic", at_least=2.2
+        ),
+        Figure("runs.n8.offload.speedup_over_best_static", "the same, frozen layers leave the device", at_least=2.4),
+        Figure("runs.n8.offload.losses_equal", "their losses are those of the elastic run, to 1e-9"),
+        Figure(
+            "runs.n8.speedup_over_freeze_only_recut",
+            "time of the static layout with freezing, re-cut stages and cache, over the best elastic",
+            at_least=1.35,
+        ),
+        Figure("runs.n8.ddp_freeze_cache.seconds", "`stages: 1` with freezing and cache, if a GPU held the model"),
+        Figure("runs.n8.torch_ddp_freeze_cache.seconds", "plain torch, written by hand: the same"),
+        Figure("runs.fsdp.link_gbps_where_equal", "link of each GPU at which FSDP2 takes the elastic run's time"),
+        Figure("runs.*.samples_lost", "samples lost in all runs", at_most=0),
+        Figure("runs.*.samples_repeated", "samples repeated", at_most=0),
+        Figure("runs.*.loss_difference_worst", "float64 losses in all layouts of a schedule, relative", at_most=1e-9),
+        Figure("runs.*.*.seconds", "seconds, median"),
+        Figure("runs.*.*.gpu_seconds", "GPU-seconds, median"),
+    ),
 }
 
 
@@ -196,9 +220,9 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
     if name in charts.CHARTS:
         yield f"![{charts.CHARTS[name].title}](images/{charts.file_name(name)})\n"
     yield f"`{result['command']}`, {day}, commit `{result['commit'][:10]}`{changed}, {where}.\n"
-    rows = [row for figure in FIGURES.get(name, ()) for row in _rows(figure, result)]
-    if rows:
-        yield table(("", "figure", "measured", "aim", ""), rows)
+    found = [row for figure in FIGURES.get(name, ()) for row in rows(figure, result)]
+    if found:
+        yield table(("", "figure", "measured", "aim", ""), found)
     for size, why in result.get("failed", {}).items():
         yield f"**Lost**: {size} jobs did not get through: {why}\n"
     picture = RESULTS / f"{name}.png"
@@ -206,7 +230,8 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
         yield f"![{name}](../benchmarks/results/{name}.png)\n"
 
 
-def _rows(figure: Figure, result: dict[str, Any]) -> Iterator[list[str]]:
+def rows(figure: Figure, result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """What a figure stands for in a result: its place, meaning, value, aim, and whether that is met."""
     for place, found, around in found_at(figure.path.split("."), result):
         value = len(found) if isinstance(found, list) else found
         limit = around[figure.at_most] if isinstance(figure.at_most, str) else figure.at_most

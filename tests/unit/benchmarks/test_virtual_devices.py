@@ -23,17 +23,18 @@ FORWARD = 3.0
 
 
 class Clock:
-    """Time that only waits and looks at it spend."""
+    """Time that only waits and looks at it spend. A sleep may end late."""
 
     def __init__(self) -> None:
         self.now = 100.0
+        self.late = 0.0
 
     def perf_counter(self) -> float:
         self.now += _LOOK
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += seconds + self.late
 
 
 @pytest.fixture
@@ -119,6 +120,33 @@ def test_the_time_of_the_real_layer_is_part_of_the_declared_one(clock: Clock) ->
         Timed(Busy(8, 8), UNIT)(torch.ones(SAMPLES, 8))
 
     assert watch.seconds == about(FORWARD)
+
+
+def test_units_run_back_to_back_though_the_host_wakes_late(clock: Clock) -> None:
+    """Three units: six waits of a backward, and three of a forward. The last one of each ends late."""
+    clock.late = 0.002
+    forward, backward = run(span(length=3), clock, input_gradient=True)
+
+    assert forward == pytest.approx(3 * FORWARD + 0.002, abs=1e-4)
+    assert backward == pytest.approx(3 * 3 * FORWARD + 0.002, abs=1e-4)
+
+
+def test_a_unit_whose_input_waited_begins_when_it_is_called(clock: Clock) -> None:
+    first, second = span(length=2)
+    with torch.no_grad():
+        waiting = first(torch.ones(SAMPLES, 8))
+        clock.now += 10.0
+        with Watch(clock) as watch:
+            second(waiting)
+
+    assert watch.seconds == about(FORWARD)
+
+
+def test_a_delay_of_the_host_beyond_the_queue_counts(clock: Clock) -> None:
+    clock.late = 0.5
+    forward, _ = run(span(length=3), clock, input_gradient=False)
+
+    assert forward == pytest.approx(3 * (FORWARD + 0.5), abs=1e-4)
 
 
 def test_a_slice_of_tokens_pays_for_the_tokens_before_it() -> None:

@@ -193,14 +193,14 @@ class Search:
                     cut = replace(cut, ahead_units=step.units.first_active, holders=tuple(range(prefix.holders)))
                 yield replace(found, cut=cut, least_seconds=least)
 
-    def _prefixes(self, units: UnitWork, most_frozen: int) -> Iterator[_Prefix]:
-        """What can become of the frozen layers, where the first span can hold them all up to `most_frozen`."""
-        fits = 0 < units.boundary <= most_frozen
+    def _prefixes(self, units: UnitWork, spare_layers: int) -> Iterator[_Prefix]:
+        """What can become of the frozen layers, where there are `spare_layers` more layers than spans. With a cache the
+        first span may hold nothing else. Without their forwards it would have nothing to do."""
         if self.in_place:
             yield _Prefix()
-        if self.in_place and fits and units.miss_share < 1:
+        if self.in_place and 0 < units.boundary <= spare_layers + 1 and units.miss_share < 1:
             yield _Prefix(together=True)
-        if self.ahead and fits and self.stages > 1:
+        if self.ahead and 0 < units.boundary <= spare_layers and self.stages > 1:
             yield _Prefix(together=True, holders=self.stages)
             yield _Prefix(together=True, holders=1)
 
@@ -224,7 +224,7 @@ class Search:
                 units.active_seconds if prefix.holders else seconds,
                 len(owners),
                 self._memory(step, peaks, prefix) if peaks else None,
-                units.first_active if prefix.together else 1,
+                1 if not prefix.together else units.first_active if prefix.holders else units.boundary,
             )
             self.kept[key] = Kept(spans, units.of_spans(owners, spans, prefix.holders).bound(halves=halves))
         return self.kept[key]

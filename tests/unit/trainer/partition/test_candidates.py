@@ -19,6 +19,7 @@ from pipetransformer.partition import (
     UnitCost,
     make_offers,
 )
+from pipetransformer.partition.best_cut import best_cut
 from pipetransformer.partition.predict import SpanWork
 from pipetransformer.schedules import (
     Action,
@@ -193,6 +194,18 @@ def test_what_a_worker_holds_is_its_units_and_its_chunks_in_flight() -> None:
     assert list(model.predict(4, frozen, 1).bytes_by_worker) == held
     gpipe = replace(cut, schedule=ScheduleName.GPIPE)
     assert model.predict(0, gpipe, 1).bytes_by_worker[1] == 2 * 40 + 12 * 2 * (3 * 2)
+
+
+@pytest.mark.parametrize(("boundary", "stages", "stops"), [(7, 2, [8, 10]), (6, 3, [7, 8, 10]), (7, 1, [10])])
+def test_cached_layers_fill_the_first_stage_where_too_few_others_train(
+    boundary: int, stages: int, stops: list[int]
+) -> None:
+    """Eight layers. A cut that spreads the frozen ones would compute those beyond the first stage."""
+    model = make_model(even(8), options=(ONE_F_ONE_B,), cache_bytes=10**9)
+    cut = model.cut(boundary, stages, 1)
+    best = best_cut(model, boundary, stages, 1)
+    assert [span.stop for span in cut.spans] == stops
+    assert best is not None and model.step_seconds(boundary, cut, 1) == pytest.approx(best.seconds)
 
 
 def test_a_layout_that_cannot_run_the_schedule_runs_1f1b_and_says_why() -> None:
