@@ -1,6 +1,6 @@
 """What the units of a virtual model cost: declared times from a file, made longer by a factor.
 
-The default file has round numbers. `python3 -m benchmarks.worth.gpu` is to write one that was measured on a GPU.
+The default file has round numbers. `python3 -m benchmarks.worth.gpu` writes one that was measured on a GPU.
 """
 
 import json
