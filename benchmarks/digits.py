@@ -1,4 +1,4 @@
-"""Does freezing cost accuracy? The demo's job with and without it, three seeds, through the same controller.
+"""Does freezing cost accuracy? A job from random weights with and without it, three seeds, through the same controller.
 
 The runs differ in `freeze.policy` and the seed alone. `accuracy_difference` is the frozen mean less the unfrozen one.
 """
@@ -25,7 +25,7 @@ TOLERANCE = 0.01
 
 
 def run(seed: int, *, freeze: bool, folder: Path) -> dict[str, object]:
-    """Train the demo's job once and return its `summary.json`."""
+    """Train the job once and return its `summary.json`."""
     job = yaml.safe_load(MANIFEST.read_text())
     job["spec"]["training"]["seed"] = seed
     if not freeze:

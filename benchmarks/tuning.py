@@ -1,8 +1,9 @@
 """What freezing costs and what it saves: accuracy and GPU time by `alpha`, and by when freezing begins.
 
-The model and data of the demo, for fewer epochs. Accuracy is that of runs in this process alone, for layouts change no
-number (docs/rules.md). GPU time is that of the layouts which the operator would choose with `onPack: Release`, by the
-times of the layers as measured here and without pauses, as `pipetransformer plan --measure` gives it.
+The model and data of examples/vit-digits.yaml, for fewer epochs. Accuracy is that of runs in this process, because
+layouts change no number (docs/rules.md). GPU time is that of the layouts which the operator would choose with
+`onPack: Release`, by the times of the layers as measured here and without pauses, as `pipetransformer plan --measure`
+gives it.
 """
 
 import argparse
@@ -33,7 +34,7 @@ NOTHING_FROZEN = "nothing frozen"
 
 
 def job_spec(freeze: dict[str, Any], seed: int) -> JobSpec:
-    """The demo's job with another policy, seed and length."""
+    """The example's job with another policy, seed and length."""
     manifest = yaml.safe_load(MANIFEST.read_text())
     manifest["spec"]["training"] |= {"epochs": EPOCHS, "seed": seed}
     manifest["spec"]["freeze"] = freeze

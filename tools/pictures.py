@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import StringIO
@@ -72,9 +73,16 @@ def gpus_by_job(samples: Sequence[tuple[float, Mapping[str, int]]], capacity: in
 
 
 def main(folder: Path) -> None:
-    """Writes docs/images/timeline.svg: the record of `make demo` in `folder`."""
-    record = read(folder)
-    write(REPOSITORY / "docs" / "images", "timeline", lambda width: draw(record, f"Timeline of {folder.name}", width))
+    """Writes the pictures of `make demo` in docs/images: demo.png, and timeline.svg of the freezing run.
+
+    Args:
+        folder: what `make demo` wrote.
+    """
+    images = REPOSITORY / "docs" / "images"
+    record = read(folder / "freezing")
+    write(images, "timeline", lambda width: draw(record, "Timeline of the freezing run", width))
+    for picture in ("demo.png", "demo-narrow.png"):
+        shutil.copyfile(folder / picture, images / picture)
 
 
 if __name__ == "__main__":

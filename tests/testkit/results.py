@@ -17,6 +17,7 @@ from rich.table import Table
 
 from tests.testkit import ROOT
 from tools.docs import benchmarks, charts
+from tools.machine import processor
 
 RESULTS = ROOT / "benchmarks" / "results"
 #: Changes that are not of the code: what benchmarks write.
@@ -58,7 +59,7 @@ def machine() -> dict[str, object]:
     """What results say about this machine."""
     return {
         "cores": os.cpu_count(),
-        "processor": _processor(),
+        "processor": processor(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": _torch_version(),
@@ -75,13 +76,6 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _torch_version() -> str:

@@ -6,9 +6,8 @@ Whoever takes eight processes on one GPU for eight GPUs measures turns, and not 
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 import torch
@@ -60,38 +59,43 @@ def _group(shape: Shape, samples: int, count: int, seconds: float, device: torch
     ]
     for process in made:
         process.start()
-    rates: list[float] = []
-    try:
-        for _ in made:
-            rates.append(results.get(timeout=_PATIENCE_S + seconds))
-    except Empty:
-        return None
-    finally:
-        for process in made:
-            process.join(timeout=_PATIENCE_S if len(rates) == count else 0)
-            process.kill()
-    return rates
+    for process in made:
+        process.join(timeout=2 * _PATIENCE_S + seconds)
+    ran = all(process.exitcode == 0 for process in made)
+    for process in made:
+        process.kill()
+    return [results.get(timeout=_PATIENCE_S) for _ in made] if ran else None
 
 
 def _steps(shape: Shape, samples: int, seconds: float, device: str, barrier: Any, results: Any) -> None:
     """Runs forwards and backwards of one layer for so many seconds, from when all processes are ready."""
     torch.set_num_threads(1)
     where = torch.device(device)
-    with where:
-        layer = Layer(shape)
-    inputs = activations(shape, samples, where)
-
-    def step() -> None:
-        with products("bf16", where):
-            output = layer(inputs)
-        torch.autograd.backward([output], [torch.ones_like(output)])
-        if where.type == "cuda":
-            torch.cuda.synchronize()
-
-    step()
-    barrier.wait(timeout=_PATIENCE_S)
+    try:
+        step = _warm_step(shape, samples, where)
+        barrier.wait(timeout=_PATIENCE_S)
+    except BaseException:
+        barrier.abort()  # the others need not wait for this process
+        raise
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         step()
         done += 1
     results.put(done / (time.perf_counter() - began))
+
+
+def _warm_step(shape: Shape, samples: int, device: torch.device) -> Callable[[], None]:
+    """A forward and a backward of one layer, which the device has done once."""
+    with device:
+        layer = Layer(shape)
+    inputs = activations(shape, samples, device)
+
+    def step() -> None:
+        with products("bf16", device):
+            output = layer(inputs)
+        torch.autograd.backward([output], [torch.ones_like(output)])
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    step()
+    return step

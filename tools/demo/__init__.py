@@ -1,0 +1,1 @@
+"""`make demo`: trains one job twice, unfrozen and freezing, and says what freezing saved and what it cost."""
