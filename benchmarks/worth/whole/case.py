@@ -23,7 +23,7 @@ from pipetransformer_contract.wire import Env
 
 from .way import Shape, Way
 
-LAYERS, WIDTH = 12, 128
+LAYERS, WIDTH = 12, 256
 STEPS_PER_EPOCH, EPOCHS = 12, 10
 STEPS = STEPS_PER_EPOCH * EPOCHS
 SAMPLES_PER_GPU = 16
