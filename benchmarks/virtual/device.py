@@ -33,7 +33,7 @@ class Timed(nn.Module):
     def __init__(self, inner: nn.Module, times: UnitTimes) -> None:
         super().__init__()
         self.inner = inner
-        self.gain = nn.Parameter(torch.ones(1))
+        self.shift = nn.Parameter(torch.zeros(1))
         self._times = times
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ class Timed(nn.Module):
         own = _Pass(seconds * self._times.input_gradient, seconds * self._times.weight_gradient, last)
         y = self.inner(_Mark.apply(x, own.take_input_time))  # type: ignore[no-untyped-call]
         y = _Mark.apply(y, own.begin_backward)  # type: ignore[no-untyped-call]
-        # The product comes last, because torch cannot split a backward that begins at a view.
-        output: Tensor = y * _Mark.apply(self.gain, own.take_weight_time)  # type: ignore[no-untyped-call]
+        # The sum comes last, because torch cannot split a backward that begins at a view.
+        output: Tensor = y + _Mark.apply(self.shift, own.take_weight_time)  # type: ignore[no-untyped-call]
         own.end = _wait(begun, seconds)
         setattr(output, _LAST, own)
         return output

@@ -37,6 +37,7 @@ FULL = {
     Case(4, 3): (*_MAIN, rivals.DDP_FREEZE_CACHE.name),
     Case(16, 3): (*_MAIN, rivals.DDP_FREEZE_CACHE.name),
     Case(16, 2): _MAIN,
+    Case(8, 3, dilate=4): (STATIC.name, ELASTIC.name),
 }
 _FULL_ROUNDS = 5
 
@@ -114,13 +115,15 @@ def _fsdp(cases: dict[str, Any]) -> dict[str, Any]:
 
 def _print(document: dict[str, Any]) -> None:
     """Each case's runs, then the figures with their aims."""
-    for case in [each for name, each in document["runs"].items() if name != "fsdp"]:
-        ways = [(name, value) for name, value in case.items() if isinstance(value, dict)]
+    for name, case in document["runs"].items():
+        if name == "fsdp":
+            continue
+        ways = [(way, value) for way, value in case.items() if isinstance(value, dict)]
         columns = ("seconds", "gpu_seconds", "ideal_seconds", "efficiency", "speedup_over_best_static", "layouts")
         print_table(
-            f"{case['gpus']} GPUs of {case['trained_layers_that_fit']} layers, {case['rounds']} rounds",
+            f"{name}: {case['gpus']} GPUs of {case['trained_layers_that_fit']} layers, {case['rounds']} rounds",
             ["run", "", *(column.replace("_", " ") for column in columns)],
-            [[name, way["about"], *(way.get(column, "") for column in columns)] for name, way in ways],
+            [[way, value["about"], *(value.get(column, "") for column in columns)] for way, value in ways],
         )
     found = [row for figure in FIGURES[NAME] for row in rows(figure, document)]
     print_table("Figures", ["", "figure", "measured", "aim", ""], found)

@@ -40,15 +40,18 @@ class Case:
     Attributes:
         gpus: the most that a run may hold.
         layers: number of layers that train for which each has memory.
+        dilate: makes all declared times so many times longer. Software then weighs as much less.
     """
 
     gpus: int
     layers: int
+    dilate: float = 1.0
 
     @property
     def name(self) -> str:
         """Key in the result."""
-        return f"n{self.gpus}" if self.layers == 3 else f"n{self.gpus}_{self.layers}_layers"
+        name = f"n{self.gpus}" if self.layers == 3 else f"n{self.gpus}_{self.layers}_layers"
+        return name if self.dilate == 1 else f"{name}_dilated_{self.dilate:g}"
 
     @property
     def device_bytes(self) -> int:
@@ -80,7 +83,7 @@ class Case:
         """The way's job with declared times."""
         start = Layout(1, self.gpus)  # no forecast depends on it
         job = local_job(local_manifest(Document(way.name, self.manifest(way, start, None))), _NOWHERE)
-        return Forecast.of(trainer_spec(job.spec), _declared_costs(device_bytes))
+        return Forecast.of(trainer_spec(job.spec), _declared_costs(device_bytes, self.dilate))
 
     def spec(self, way: Way) -> JobSpec:
         """The way's job, which no folder matters for."""
@@ -91,14 +94,13 @@ class Case:
         memory = None if way.fits else self.device_bytes
         return local_job(local_manifest(Document(way.name, self.manifest(way, self.start(way), memory))), run_dir)
 
-    def manifest(self, way: Way, start: Layout, device_bytes: int | None, dilate: float = 1.0) -> dict[str, Any]:
+    def manifest(self, way: Way, start: Layout, device_bytes: int | None) -> dict[str, Any]:
         """The way's job.
 
         Args:
             way: what it does.
             start: its first layout, which a way that is not elastic keeps.
             device_bytes: memory of a device; None if nothing bounds it.
-            dilate: makes all times so many times longer.
         """
         batch = SAMPLES_PER_GPU * self.gpus
         policy: dict[str, Any] = {"workers": start.workers, "maxWorkers": self.gpus, "maxPipelines": self.gpus}
@@ -115,7 +117,7 @@ class Case:
                 "model": {
                     "name": "benchmarks.virtual:model",
                     "numLayers": LAYERS,
-                    "options": {"layers": LAYERS, "width": WIDTH, "dilate": dilate},
+                    "options": {"layers": LAYERS, "width": WIDTH, "dilate": self.dilate},
                 },
                 "data": {"name": "benchmarks.virtual:data", "options": {"samples": batch * STEPS_PER_EPOCH}},
                 "training": {"steps": STEPS, "globalBatchSize": batch, "precision": "Float64"},
@@ -160,10 +162,10 @@ def _container(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 @cache
-def _declared_costs(device_bytes: int | None) -> ModelCosts:
+def _declared_costs(device_bytes: int | None, dilate: float) -> ModelCosts:
     """Declared seconds of the units, with the bytes that they keep, which are measured."""
     kept = _kept_bytes()
-    times = profile().units(LAYERS)
+    times = profile().units(LAYERS, dilate)
     sizes = kept.micro_batch_sizes
     small, large = ([_cost(*each, size) for each in zip(times, units, strict=True)]
                     for units, size in zip((kept.small, kept.large), sizes, strict=True))  # fmt: skip
@@ -179,6 +181,6 @@ def _cost(times: UnitTimes, measured: UnitCost, samples: int) -> UnitCost:
 @cache
 def _kept_bytes() -> ModelCosts:
     """Costs of the units on devices that take no time, for the bytes that they keep for their backwards."""
-    manifest = Case(4, 3).manifest(_LONE, Layout(1, 4), None, dilate=1e-9)
+    manifest = Case(4, 3, dilate=1e-9).manifest(_LONE, Layout(1, 4), None)
     spec: JobSpec = local_job(local_manifest(Document(_LONE.name, manifest)), _NOWHERE).spec
     return measure_here(Forecast.of(trainer_spec(spec)).job)

@@ -28,6 +28,7 @@ def figures(case: Case, measured: Measured) -> dict[str, Any]:
     found: dict[str, Any] = {
         "gpus": case.gpus,
         "trained_layers_that_fit": case.layers,
+        "dilate": case.dilate,
         "rounds": max(len(runs) for runs in measured.values()),
     }
     for name, runs in measured.items():

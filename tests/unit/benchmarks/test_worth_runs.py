@@ -132,6 +132,14 @@ def test_what_is_elastic_could_take_less_at_best() -> None:
     assert lone.layouts == [Layout(1, 8)]
 
 
+def test_an_ideal_grows_with_the_declared_times() -> None:
+    plain, dilated = (case.ideal(STATIC) for case in (EIGHT, replace(EIGHT, dilate=4.0)))
+
+    assert plain and dilated
+    assert dilated.seconds == pytest.approx(4 * plain.seconds)
+    assert replace(EIGHT, dilate=4.0).name == "n8_dilated_4"
+
+
 def test_a_layout_that_is_not_cut_again_has_no_ideal() -> None:
     (as_cut,) = [way for way in WAYS if way.shape is Shape.AS_CUT]
 
@@ -221,7 +229,7 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
 def test_plain_torch_has_the_losses_of_the_job_on_one_worker(tmp_path: Path) -> None:
     """Two ranks freeze four layers in the second epoch, which the cache advances to seven in the third."""
     steps = 3 * STEPS_PER_EPOCH
-    manifest = Case(2, 3).manifest(DDP_FREEZE_CACHE, Layout(1, 2), None, dilate=1e-9)
+    manifest = Case(2, 3, dilate=1e-9).manifest(DDP_FREEZE_CACHE, Layout(1, 2), None)
     spec = trainer_spec(local_job(local_manifest(Document("job", manifest)), tmp_path).spec)
     moves = DDP_FREEZE_CACHE.freezing.moves(LAYERS, STEPS_PER_EPOCH)
     shorter = spec.model_copy(update={"training": spec.training.model_copy(update={"steps": steps})})
