@@ -170,12 +170,18 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth bench-worth-ideal bench-worth-runs
+.PHONY: bench-cache bench-channel bench-cluster bench-cluster-real bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth bench-worth-ideal bench-worth-runs
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
 bench-channel: $(STAMP) ## One generation told to 1,500 and to 4,096 workers over TLS: the operator's loop and memory (2 min).
 	$(BIN)/python -m benchmarks.channel
+
+bench-cluster: $(STAMP) ## 10,000 simulated jobs on 1,000 GPUs: GPU-hours and waiting by policy, load and share of jobs that freeze (90 min).
+	$(BIN)/python -m benchmarks.cluster
+
+bench-cluster-real: programs ## The simulated cluster against 24 jobs of virtual devices on real kubelets, three policies (root, 40 min).
+	$(BIN)/python -m benchmarks.cluster.real
 
 bench-digits: $(STAMP) ## Accuracy of examples/vit-digits.yaml with and without freezing, 3 seeds.
 	$(BIN)/python -m benchmarks.digits

@@ -41,10 +41,10 @@ JOB_SECONDS = 240
 
 
 class Journal:
-    """When each thing of the namespace was first seen."""
+    """When each thing of a namespace was first seen."""
 
-    def __init__(self, api: ApiServer) -> None:
-        self._api = api
+    def __init__(self, api: ApiServer, namespace: str = NAMESPACE) -> None:
+        self._api, self._namespace = api, namespace
         self._changed = asyncio.Condition()
         self.jobs: dict[str, list[tuple[float, Object]]] = {}
         self.pods: dict[str, list[tuple[float, Object]]] = {}
@@ -55,7 +55,7 @@ class Journal:
         """Keeps the journal meanwhile."""
         async with asyncio.TaskGroup() as tasks:
             watches = []
-            for path, seen in ((_jobs(), self.jobs), (_pods(), self.pods)):
+            for path, seen in ((jobs_path(self._namespace), self.jobs), (pods_path(self._namespace), self.pods)):
                 version = (await self._api.send("GET", path))["metadata"]["resourceVersion"]
                 watches.append(tasks.create_task(self._watch(path, version, seen)))
             yield
@@ -185,12 +185,17 @@ def _jobs() -> str:
     return jobs_path(NAMESPACE)
 
 
+def pods_path(namespace: str) -> str:
+    """Path of the pods of a namespace."""
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
 def _pods() -> str:
-    return f"/api/v1/namespaces/{NAMESPACE}/pods"
+    return pods_path(NAMESPACE)
 
 
 @contextlib.contextmanager
-def _operator(layout: Layout, image: str) -> Iterator[None]:
+def operator(layout: Layout, image: str) -> Iterator[None]:
     """The operator, installed from its chart."""
     repository, _, tag = image.rpartition(":")
     helm = [str(gobuild.helm()), "--kubeconfig", str(layout.kubeconfig), "--namespace", SYSTEM]
@@ -203,20 +208,26 @@ def _operator(layout: Layout, image: str) -> Iterator[None]:
         subprocess.run([*helm, "uninstall", "pipetransformer", "--wait"], check=True)
 
 
-async def _in_namespace(layout: Layout, references: dict[str, str], jobs: int) -> list[dict[str, float]]:
-    """Runs everything in a namespace and a shared folder of its own."""
-    shared = layout.shared / NAMESPACE
+@contextlib.asynccontextmanager
+async def namespace_of(layout: Layout, name: str) -> AsyncIterator[tuple[ApiServer, Path]]:
+    """A namespace and a shared folder of one benchmark's own."""
+    shared = layout.shared / name
     shutil.rmtree(shared, ignore_errors=True)
     shared.mkdir()
     shared.chmod(0o1777)
     async with api_server(layout.kubeconfig) as api:
-        await api.send("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        await api.send("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         try:
-            await _served(api, f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default")
-            return await run_releases(api, references, shared, jobs)
+            await _served(api, f"/api/v1/namespaces/{name}/serviceaccounts/default")
+            yield api, shared
         finally:
-            await api.send("DELETE", f"/api/v1/namespaces/{NAMESPACE}")
+            await api.send("DELETE", f"/api/v1/namespaces/{name}")
             shutil.rmtree(shared)
+
+
+async def _in_namespace(layout: Layout, references: dict[str, str], jobs: int) -> list[dict[str, float]]:
+    async with namespace_of(layout, NAMESPACE) as (api, shared):
+        return await run_releases(api, references, shared, jobs)
 
 
 async def _served(api: ApiServer, path: str) -> None:
@@ -239,7 +250,7 @@ def main() -> int:
     cluster.up(layout)
     try:
         references = images.publish(layout)
-        with _operator(layout, references["operator"]):
+        with operator(layout, references["operator"]):
             releases = asyncio.run(_in_namespace(layout, references, arguments.jobs))
     finally:
         if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":

@@ -4,7 +4,7 @@ The contract's functions choose layouts and cuts, as for a job that trains. The 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipetransformer_contract.api import JobSpec
@@ -131,7 +131,7 @@ def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savi
 
 def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
     elastic, stages = spec.elastic_policy, spec.pipeline.stages
-    bounds = bounds_of(spec, forecast)
+    bounds = _limits(spec, forecast)
     offers = [Offer(stages=stages, bytes_per_worker=0)]
     found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
     if found is None:
@@ -146,9 +146,19 @@ def most_workers(spec: JobSpec) -> int:
 
 
 def bounds_of(spec: JobSpec, forecast: "Forecast") -> Bounds:
-    """Limits of a layout, from the job's spec."""
+    """Limits of a layout, from the job's spec.
+
+    Raises:
+        ValueError: the spec allows no start.
+    """
+    bounds = _limits(spec, forecast)
+    if spec.elastic_policy.release_down_to is ReleaseDownTo.PRESENT_STEP:
+        return bounds
+    return replace(bounds, starting_step_seconds=forecast.starting_step_seconds(_start(spec, forecast)))
+
+
+def _limits(spec: JobSpec, forecast: "Forecast") -> Bounds:
     elastic = spec.elastic_policy
-    by_start = elastic.release_down_to is ReleaseDownTo.STARTING_STEP
     return Bounds(
         initial=spec.initial_layout,
         min_workers=elastic.min_workers,
@@ -156,5 +166,4 @@ def bounds_of(spec: JobSpec, forecast: "Forecast") -> Bounds:
         min_pipelines=elastic.min_pipelines,
         max_pipelines=spec.max_pipelines,
         bytes_budget=forecast.job.bytes_budget,
-        starting_step_seconds=forecast.starting_step_seconds() if by_start else None,
     )

@@ -157,6 +157,30 @@ FIGURES = {
         Figure("cases.*.mean_accuracy", "accuracy, mean of the seeds"),
         Figure("cases.*.gpu_time", "GPU time held, nothing frozen = 1"),
     ),
+    "worth-cluster": (
+        Figure("cluster.fast_equals_plan", "`plan()` gives the layouts of its parts, 200 jobs"),
+        Figure("cluster.seconds_fast", "processor seconds of the longest simulation by parts", at_most=60),
+        Figure("cluster.seconds_plan", "processor seconds of a simulation by `plan()`", at_most=600),
+        Figure("cluster.share25.load09.auto.gpu_hours_ratio", "GPU-hours over those of static", at_most=0.90),
+        Figure("cluster.share100.load09.auto.gpu_hours_ratio", "the same, all elastic jobs freeze", at_most=0.60),
+        Figure(
+            "cluster.share25.load15.release_starting.queue_ratio",
+            "mean time in the queue over that of static, at a load of 1.5",
+            at_most=0.25,
+        ),
+        Figure("cluster.share25.load09.auto.jct_ratio_to_pollux", "mean time to the end over Pollux's", at_most=1),
+        Figure("cluster.share25.load09.*.gpu_hours_ratio", "GPU-hours over those of static"),
+        Figure("cluster.share25.load09.*.jct_hours_elastic.mean", "hours to the end of an elastic job, mean"),
+        Figure("cluster.share25.load15.*.queue_hours_all.mean", "hours in the queue at a load of 1.5, mean"),
+        Figure("cluster.share100.load09.*.gpu_hours_ratio", "all elastic jobs freeze: GPU-hours over those of static"),
+        Figure("cluster.slow.*.jct_hours_elastic.mean", "starts of 2 minutes and pauses of 30 s: hours to the end"),
+    ),
+    "worth-cluster-real": (
+        Figure("cluster_real.job_error_p95", "error of a job's time to its end, 19 of 20", at_most=0.10),
+        Figure("cluster_real.gpu_seconds_error", "error of all GPU-seconds, worst policy", at_most=0.05),
+        Figure("cluster_real.slowness", "step over its declared time, on other jobs"),
+        Figure("cluster_real.start_seconds", "seconds until admitted jobs train, on other jobs"),
+    ),
     "worth-ideal": (
         Figure(
             "ideal.brute_force_worst_ratio",
@@ -198,10 +222,10 @@ def rendered() -> str:
     """The page."""
     parts = [GENERATED + _INTRODUCTION]
     for name, about in _targets().items():
-        file = RESULTS / f"{name}.json"
+        stem = next((one for one in (name, f"worth-{name}") if (RESULTS / f"{one}.json").exists()), None)
         parts.append(f"## {name}\n\n{about}\n")
-        if file.exists():
-            parts += _result(name, json.loads(file.read_text()))
+        if stem is not None:
+            parts += _result(stem, json.loads((RESULTS / f"{stem}.json").read_text()))
         else:
             parts.append("It has written no result yet.\n")
     return "\n".join(parts)

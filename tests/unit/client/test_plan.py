@@ -155,6 +155,19 @@ def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
     assert "spec.elasticPolicy.maxWorkers: no layout of 4 stages fits 3 workers" in capsys.readouterr().err
 
 
+def test_workers_are_released_down_to_the_step_of_the_layout_that_the_ceiling_lets_it_start_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({"costs": assumed_costs(12).model_dump(mode="json")}))
+    asked = packing_job().set("training.epochs", 20).set("pipeline.packing", "Measured").release()
+    asked.set("elasticPolicy.releaseDownTo", "StartingStep")
+    smaller = planned(asked.workers(8, most=4), tmp_path, monkeypatch, capsys, "--costs", str(costs))
+    exact = planned(asked.workers(4), tmp_path, monkeypatch, capsys, "--costs", str(costs))
+    assert layouts(smaller) == layouts(exact)
+    assert layouts(exact)[0] == (4, 1) and layouts(exact)[-1][0] * layouts(exact)[-1][1] < 4
+
+
 def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

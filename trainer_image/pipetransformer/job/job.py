@@ -52,6 +52,7 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import moment_shapes
 from pipetransformer_contract.choose import Packing
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import (
     CachePolicy,
@@ -365,12 +366,16 @@ class Job:
             pause_seconds=pause_seconds,
         )
 
-    def starting_step_seconds(self, costs: ModelCosts | None) -> float | None:
-        """Predicted seconds of a step in the job's first layout with no frozen layers; None if it does not fit now."""
+    def starting_step_seconds(self, costs: ModelCosts | None, first: Layout | None) -> float | None:
+        """Predicted seconds of a step at the job's start with no frozen layers.
+
+        It is that of the layout in which the job began (`first`). The spec's layout takes its place if `first` is
+        unknown, or fits only with frozen layers because the job resumed with some. None if the spec's does not fit now.
+        """
         model, stages = self.choice_model(costs), self.spec.pipeline.stages
-        pipelines = self.spec.workers // stages
-        with contextlib.suppress(MemoryBoundError):
-            return model.step_seconds(0, model.cut(0, stages, pipelines), pipelines)
+        for layout in filter(None, (first, Layout(stages, self.spec.workers // stages))):
+            with contextlib.suppress(MemoryBoundError):
+                return model.step_seconds(0, model.cut(0, layout.stages, layout.pipelines), layout.pipelines)
         return None
 
     def blank_unit(self, index: int) -> nn.Module:

@@ -123,9 +123,9 @@ class Forecast:
         """Seconds of a step; without costs, in units of one sample's forward through one layer."""
         return self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
 
-    def starting_step_seconds(self) -> float | None:
+    def starting_step_seconds(self, first: Layout) -> float | None:
         """What the leader would report as the step of the job's first layout with no frozen layers."""
-        return self.job.starting_step_seconds(self.costs)
+        return self.job.starting_step_seconds(self.costs, first)
 
     def present(self, boundary: int, cut: Cut, layout: Layout, remaining_steps: int | None) -> Present:
         """What the leader would report about a layout in which it trains."""

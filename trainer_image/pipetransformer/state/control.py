@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel, to_snake
 
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import Evaluation, Goal
 
 
@@ -46,6 +47,7 @@ class Control:
         earlier_job: UID of the job whose checkpoint this job resumed; its own UID if it began from the start; empty if
             unknown.
         earlier_generations: the highest layout generation of earlier jobs when this job began.
+        first_layout: stages and pipelines with which this job began; empty if unknown.
     """
 
     step: int = 0
@@ -75,12 +77,19 @@ class Control:
     job_uid: str = ""
     earlier_job: str = ""
     earlier_generations: int = 0
+    first_layout: list[int] = field(default_factory=list)
 
-    def begin_job(self, uid: str, earlier_generations: int) -> None:
-        """Note that the job `uid` continues from this state, which may be another job's."""
+    def begin_job(self, uid: str, earlier_generations: int, layout: Layout) -> None:
+        """Note that the job `uid` continues in `layout` from this state, which may be another job's."""
         if self.job_uid != uid:
             self.earlier_job = self.job_uid or (uid if self.step == 0 else "")
             self.job_uid, self.earlier_generations = uid, earlier_generations
+            self.first_layout = [layout.stages, layout.pipelines]
+
+    @property
+    def began_in(self) -> Layout | None:
+        """The layout in which this job began; None if unknown."""
+        return Layout(*self.first_layout) if self.first_layout else None
 
     def lasting_generation(self, number: int) -> int:
         """The number of this job's layout generation in files that outlive the job: above those of earlier jobs."""

@@ -182,7 +182,7 @@ class Forecast:
         self.idle_share = model.idle_share(control.boundary, self._cut, pipelines)
         present = model.step_seconds(control.settled_boundary, self._cut, pipelines)
         self.step_seconds = None if scale is None else scale * present
-        starting = None if scale is None else self._job.starting_step_seconds(_costs(control))
+        starting = None if scale is None else self._job.starting_step_seconds(_costs(control), control.began_in)
         self.starting_step_seconds = None if scale is None or starting is None else scale * starting
 
     def _scale(self, model: StepModel) -> float | None:

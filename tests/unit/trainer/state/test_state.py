@@ -11,6 +11,7 @@ from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.optimizer import make_optimizer
 from pipetransformer.state.worker_state import WorkerState
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import Evaluation, Optimizer, OptimizerName
 
 CPU = torch.device("cpu")
@@ -180,3 +181,15 @@ def test_a_checkpoints_marker_has_camel_case_alone_and_gives_the_state_back() ->
     assert (kept["fellStep"], kept["lastStep"]) == (2, {"step": 4, "gradientNorm": 0.5})
     assert not [name for name in (*kept, *kept["lastStep"]) if "_" in name]
     assert Control.from_file(kept) == control
+
+
+def test_a_job_keeps_the_layout_in_which_it_began_until_another_job_resumes_it() -> None:
+    control = Control()
+    assert control.began_in is None
+    control.begin_job("job", 0, Layout(4, 1))
+    control.begin_job("job", 0, Layout(2, 2))
+    resumed = Control.from_file(control.to_file())
+    resumed.begin_job("job", 0, Layout(2, 1))
+    assert resumed.began_in == Layout(4, 1)
+    resumed.begin_job("another", 5, Layout(2, 4))
+    assert (resumed.began_in, resumed.earlier_job) == (Layout(2, 4), "job")

@@ -81,6 +81,18 @@ def test_the_step_of_the_start_is_told_on_the_scale_of_the_measured_steps(tmp_pa
     assert report.starting_step_seconds == pytest.approx(18.5 / 13.4)
 
 
+@pytest.mark.parametrize(("first_layout", "expected"), [([1, 1], 1.0), ([1, 2], 0.5), ([], 0.5)])
+def test_the_step_of_the_start_is_that_of_the_layout_in_which_the_job_began(
+    first_layout: list[int], expected: float, tmp_path: Path
+) -> None:
+    two_workers = {"pipeline": {"stages": 1, "microBatchSize": 25}, "numShards": 2, "workers": 2}
+    job, reports = load_job(make_spec(ADAMW, **two_workers)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control(costs=assumed_costs(job.num_layers).model_dump(), first_layout=first_layout)
+    take_steps(leader, control, 5)
+    assert reports.sent[-1].starting_step_seconds == pytest.approx(expected), "the present layout has one worker"
+
+
 def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: Path) -> None:
     job, reports = load_job(make_spec(ADAMW)), Reports()
     told: list[Any] = []

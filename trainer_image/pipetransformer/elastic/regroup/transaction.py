@@ -224,7 +224,7 @@ class _Attempt(Progress):
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages, plan.cut.pairs)
             self.phases.lap("groups")
         self.assembled = new_state = self._assemble(plan, state_map)
-        new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations)
+        new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations, self.generation.layout)
         self.phases.lap("assemble")
         tools.hooks.on_point(HookPoint.ASSEMBLED, number)
         assert self.groups.transfer is not None

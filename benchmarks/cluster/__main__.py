@@ -1,0 +1,224 @@
+"""`make bench-cluster`: what each way to run elastic jobs costs, by load and by the share of jobs that freeze.
+
+Assumptions: GPUs are alike, links and cache reads are free, nothing fails, and jobs are placed anywhere. Each elastic
+job is a pipeline of twelve equal layers of which a GPU trains three, so it never fits one GPU before layers freeze.
+Freezing costs no accuracy. A job that waits starts once its GPUs are free; a smaller one may go ahead of it.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tests.testkit import ROOT
+from tests.testkit.results import print_table, write_result
+
+from . import picture
+from .delays import Delays, measured
+from .metrics import figures, summary
+from .policies import AUTO, AUTO_RESIDENT, POLICIES, POLLUX, RELEASE_STARTING, STATIC, WIDEN, Policy
+from .simulation import simulate
+from .trace import draw
+
+LOADS = (0.7, 0.9, 1.2, 1.5)
+SHARES = (0.10, 0.25, 0.50, 1.0)
+#: Where one case stands for all.
+LOAD, SHARE = 0.9, 0.25
+#: A GPU's model is larger than those that the pauses were measured with.
+SLOW = Delays(start=120.0, pause=30.0, checkpoint=60.0, delete=5.0)
+_BY_PLAN = (WIDEN, RELEASE_STARTING, AUTO)
+#: Figures of the tables.
+_SHOWN = (
+    "gpu_hours_ratio",
+    "jct_hours_all",
+    "jct_hours_elastic",
+    "jct_p95_hours_all",
+    "queue_hours_all",
+    "queue_p99_hours_all",
+    "slowdown_p99",
+    "utilisation",
+    "regroups_per_hour",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Jobs, and who runs them.
+
+    Attributes:
+        slow: whether changes of layout and starts take as long as with large models.
+    """
+
+    policy: Policy
+    share: float
+    load: float
+    seed: int
+    jobs: int
+    gpus: int
+    daily: bool = False
+    slow: bool = False
+    by_plan: bool = False
+
+    def run(self) -> tuple[dict[str, float], float]:
+        """Its figures, and the processor's seconds that they took."""
+        jobs = draw(self.jobs, self.gpus, load=self.load, share_freezing=self.share, seed=self.seed, daily=self.daily)
+        before = time.process_time()
+        runs = simulate(self.policy, jobs, self.gpus, SLOW if self.slow else measured(), by_plan=self.by_plan)
+        return figures(runs, self.gpus), time.process_time() - before
+
+
+def equal_by_plan(seed: int = 0) -> bool:
+    """Whether `plan()` and its parts give 200 jobs, half of them elastic, the same layouts at the same times."""
+    jobs = draw(200, 128, load=1.2, share_freezing=0.5, seed=seed, share_elastic=0.5)
+    for policy in _BY_PLAN:
+        parts, planned = (simulate(policy, jobs, 128, measured(), by_plan=by_plan) for by_plan in (False, True))
+        if [run.layouts for run in parts] != [run.layouts for run in planned]:
+            return False
+    return True
+
+
+class Results:
+    """The figures of all cases: by policy, share, load and seed."""
+
+    def __init__(self, cases: Sequence[Case], processes: int) -> None:
+        with ProcessPoolExecutor(processes) as pool:
+            found = list(pool.map(Case.run, cases))
+        self._found = {_key(case): figures for case, (figures, _) in zip(cases, found, strict=True)}
+        self.slowest_seconds = max(seconds for _, seconds in found)
+
+    def cell(self, policy: Policy, case: Case, seeds: Sequence[int]) -> dict[str, Any]:
+        """Means, deviations and ratios of a policy."""
+        ours, static, pollux = ([self._one(one, case, seed) for seed in seeds] for one in (policy, STATIC, POLLUX))
+        cell: dict[str, Any] = summary(ours)
+        for name, figure, rival in (
+            ("gpu_hours_ratio", "gpu_hours", static),
+            ("gpu_hours_elastic_ratio", "gpu_hours_elastic", static),
+            ("jct_ratio", "jct_hours_all", static),
+            ("queue_ratio", "queue_hours_all", static),
+            ("jct_ratio_to_pollux", "jct_hours_all", pollux),
+            ("jct_elastic_ratio_to_pollux", "jct_hours_elastic", pollux),
+        ):
+            cell[name] = _ratio([one[figure] for one in ours], [one[figure] for one in rival])
+            cell[f"{name}_by_seed"] = [
+                _ratio([one[figure]], [other[figure]]) for one, other in zip(ours, rival, strict=True)
+            ]
+        return cell
+
+    def _one(self, policy: Policy, case: Case, seed: int) -> Mapping[str, float]:
+        return self._found[_key(replace(case, policy=policy, seed=seed))]
+
+
+def _key(case: Case) -> Case:
+    """The case, whose share of jobs that freeze matters only to policies under which they do."""
+    return case if case.policy.freezes else replace(case, share=0.0)
+
+
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Our mean over theirs; None if theirs is nothing."""
+    return sum(ours) / sum(theirs) if sum(theirs) else None
+
+
+def _policies(load: float) -> Sequence[Policy]:
+    """Those that are compared at a load; what a part of one policy is worth only at one load."""
+    return [policy for policy in POLICIES if policy is not AUTO_RESIDENT or load == LOAD]
+
+
+def cases(seeds: Sequence[int], jobs: int, gpus: int) -> Iterator[Case]:
+    """All simulations by the parts of `plan()` and by rivals, each once."""
+    for seed in seeds:
+        for load in LOADS:
+            for share in SHARES:
+                for policy in _policies(load):
+                    if policy.freezes or share == SHARES[0]:
+                        yield _key(Case(policy, share, load, seed, jobs, gpus))
+        for policy in POLICIES:
+            usual = _key(Case(policy, SHARE, LOAD, seed, jobs, gpus))
+            yield from (replace(usual, daily=True), replace(usual, slow=True))
+
+
+def tables(results: Results, seeds: Sequence[int], jobs: int, gpus: int) -> dict[str, Any]:
+    """The cells by share, load and policy, and those of the two special cases."""
+    found: dict[str, Any] = {}
+    for share in SHARES:
+        for load in LOADS:
+            case = Case(STATIC, share, load, seeds[0], jobs, gpus)
+            cells = {policy.name: results.cell(policy, case, seeds) for policy in _policies(load)}
+            found.setdefault(_share(share), {})[_load(load)] = cells
+    usual = Case(STATIC, SHARE, LOAD, seeds[0], jobs, gpus)
+    for name, case in (("daily", replace(usual, daily=True)), ("slow", replace(usual, slow=True))):
+        found[name] = {policy.name: results.cell(policy, case, seeds) for policy in POLICIES}
+    return found
+
+
+def _share(share: float) -> str:
+    return f"share{round(100 * share)}"
+
+
+def _load(load: float) -> str:
+    return f"load{round(10 * load):02}"
+
+
+def show_all(found: Mapping[str, Any]) -> None:
+    """Prints a table for each share and load, and for the special cases."""
+    for share in SHARES:
+        for load in LOADS:
+            show(f"{_share(share)}, {_load(load)}", found[_share(share)][_load(load)])
+    for name in ("daily", "slow"):
+        show(name, found[name])
+
+
+def show(title: str, cells: Mapping[str, Any]) -> None:
+    """Prints one table: a row a policy."""
+    rows = [[name, *(_shown(cell[figure]) for figure in _SHOWN)] for name, cell in cells.items()]
+    print_table(title, ["policy", *_SHOWN], rows)
+
+
+def _shown(value: Any) -> Any:
+    return value["mean"] if isinstance(value, dict) else value
+
+
+def main() -> int:
+    """Simulates all cases and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--gpus", type=int, default=1_000)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--dry", action="store_true", help="write no result")
+    arguments = parser.parse_args()
+    seeds, jobs, gpus = range(arguments.seeds), arguments.jobs, arguments.gpus
+    equal = equal_by_plan()
+    planned_figures, planned_seconds = Case(AUTO, SHARE, LOAD, 0, jobs, gpus, by_plan=True).run()
+    results = Results(list(cases(seeds, jobs, gpus)), arguments.processes)
+    found = tables(results, seeds, jobs, gpus)
+    show_all(found)
+    print(f"plan() and its parts give the same layouts: {equal}")
+    print(f"the longest simulation took {results.slowest_seconds:.0f} s, by plan() {planned_seconds:.0f} s")
+    if not arguments.dry:
+        checks = {
+            "fast_equals_plan": equal,
+            "seconds_fast": results.slowest_seconds,
+            "seconds_plan": planned_seconds,
+            "by_plan": planned_figures,
+        }
+        document = {
+            "cluster": {**found, **checks},
+            "policies": {policy.name: policy.words for policy in POLICIES},
+            "jobs": jobs,
+            "gpus": gpus,
+            "seeds": list(seeds),
+            "delays": asdict(measured()),
+            "slow_delays": asdict(SLOW),
+            "assumptions": [" ".join(one.split()) for one in (__doc__ or "").split("\n\n")[1:]],
+        }
+        path = write_result("worth-cluster", document, command="make bench-cluster")
+        picture.draw(found, SHARES, LOADS, (_share(SHARE), _load(LOAD)), path.with_suffix(".png"))
+        print(f"written to {path.relative_to(ROOT)} and {path.stem}.png")
+    return 0 if equal else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
