@@ -58,6 +58,7 @@ def test_jobs_hold_no_more_gpus_than_there_are_and_train_all_their_steps(policy:
 def test_a_job_alone_takes_what_its_trace_says_and_the_delays() -> None:
     for gpus in (1, 8):
         (run,) = simulate(STATIC, [Job(0, 5.0, gpus, 1000.0, freezes=True)], 8, DELAYS)
+        assert run.ended is not None
         assert run.ended == pytest.approx(5.0 + DELAYS.start + DELAYS.pause + 1000.0, abs=1.0)
         assert run.gpu_seconds() == pytest.approx(gpus * (run.ended - 5.0 + DELAYS.delete))
         assert run.gpu_seconds(until=5.0 + DELAYS.start) == gpus * DELAYS.start

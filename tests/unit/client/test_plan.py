@@ -9,8 +9,11 @@ import pytest
 import yaml
 
 from pipetransformer.job.load import load_job
+from pipetransformer.library.forecast import Forecast
 from pipetransformer.partition import assumed_costs
+from pipetransformer_client.dry_run import bounds_of
 from pipetransformer_contract.api import trainer_spec
+from pipetransformer_contract.layout import Layout
 from tests.testkit.client.command_line import command
 from tests.testkit.documented import documented
 from tests.testkit.operator.builders import JobBuilder, make_job
@@ -155,17 +158,17 @@ def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
     assert "spec.elasticPolicy.maxWorkers: no layout of 4 stages fits 3 workers" in capsys.readouterr().err
 
 
-def test_workers_are_released_down_to_the_step_of_the_layout_that_the_ceiling_lets_it_start_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    costs = tmp_path / "costs.json"
-    costs.write_text(json.dumps({"costs": assumed_costs(12).model_dump(mode="json")}))
-    asked = packing_job().set("training.epochs", 20).set("pipeline.packing", "Measured").release()
-    asked.set("elasticPolicy.releaseDownTo", "StartingStep")
-    smaller = planned(asked.workers(8, most=4), tmp_path, monkeypatch, capsys, "--costs", str(costs))
-    exact = planned(asked.workers(4), tmp_path, monkeypatch, capsys, "--costs", str(costs))
-    assert layouts(smaller) == layouts(exact)
-    assert layouts(exact)[0] == (4, 1) and layouts(exact)[-1][0] * layouts(exact)[-1][1] < 4
+def test_a_plan_compares_releases_with_the_layout_that_the_ceiling_lets_it_start_with() -> None:
+    spec = packing_job().workers(8, most=4).release().set("pipeline.packing", "Measured").job().spec
+    forecast = Forecast.of(trainer_spec(spec), assumed_costs(12))
+    assert bounds_of(spec, forecast).starting_step_seconds is None
+
+    by_start = packing_job().workers(8, most=4).release().set("pipeline.packing", "Measured")
+    by_start.set("elasticPolicy.releaseDownTo", "StartingStep")
+    found = bounds_of(by_start.job().spec, forecast).starting_step_seconds
+    asked = forecast.starting_step_seconds(Layout(4, 2))
+    assert found == forecast.starting_step_seconds(Layout(4, 1))
+    assert found is not None and asked is not None and found > 1.5 * asked
 
 
 def test_a_plan_with_measured_costs_shows_the_candidates_of_each_layout(
