@@ -18,13 +18,13 @@ from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.asynchronous_replay import Replay, Round
 
-STAGES, LAYERS, EPOCHS, BATCH, STEPS_PER_ROUND = 4, 4, 5, 32, 16
+STAGES, LAYERS, EPOCHS, BATCH, STEPS_PER_ROUND = 4, 4, 8, 32, 16
 #: Micro-batches a step.
 ONE, SEVERAL = 1, STAGES
 #: One-sided 95 % quantiles of Student's t, by degrees of freedom.
 _QUANTILES = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833}
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"name": "AdamW"}, "sgd": {"name": "SGD", "momentum": 0.9}}
-RATES = {"adamw": (1e-3, 3e-3, 1e-2), "sgd": (1e-2, 3e-2, 1e-1)}
+RATES = {"adamw": (1e-3, 2e-3, 3e-3, 5e-3, 1e-2), "sgd": (1e-2, 2e-2, 3e-2, 5e-2)}
 #: Ways to train, with how many steps more their predictions look ahead.
 SYNCHRONOUS, NEWEST, PREDICTED, FURTHER, STASHED = "synchronous", "newest", "predicted", "predicted, s + 1", "stashed"
 _SCHEDULES = {
@@ -58,6 +58,7 @@ def train(way: str, optimizer: str, rate: float, micro_batches: int, seed: int) 
                     "epochs": EPOCHS,
                     "globalBatchSize": BATCH,
                     "optimizer": {**OPTIMIZERS[optimizer], "learningRate": rate},
+                    "learningRateSchedule": {"shape": "Cosine", "warmupSteps": 60},  # as in examples/vit-digits.yaml
                     "seed": seed,
                 },
                 "pipeline": {"stages": STAGES, "schedule": schedule, "microBatchSize": BATCH // micro_batches},

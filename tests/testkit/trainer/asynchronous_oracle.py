@@ -53,14 +53,14 @@ class Weight:
         """What the last step moved the value by, over the rate and without decoupled decay; 0 before the first."""
         if not self.steps:
             return 0.0
-        epsilon = self.options.get("epsilon", 1e-8)
+        epsilon: float = self.options.get("epsilon", 1e-8)
         match self.options["name"]:
             case "Adam" | "AdamW":
                 beta1, beta2 = self.options.get("beta1", 0.9), self.options.get("beta2", 0.999)
                 mean = self.first / (1 - beta1**self.steps)
-                return mean / (np.sqrt(self.second / (1 - beta2**self.steps)) + epsilon)
+                return np.divide(mean, np.sqrt(self.second / (1 - beta2**self.steps)) + epsilon)
             case "RMSprop":
-                return self.gradient / (np.sqrt(self.second) + epsilon)
+                return np.divide(self.gradient, np.sqrt(self.second) + epsilon)
         return self.first
 
 

@@ -104,14 +104,20 @@ class _Stage:
         self.parameters = [one for unit in units for one in unit.parameters() if one.requires_grad]
         self.versions: list[tuple[list[Tensor], list[Tensor]]] = []
         self.seen: dict[tuple[int, int], Mapping[str, int]] = {}
+        #: What the parameters hold: a version, and the factor of its direction.
+        self._placed = 0, 0.0
 
     def put(self, version: int, factor: float = 0.0) -> None:
         """Write a version into the parameters, moved on by `factor` times its direction. Autograd does not notice."""
+        if (version, factor) == self._placed:
+            return
+        self._placed = version, factor
         for parameter, value, direction in zip(self.parameters, *self.versions[version], strict=True):
             parameter.data.copy_(value - factor * direction)
 
     def note(self, directions: Sequence[Tensor]) -> None:
         """Append the present values as a version."""
+        self._placed = len(self.versions), 0.0
         self.versions.append(([one.detach().clone() for one in self.parameters], list(directions)))
 
 
@@ -201,7 +207,7 @@ class Replay:
     def _step(self, stages: Sequence[_Stage], weight: float, step: int) -> None:
         parameters = [one for stage in stages for one in stage.parameters]
         for stage in stages:
-            stage.put(-1)
+            stage.put(len(stage.versions) - 1)
         optimizer = self._optimizer(parameters)
         for parameter in parameters:
             assert parameter.grad is not None
@@ -263,4 +269,4 @@ def replay_worst(spec: TrainerSpec, run: Ran) -> float:
     replay = Replay(job)
     for round_ in rounds_of(spec, run, job.order.steps_per_epoch):
         replay.run(round_)
-    return max(abs(line["loss"] - loss) / abs(loss) for line, loss in zip(lines, replay.losses, strict=True))
+    return max(float(abs(line["loss"] - loss) / abs(loss)) for line, loss in zip(lines, replay.losses, strict=True))

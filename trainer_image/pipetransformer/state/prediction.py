@@ -9,6 +9,8 @@ A step moves the weights W by `-rate * dW`. While nothing newer is known, the ne
 Before the first step of a weight dW is 0.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -41,10 +43,10 @@ def predict(optimizer: torch.optim.Optimizer, factor: float) -> None:
                 weight.sub_(state["momentum_buffer" if group["momentum"] else LAST_GRADIENT], alpha=factor)
 
 
-def _by_moments(weight: Tensor, state: dict[str, Tensor], group: dict[str, object], factor: float) -> None:
+def _by_moments(weight: Tensor, state: dict[str, Tensor], group: dict[str, Any], factor: float) -> None:
     steps = float(state["step"])
     if not steps:
         return
-    (beta1, beta2), epsilon = group["betas"], group["eps"]  # type: ignore[misc]
-    spread = (state["exp_avg_sq"] / (1 - beta2**steps)).sqrt_().add_(epsilon)
+    beta1, beta2 = group["betas"]
+    spread = (state["exp_avg_sq"] / (1 - beta2**steps)).sqrt_().add_(group["eps"])
     weight.addcdiv_(state["exp_avg"], spread, value=-factor / (1 - beta1**steps))

@@ -24,7 +24,7 @@ class Newest(RoundHooks):
         reducer: sums each step's gradients over the pipelines.
         first_step: committed steps before the round.
         chunks: number of chunks of each step.
-        staleness: of the weights of each chunk's forward, in steps.
+        staleness: of the weights of each chunk's forward, in steps; empty if nothing trains here.
         on_step: called with each step after it.
         norms: by step the squared norms of the units, as `GradientReducer.finish` returns them.
     """
@@ -75,7 +75,7 @@ class Predicted(Newest):
 
     @contextmanager
     def weights(self, span: int, chunk: int) -> Iterator[None]:
-        optimizer, steps = self.committer.optimizer, self.staleness[chunk]
+        optimizer, steps = self.committer.optimizer, self.staleness.get(chunk, 0)
         if optimizer is None or not steps:
             yield
             return
@@ -98,7 +98,7 @@ class Stashed(Newest):
     @contextmanager
     def weights(self, span: int, chunk: int) -> Iterator[None]:
         made = len(self.norms)
-        if self.staleness[chunk] and made not in self.stash:
+        if self.staleness.get(chunk, 0) and made not in self.stash:
             self.stash[made] = [weight.clone() for weight in self.committer.weights]
         yield
 
