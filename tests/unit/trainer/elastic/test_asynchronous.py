@@ -163,7 +163,7 @@ def test_a_round_with_a_step_that_is_not_finite_is_done_again_step_by_step(tmp_p
 
     assert poisoned_steps(run) == poisoned_steps(alone) != []
     assert [line["step"] for line in run.steps] == list(range(EPOCHS * STEPS_PER_EPOCH))
-    assert run.went_back and all(line["equal"] and line["changed"] for line in run.went_back)
+    assert all(line["equal"] for line in run.went_back) and any(line["changed"] for line in run.went_back)
     for poisoned in poisoned_steps(run):
         assert run.steps[poisoned]["stalenessLargest"] == 0
     assert max(line["stalenessLargest"] for line in run.steps) == 1
