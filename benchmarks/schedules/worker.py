@@ -11,7 +11,7 @@ from benchmarks.virtual import Timed
 from benchmarks.virtual.model import Block
 from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.models.context import TokenSlice
-from pipetransformer.pipeline import Chunk, Executor, Span
+from pipetransformer.pipeline import Chunk, Executor, RoundHooks, Span
 from pipetransformer.schedules import Action, ActionKind, Operation
 
 from .ways import Way
@@ -25,6 +25,7 @@ class Squares:
 
     def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
         """Where the backward starts."""
+        chunk.weight = torch.ones(())
         return output.square().mean()
 
 
@@ -46,13 +47,17 @@ class Prefix:
 
 
 class Runner:
-    """Runs rounds of one way on this worker. What a round has made ahead is the next round's."""
+    """Runs rounds of one way on this worker. What a round has made ahead is the next round's.
 
-    def __init__(self, way: Way, group: dist.ProcessGroup) -> None:
-        self._way = way
+    Attributes:
+        units: this worker's, by number.
+    """
+
+    def __init__(self, way: Way, group: dist.ProcessGroup, width: int = WIDTH) -> None:
+        self._way, self._width = way, width
         self._operations = way.lists[group.rank()]
         units = {
-            index: Timed(Block(WIDTH), way.units[index])
+            index: Timed(Block(width), way.units[index])
             for span in way.shape.spans_of(group.rank())
             for index in way.cut[span]
         }
@@ -68,9 +73,9 @@ class Runner:
             )
             for span in way.shape.spans_of(group.rank())
         }
-        copies = [Timed(Block(WIDTH), unit) for unit in way.prefix]
+        copies = [Timed(Block(width), unit) for unit in way.prefix]
         self._executor = Executor(spans, group, _CPU, torch.float32, copies)
-        self._units = units
+        self.units = units
         contexts = [self._context(chunk) for chunk in range(way.shape.chunks)]
         inputs = [torch.ones(self._activation(chunk)) for chunk in range(way.shape.chunks)]
         frozen = [units[index] for index in way.cut[0] if index < way.frozen] if 0 in spans else []
@@ -86,21 +91,22 @@ class Runner:
             for chunk in self._chunks:
                 chunk.made = torch.ones(chunk.shape)
 
-    def run(self) -> None:
+    def run(self, hooks: RoundHooks | None = None) -> None:
         """One round."""
         chunks = [*self._chunks, *self._upcoming]
         for number in self._ahead:
             chunks[number].piece = torch.ones(chunks[number].shape)
-        self._executor.run(self._operations, self._way.shape, chunks, Squares())
+        self._executor.run(self._operations, self._way.shape, chunks, Squares(), hooks)
         for chunk, upcoming in zip(self._chunks, self._upcoming, strict=False):
             chunk.made, upcoming.made = upcoming.made, None
-        for unit in self._units.values():
-            for parameter in unit.parameters():
-                parameter.grad = None
+        if hooks is None:
+            for unit in self.units.values():
+                for parameter in unit.parameters():
+                    parameter.grad = None
 
     def _activation(self, chunk: int) -> tuple[int, ...]:
         _, length = self._way.tokens(chunk)
-        return (self._way.samples, length, WIDTH) if length else (self._way.samples, WIDTH)
+        return (self._way.samples, length, self._width) if length else (self._way.samples, self._width)
 
     def _context(self, chunk: int) -> MicroBatchContext:
         start, length = self._way.tokens(chunk)

@@ -36,6 +36,7 @@ class Phase:
         step_seconds: time of a step. Without measured costs it is relative: compare it only with other phases.
         gpus: number of GPUs that the job holds.
         regroups: whether the workers regroup for the phase, into another layout or with other stages.
+        staleness: how many steps the weights of forwards are behind at most, by stage; empty if none are behind.
         candidates: the ways to run the layout that measured costs choose from, the choice first. Without a regroup the
             job keeps the way that it runs.
     """
@@ -53,6 +54,7 @@ class Phase:
     step_seconds: float
     gpus: int
     regroups: bool
+    staleness: Sequence[int] = ()
     candidates: Sequence["Candidate"] = ()
 
 
@@ -108,6 +110,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
                 step_seconds=seconds,
                 gpus=gpus,
                 regroups=to is not None,
+                staleness=forecast.staleness(boundary, cut, layout.pipelines),
                 candidates=forecast.candidates(boundary, layout, cached_layers),
             )
         )

@@ -61,6 +61,10 @@ class Value:
         known = [str(constant) for constant in constants]
         return Condition(f"{self.cel} in {known}", lambda spec: self.of(spec) in known)
 
+    def is_none_of(self, constants: Iterable[str]) -> Condition:
+        among = self.is_among(constants)
+        return Condition(f"!({among.cel})", lambda spec: not among.holds(spec))
+
     def starts_with(self, text: str) -> Condition:
         return Condition(f"{self.cel}.startsWith({text!r})", lambda spec: bool(self.of(spec).startswith(text)))
 
@@ -83,9 +87,9 @@ def is_true(path: str) -> Condition:
     return Condition(field(path).cel, field(path).of)
 
 
-def given(name: str) -> Condition:
+def given(path: str) -> Condition:
     """Whether an optional field is set."""
-    return Condition(f"has(self.{to_camel(name)})", lambda spec: getattr(spec, name) is not None)
+    return Condition(f"has({field(path).cel})", lambda spec: field(path).of(spec) is not None)
 
 
 def size(name: str) -> Value:

@@ -119,6 +119,8 @@ class Data(SpecModel):
 
 class OptimizerName(StrEnum):
     ADAMW = "AdamW"
+    ADAM = "Adam"
+    RMSPROP = "RMSprop"
     SGD = "SGD"
 
 
@@ -132,7 +134,7 @@ class Optimizer(SpecModel):
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
-        description="Weight decay: decoupled for AdamW, L2 for SGD.",
+        description="Weight decay: decoupled for AdamW, L2 for the others.",
     )
     no_decay: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
         default_factory=list,
@@ -143,13 +145,19 @@ class Optimizer(SpecModel):
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Momentum of SGD.")
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9,
-        description="AdamW: decay rate of the gradient's mean.",
+        description="Adam and AdamW: decay rate of the gradient's mean.",
     )
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.999,
-        description="AdamW: decay rate of the squared gradient's mean.",
+        description="Adam and AdamW: decay rate of the squared gradient's mean.",
     )
-    epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="AdamW: number added to the root.")
+    alpha: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.99,
+        description="RMSprop: decay rate of the squared gradient's mean.",
+    )
+    epsilon: Annotated[float, Field(gt=0)] = Field(
+        default=1e-8, description="Adam, AdamW and RMSprop: number added to the root."
+    )
 
 
 class LearningRateShape(StrEnum):
@@ -357,8 +365,16 @@ class ScheduleName(StrEnum):
     ZERO_BUBBLE = "ZeroBubble"
     ZERO_BUBBLE_V = "ZeroBubbleV"
     TERA_PIPE = "TeraPipe"
+    PIPE_OPTIM = "PipeOptim"
+    PIPE_DREAM = "PipeDream"
+    ASYNC_ONE_FORWARD_ONE_BACKWARD = "AsyncOneForwardOneBackward"
     AUTO = "Auto"  #: the fastest of the first five by measured costs, for each layout
     SCRIPT = "Script"  #: the pod's own program passes the schedule
+
+
+#: Schedules whose weights change while other micro-batches are in flight.
+ASYNCHRONOUS = (ScheduleName.PIPE_OPTIM, ScheduleName.PIPE_DREAM, ScheduleName.ASYNC_ONE_FORWARD_ONE_BACKWARD)
+DEFAULT_STEPS_PER_ROUND = 16
 
 
 class FrozenForward(StrEnum):
@@ -401,7 +417,10 @@ class Pipeline(SpecModel):
         description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations than GPipe."
         " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
         " A layout that cannot run one of them runs OneForwardOneBackward. TeraPipe sends the samples of a causal model"
-        " through the pipeline in slices of their tokens. Auto: chooses the fastest of the first five for each"
+        " through the pipeline in slices of their tokens. PipeOptim, PipeDream and AsyncOneForwardOneBackward do not"
+        " wait for the pipeline to empty at each step, so gradients are of weights some steps old, and results differ."
+        " PipeOptim computes with predicted weights, PipeDream goes back with the weights of the forward, and"
+        " AsyncOneForwardOneBackward uses the newest. Auto: chooses the fastest of the first five for each"
         " layout, together with spans and micro-batches, by simulating them with measured costs. It needs packing"
         " Measured, and runs OneForwardOneBackward until costs are measured. Script: the pod's own program passes the"
         " schedule.",
@@ -421,13 +440,19 @@ class Pipeline(SpecModel):
         description="TeraPipe: all slices but the last are multiples of this many tokens. By default 1/64 of a sample,"
         " at least 8.",
     )
+    steps_per_round: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="PipeOptim, PipeDream and AsyncOneForwardOneBackward: steps until the pipeline empties, 16 by"
+        " default. A failure repeats at most this many steps. A round also ends where an evaluation, a checkpoint, a"
+        " mirror or a decision of the freeze policy is due, and at the end of an epoch.",
+    )
     frozen_forward: FrozenForward = Field(
         default=FrozenForward.IN_PLACE,
         description="When frozen layers compute. InPlace: in the step that needs their output, on the stage that holds"
         " them. Ahead: one step before, whenever a worker would wait, on every worker that has memory for a copy of the"
         " frozen layers; the stages share only the layers that train. The results are the same, to the bit. Auto:"
         " chooses the faster of the two for each layout by measured costs, and needs packing Measured. Ahead and Auto"
-        " exclude the schedules TeraPipe and Script.",
+        " exclude the schedules TeraPipe, Script, PipeOptim, PipeDream and AsyncOneForwardOneBackward.",
     )
     micro_batch_size: Positive | None = Field(
         default=None,
@@ -463,6 +488,11 @@ class Pipeline(SpecModel):
             "sliceMultiple is for the schedule TeraPipe",
             ".sliceMultiple",
         ),
+        Rule(
+            ~given("steps_per_round") | field("schedule").is_among(ASYNCHRONOUS),
+            f"stepsPerRound is for the schedules {', '.join(ASYNCHRONOUS)}",
+            ".stepsPerRound",
+        ),
         Rule(_AUTO_OR_NUMBER, f"tokenSlices is {AUTO} or a number from 1 to {_MOST_SLICES}", ".tokenSlices"),
         Rule(
             field("schedule").is_not(ScheduleName.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
@@ -476,12 +506,9 @@ class Pipeline(SpecModel):
         ),
         Rule(
             field("frozen_forward").is_(FrozenForward.IN_PLACE.value)
-            | (
-                field("schedule").is_not(ScheduleName.TERA_PIPE.value)
-                & field("schedule").is_not(ScheduleName.SCRIPT.value)
-            ),
-            "frozenForward Ahead and Auto need another schedule than TeraPipe, whose slices of tokens run in place, and"
-            " Script, which orders all computations itself",
+            | field("schedule").is_none_of((ScheduleName.TERA_PIPE, ScheduleName.SCRIPT, *ASYNCHRONOUS)),
+            "frozenForward Ahead and Auto need another schedule than TeraPipe, whose slices of tokens run in place,"
+            f" Script, which orders all computations itself, and {', '.join(ASYNCHRONOUS)}, which leave no idle time",
             ".frozenForward",
         ),
     )
@@ -492,6 +519,11 @@ class Pipeline(SpecModel):
         if self.schedule is ScheduleName.SCRIPT:
             return self.spans_per_worker
         return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
+
+    @property
+    def most_steps(self) -> int:
+        """Most steps of a round."""
+        return (self.steps_per_round or DEFAULT_STEPS_PER_ROUND) if self.schedule in ASYNCHRONOUS else 1
 
 
 class CachePolicy(StrEnum):
@@ -655,6 +687,18 @@ class TrainingSpec(SpecModel):
             field("pipeline.schedule").is_not(ScheduleName.TERA_PIPE.value) | field("model.name").is_not("vit"),
             f"{NEEDS_ORDER}: vit {READS_PICTURES}",
             ".pipeline.schedule",
+        ),
+        Rule(
+            field("pipeline.schedule").is_none_of(ASYNCHRONOUS) | ~given("training.max_gradient_norm"),
+            f"maxGradientNorm needs another schedule than {', '.join(ASYNCHRONOUS)}: each stage steps before the norm"
+            " of the whole gradient is known",
+            ".training.maxGradientNorm",
+        ),
+        Rule(
+            field("pipeline.schedule").is_none_of(ASYNCHRONOUS) | ~is_true("training.activation_checkpointing"),
+            f"activationCheckpointing needs another schedule than {', '.join(ASYNCHRONOUS)}: a repeated forward would"
+            " use other weights",
+            ".training.activationCheckpointing",
         ),
     )
 

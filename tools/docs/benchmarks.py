@@ -34,6 +34,24 @@ class Figure:
 
 
 FIGURES = {
+    "async": (
+        Figure("throughput_over_flushed", "PipeOptim over 1F1B, K=4, M=8, 16 steps a round", at_least=1.2),
+        Figure("over_best_synchronous", "the same over the best synchronous schedule", at_least=1.0),
+        Figure("prediction_over_newest", "the same over asynchronous 1F1B without prediction", at_least=0.97),
+        Figure(
+            "distance_adamw_1",
+            "digits, AdamW, one micro-batch a step: distance of PipeOptim's loss to the synchronous one, over that of"
+            " the newest weights",
+            at_most=0.65,
+        ),
+        Figure("distance_adamw_k", "AdamW, K micro-batches a step: the same", at_most=0.5),
+        Figure("distance_sgd_k", "SGD, K micro-batches a step: the same", at_most=0.7),
+        Figure("upper_bounds.*", "upper 95 % bounds of these distances", at_most=1.0),
+        Figure("accuracy_loss_k", "accuracy that PipeOptim loses with K micro-batches a step, the most", at_most=0.02),
+        Figure("distance_sgd_1", "SGD, one micro-batch a step: distance as above"),
+        Figure("distances_further.*", "distances with predictions one step further, as the released code has it"),
+        Figure("distances_stashed.*", "distances with stashed weights (PipeDream)"),
+    ),
     "cache": (
         Figure("bit_equal", "reading and computing give the same bits"),
         Figure("corruption_noticed", "a damaged file is computed again"),

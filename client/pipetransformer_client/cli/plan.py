@@ -96,6 +96,7 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
                 "stageLayers": list(phase.stage_layers),
                 "schedule": phase.schedule,
                 "whySchedule": phase.why_schedule,
+                "staleness": list(phase.staleness),
                 "frozenForward": phase.frozen_forward,
                 "whyFrozenForward": phase.why_frozen_forward,
                 "candidates": [candidate_object(candidate) for candidate in phase.candidates],
@@ -122,6 +123,18 @@ def _print_reasons(found: list[Phase], out: Console) -> None:
             out.print(f"With {words} {'stage' if words == '1' else 'stages'} {schedule} runs: {why}.", highlight=False)
 
 
+def _print_staleness(found: list[Phase], out: Console) -> None:
+    """Say how old weights are where the schedule is asynchronous: a line for each length of pipeline."""
+    lines = {
+        f"With {phase.layout.stages} stages {phase.schedule} uses weights that are up to"
+        f" {', '.join(map(str, phase.staleness))} steps old, by stage."
+        for phase in found
+        if phase.staleness
+    }
+    for line in sorted(lines):
+        out.print(line, highlight=False)
+
+
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
     out = console()
     table = Table(box=box.SIMPLE)
@@ -143,6 +156,7 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
         )
     out.print(table)
     _print_reasons(found, out)
+    _print_staleness(found, out)
     _print_frozen_forward(found, out)
     print_candidates(found, out)
     if saved is None:

@@ -28,6 +28,9 @@ VALID = [
     causal_job().set("pipeline", {"schedule": "TeraPipe", "tokenSlices": "Auto", "sliceMultiple": 8}),
     make_job().set("pipeline.schedule", "Interleaved").set("pipeline.frozenForward", "Ahead"),
     make_job().set("pipeline.frozenForward", "Auto").set("pipeline.packing", "Measured"),
+    make_job().set("pipeline.schedule", "PipeOptim").set("pipeline.stepsPerRound", 8),
+    make_job().set("pipeline.schedule", "PipeDream").set("training.optimizer.name", "RMSprop"),
+    make_job().set("pipeline.schedule", "AsyncOneForwardOneBackward").set("training.optimizer.name", "Adam"),
 ]
 
 
@@ -53,6 +56,20 @@ REFUSED = [
     (causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", 0), "spec.pipeline.tokenSlices"),
     (causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", "Few"), "spec.pipeline.tokenSlices"),
     (causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.sliceMultiple", 0), "spec.pipeline.sliceMultiple"),
+    (make_job().set("pipeline.stepsPerRound", 8), "spec.pipeline.stepsPerRound"),
+    (make_job().set("pipeline.schedule", "PipeOptim").set("pipeline.stepsPerRound", 0), "spec.pipeline.stepsPerRound"),
+    (
+        make_job().set("pipeline.schedule", "PipeDream").set("pipeline.frozenForward", "Ahead"),
+        "spec.pipeline.frozenForward",
+    ),
+    (
+        make_job().set("pipeline.schedule", "PipeOptim").set("training.maxGradientNorm", 1.0),
+        "spec.training.maxGradientNorm",
+    ),
+    (
+        make_job().set("pipeline.schedule", "PipeOptim").set("training.activationCheckpointing", True),
+        "spec.training.activationCheckpointing",
+    ),
     (make_job().set("pipeline.schedule", "Auto"), "spec.pipeline.schedule"),
     (make_job().set("pipeline.schedule", "TeraPipe"), "spec.pipeline.schedule"),
     (

@@ -29,6 +29,7 @@ from tests.testkit import forked
 #: Of the workers' collectives and rendezvous, where no watchdog comes before it.
 CONNECTION_TIMEOUT = datetime.timedelta(seconds=60)
 _BROKE = "broke"
+_WENT_BACK = "went-back.jsonl"
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,12 @@ class Ran:
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
     @property
+    def went_back(self) -> list[dict[str, bool]]:
+        """What each worker found that went back to the start of a round of several steps (`round_starts.watch`)."""
+        path = self.run_dir / _WENT_BACK
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
     def ended_at(self) -> float:
         """Seconds since the epoch when the newest event was noted."""
         return float(json.loads((self.run_dir / "events.jsonl").read_text().splitlines()[-1])["time"])
@@ -232,7 +239,9 @@ def _worker(
     from pipetransformer.hooks import Hooks
     from pipetransformer.job.load import load_job
     from pipetransformer.worker.trainer import Trainer
+    from tests.testkit.trainer import round_starts
 
+    round_starts.watch(Path(run_dir) / _WENT_BACK)
     if not checks_model:
         mock.patch("pipetransformer.worker.warm_up._check_dropout").start()
     try:

@@ -3,15 +3,17 @@
 It reads a document of JSON: `owners` (worker of each span), `chunks`, `first_trained` (number of leading spans that
 only run forwards), `slices` (chunks of each micro-batch), and `lists`, the operations of each worker in order.
 `prefix`, if it is there, has the number of frozen `units` before span 0, the number of chunks of the `next` round, and
-whether the round before has `made` this round's prefixes. Chunks of the next round count on. An operation is one of
+whether the round before has `made` this round's prefixes. Chunks of the next round count on. `steps`, if it is there,
+has the number of chunks of each step whose weights change within the round. An operation is one of
 
     ["F", span, chunk]   forward
     ["B", span, chunk]   backward; or in halves: ["I", ...] for the input, later ["W", ...] for the weights
-    ["S", span]          the span's weights change
+    ["S", span, step]    the span's weights change, by the gradients of the step's chunks
     ["P", chunk, start, stop]   the frozen units from `start` to before `stop`, on any one worker
     ["send" or "receive", "a", span, chunk, peer]   the activation that goes into the span
     ["send" or "receive", "g", span, chunk, peer]   the gradient of the span's output
     ["send" or "receive", "p", 0, chunk, peer]   the output of the frozen units
+    ["send" or "receive", "w", span, step, peer]   what the span's step divides its gradient by
 
 A new kind of computation, such as one for the next round, needs a row in `KINDS`, and what it takes and gives in
 `_Play._needs` and `_Play._gives`.
@@ -20,15 +22,19 @@ A new kind of computation, such as one for the next round, needs a row in `KINDS
 import json
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 #: What a chunk on a span may do next, after its last computation.
 KINDS = {"": ("F",), "F": ("B", "I"), "I": ("W",), "B": (), "W": ()}
 
+#: What a computation takes from the same one on the next span.
+DOWN = {"B": "g", "I": "g", "S": "w"}
+
 #: Without frozen forwards ahead.
 _NO_PREFIX = {"units": 0, "made": False, "next": 0}
 
-_Value = tuple[str, int, int]  # "a", "g" or "p", span, chunk
+_Value = tuple[str, int, int]  # "a", "g", "p" or "w", span, chunk or step
 
 
 @dataclass
@@ -52,6 +58,7 @@ def judge(document: str) -> Verdict:
     verdict = Verdict()
     _check_computations(read, verdict)
     _check_slices(read, verdict)
+    _check_steps(read, verdict)
     _check_prefixes(read, verdict)
     _check_pairs(read, verdict)
     if not verdict.faults:  # otherwise the games would only repeat it
@@ -116,6 +123,22 @@ def _check_slices(read: dict[str, Any], verdict: Verdict) -> None:
                     f"where slice {expected} is next"
                 )
             last[str(forward), span, micro_batch] = number
+
+
+def _check_steps(read: dict[str, Any], verdict: Verdict) -> None:
+    """A span that trains takes each step, in order, when exactly the chunks up to the step's last have gone back."""
+    ends = accumulate(read.get("steps", []))
+    wanted = [(step, list(range(end))) for step, end in enumerate(ends)]
+    for span, owner in enumerate(read["owners"]):
+        back: list[int] = []
+        taken: list[tuple[int, list[int]]] = []
+        for kind, *rest in read["lists"][owner]:
+            if kind in ("B", "W") and rest[0] == span:
+                back.append(rest[1])
+            elif kind == "S" and rest[0] == span:
+                taken.append((rest[1], sorted(back)))
+        if taken != (wanted if span >= read["first_trained"] else []):
+            verdict.faults.append(f"span {span} takes steps after backwards {taken}, and not {wanted}")
 
 
 def _check_prefixes(read: dict[str, Any], verdict: Verdict) -> None:
@@ -231,7 +254,7 @@ class _Play:
             self.held.add((worker, ("p", 0, chunk)))
         return True
 
-    def _compute(self, worker: int, kind: str, span: int, chunk: int = -1) -> bool:
+    def _compute(self, worker: int, kind: str, span: int, chunk: int) -> bool:
         needs, gives = self._needs(kind, span, chunk), self._gives(kind, span, chunk)
         if needs is not None:
             if (worker, needs) not in self.held:
@@ -246,9 +269,9 @@ class _Play:
             return "a", span, chunk
         if kind == "F" and self.prefix["units"] and not self.prefix["made"]:
             return "p", 0, chunk
-        return ("g", span, chunk) if kind in "BI" and span < len(self.owners) - 1 else None
+        return (DOWN[kind], span, chunk) if kind in DOWN and span < len(self.owners) - 1 else None
 
     def _gives(self, kind: str, span: int, chunk: int) -> _Value | None:
         if kind == "F" and span < len(self.owners) - 1:
             return "a", span + 1, chunk
-        return ("g", span - 1, chunk) if kind in "BI" and span > self.first_trained else None
+        return (DOWN[kind], span - 1, chunk) if kind in DOWN and span > self.first_trained else None

@@ -6,12 +6,14 @@ It prints how many lists the judge accepted, and how many broken ones it refused
 import json
 import random
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from torch.distributed import pipelining
 
 from pipetransformer.schedules import (
     Action,
     ActionKind,
+    Asynchronous,
     GPipe,
     MessageKind,
     OneForwardOneBackward,
@@ -36,7 +38,12 @@ _KINDS = {
     ActionKind.WEIGHT_GRADIENT: "W",
     ActionKind.STEP: "S",
 }
-_VALUES = {MessageKind.ACTIVATION: "a", MessageKind.GRADIENT: "g", MessageKind.PREFIX: "p"}
+_VALUES = {
+    MessageKind.ACTIVATION: "a",
+    MessageKind.GRADIENT: "g",
+    MessageKind.PREFIX: "p",
+    MessageKind.WEIGHT: "w",
+}
 
 
 def generators() -> list[tuple[Schedule, int]]:
@@ -55,6 +62,7 @@ def generators() -> list[tuple[Schedule, int]]:
     two: list[tuple[Schedule, int]] = [(ZeroBubbleV(), 2), (FromTorch(pipelining.ScheduleDualPipeV, 2), 2)]
     one: list[tuple[Schedule, int]] = [
         (OneForwardOneBackward(), 1),
+        (Asynchronous(), 1),
         (TeraPipe(in_turns=True), 1),
         (FromTorch(pipelining.ScheduleGPipe), 1),
     ]
@@ -69,9 +77,12 @@ def owners_of(schedule: Schedule, spans: int, workers: int) -> tuple[int, ...]:
 
 
 def shape_of(schedule: Schedule, owners: tuple[int, ...], micro_batches: int, frozen: int) -> RoundShape:
-    """A round of these micro-batches, for TeraPipe with three slices each."""
+    """A round of these micro-batches, for TeraPipe with three slices each. `Asynchronous` takes three steps of unequal
+    numbers of them, or as many as there are."""
     slices = 3 if isinstance(schedule, TeraPipe) else 1
-    return RoundShape(owners, micro_batches * slices, frozen, slices)
+    ends = sorted({1, -(-micro_batches // 3), micro_batches}) if isinstance(schedule, Asynchronous) else []
+    steps = tuple(end - start for start, end in pairwise([0, *ends]))
+    return RoundShape(owners, micro_batches * slices, frozen, slices, steps=steps)
 
 
 def document(lists: Sequence[Sequence[Operation]], shape: RoundShape) -> str:
@@ -82,6 +93,7 @@ def document(lists: Sequence[Sequence[Operation]], shape: RoundShape) -> str:
             "chunks": shape.chunks,
             "first_trained": shape.first_trained,
             "slices": shape.slices,
+            "steps": shape.steps,
             "prefix": {"units": shape.prefix_units, "made": shape.prefix_made, "next": shape.next_chunks},
             "lists": [[_written(operation) for operation in mine] for mine in lists],
         }
@@ -92,8 +104,7 @@ def _written(operation: Operation) -> list[str | int]:
     if isinstance(operation, Action) and operation.kind is ActionKind.PREFIX:
         return ["P", operation.chunk, operation.units.start, operation.units.stop]
     if isinstance(operation, Action):
-        chunk = [] if operation.kind is ActionKind.STEP else [operation.chunk]
-        return [_KINDS[operation.kind], operation.span, *chunk]
+        return [_KINDS[operation.kind], operation.span, operation.chunk]
     value = operation.value
     kind = "send" if isinstance(operation, Send) else "receive"
     return [kind, _VALUES[value.kind], value.span, value.chunk, operation.peer]

@@ -9,10 +9,13 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from typing import Any
 
 _Round = dict[str, Any]
-_COMPUTES = ("F", "B", "I", "W")
+_COMPUTES = ("F", "B", "I", "W", "S")
+#: The computations that make what a message carries, and the one that uses it.
+_MAKERS = {"a": ("F",), "g": ("B", "I"), "w": ("S",)}
 _MESSAGES = ("send", "receive")
 
 
@@ -58,20 +61,25 @@ def _givers(node: tuple[Any, ...], read: _Round) -> list[tuple[Any, ...]]:
     """What must be done before a node, by the flow of data."""
     if node[0] == "message":
         _, what, span, chunk, *_ = node
-        return [("F", span - 1, chunk)] if what == "a" else [("B", span + 1, chunk), ("I", span + 1, chunk)]
+        return [(kind, span - 1 if what == "a" else span + 1, chunk) for kind in _MAKERS[what]]
     kind, span, chunk = node
     owners = read["owners"]
 
     def moved(what: str, giver: int) -> list[tuple[Any, ...]]:
         if owners[giver] != owners[span]:
             return [("message", what, span, chunk, *sorted((owners[giver], owners[span])))]
-        return [("F", giver, chunk)] if what == "a" else [("B", giver, chunk), ("I", giver, chunk)]
+        return [(kind, giver, chunk) for kind in _MAKERS[what]]
 
     if kind == "F":
         return moved("a", span - 1) if span > 0 else []
     if kind == "W":
         return [("I", span, chunk)]
-    return [("F", span, chunk), *(moved("g", span + 1) if span < len(owners) - 1 else [])]
+    ends = list(accumulate(read.get("steps", [])))
+    if kind == "S":
+        own = [("B", span, number) for number in range(ends[chunk])]
+    else:
+        own = [("F", span, chunk), *(("S", span, step) for step, end in enumerate(ends) if end <= chunk)]
+    return [*own, *(moved("w" if kind == "S" else "g", span + 1) if span < len(owners) - 1 else [])]
 
 
 def _pick(read: _Round, draw: random.Random, wanted: Callable[[list[Any]], bool]) -> tuple[list[Any], int] | None:
@@ -152,7 +160,7 @@ def _used_before_it_came(read: _Round, draw: random.Random) -> str:
     if not mine:
         return ""
     _, what, span, chunk, _ = mine[at]
-    kinds = ("F",) if what == "a" else ("B", "I")
+    kinds = _MAKERS[what]
     use = next(place for place, one in enumerate(mine) if one[0] in kinds and one[1:] == [span, chunk])
     mine.insert(at, mine.pop(use))
     return "a computation comes before what it needs"
@@ -162,9 +170,7 @@ def _sent_before_it_is_made(read: _Round, draw: random.Random) -> str:
     mine, at = _pick(read, draw, lambda operation: operation[0] == "send") or ([], 0)
     if mine:
         _, what, span, chunk, _ = mine[at]
-        made = [
-            [kind, span - 1 if what == "a" else span + 1, chunk] for kind in (("F",) if what == "a" else ("B", "I"))
-        ]
+        made = [[kind, span - 1 if what == "a" else span + 1, chunk] for kind in _MAKERS[what]]
         maker = next(place for place, one in enumerate(mine) if one in made)
         mine.insert(maker, mine.pop(at))
     return "a value is sent before it is made" if mine else ""

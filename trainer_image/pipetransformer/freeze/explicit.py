@@ -13,6 +13,9 @@ class Explicit(FreezePolicy):
     def __init__(self, points: Sequence[FreezePoint]) -> None:
         self.points = sorted(points, key=lambda point: point.step)
 
+    def next_decision(self, step: int) -> int | None:
+        return next((point.step for point in self.points if point.step > step), None)
+
     def decide(self, observation: FreezeObservation) -> int:
         reached = [point.boundary for point in self.points if point.step <= observation.step]
         return min(reached[-1], observation.num_layers) if reached else observation.boundary

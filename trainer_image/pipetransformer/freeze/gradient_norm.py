@@ -14,6 +14,9 @@ class GradientNorm(FreezePolicy):
         self.alpha = alpha
         self.instants = instants
 
+    def next_decision(self, step: int) -> int:
+        return self.instants.after(step)
+
     def decide(self, observation: FreezeObservation) -> int:
         boundary, num_layers = observation.boundary, observation.num_layers
         norms = observation.unit_gradient_norms[1 : num_layers + 1]

@@ -50,6 +50,21 @@ class PolicyCopy:
         except Exception as error:
             raise self._failed(error) from error
 
+    def next_decision(self, step: int) -> int | None:
+        """As `FreezePolicy.next_decision`."""
+        try:
+            found = self._policy.next_decision(step)
+            if found is not None and found <= step:
+                raise ValueError(f"next_decision({step}) is {found}, which is not later")
+        except Exception as error:
+            raise self._failed(error) from error
+        return found
+
+    def note_loss(self, step: int, loss: float) -> None:
+        """Tell the trial the mean training loss of a step after which the policy is not asked, by committed steps."""
+        if self._trial is not None:
+            self._trial.note_loss(step, loss)
+
     def decide(self, observation: FreezeObservation) -> int:
         """As `FreezePolicy.decide`, within the limits and after the trial."""
         try:

@@ -28,6 +28,9 @@ class NormChange(FreezePolicy):
         self._count = 0
         self._before: list[float] = []
 
+    def next_decision(self, step: int) -> int:
+        return self.instants.after(step)
+
     def decide(self, observation: FreezeObservation) -> int:
         boundary, num_layers = observation.boundary, observation.num_layers
         norms = observation.unit_gradient_norms[1 : num_layers + 1]

@@ -10,6 +10,9 @@ class PaperSchedule(FreezePolicy):
         self.alpha = alpha
         self.instants = instants
 
+    def next_decision(self, step: int) -> int:
+        return self.instants.after(step)
+
     def decide(self, observation: FreezeObservation) -> int:
         number = self.instants.number(observation.step)
         if number is None:

@@ -38,6 +38,9 @@ class Plasticity(FreezePolicy):
     def needs_similarities(self, step: int) -> bool:
         return self.instants.number(step) is not None
 
+    def next_decision(self, step: int) -> int:
+        return self.instants.after(step)
+
     def decide(self, observation: FreezeObservation) -> int:
         boundary, similarities = observation.boundary, observation.similarities
         if self.instants.number(observation.step) is None:

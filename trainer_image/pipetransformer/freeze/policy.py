@@ -53,6 +53,14 @@ class FreezePolicy(ABC):
         del step
         return False
 
+    def next_decision(self, step: int) -> int | None:
+        """Committed steps, above `step`, after which the policy may next move the boundary; None if it never will.
+
+        Asynchronous schedules ask the policy only between rounds of several steps, and end a round there. By default
+        each step may be one, so rounds have one step.
+        """
+        return step + 1
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state, to resume another copy of the policy with."""
         return {}
@@ -73,6 +81,10 @@ class Instants:
         """Number (T, from 1) of the decision after `step` committed steps; None if there is none."""
         number, between = divmod(step - self.start, self.interval)
         return None if between or number < 1 else number
+
+    def after(self, step: int) -> int:
+        """The next such step above `step`."""
+        return self.start + max(1, (step - self.start) // self.interval + 1) * self.interval
 
 
 def ceil_share(value: float) -> int:

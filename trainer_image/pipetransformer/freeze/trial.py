@@ -133,6 +133,10 @@ class Trial:
         self._began, self._before = step, boundary
         return asked
 
+    def note_loss(self, step: int, loss: float) -> None:
+        """Take the loss of a step after which nothing is decided."""
+        self._training.add(step, loss)
+
     def on_trial(self, boundary: int) -> int:
         """How many of `boundary` frozen layers are on trial."""
         return 0 if self._began is None else boundary - self._before

@@ -11,7 +11,7 @@ from pipetransformer.data import DataInfo, Task
 from pipetransformer.errors import SpecError, storing
 from pipetransformer.models import PipelineModel, is_keyed
 from pipetransformer.storage import Folder
-from pipetransformer_contract.spec import NEEDS_ORDER, READS_PICTURES, Pipeline, TrainerSpec
+from pipetransformer_contract.spec import ASYNCHRONOUS, NEEDS_ORDER, READS_PICTURES, Pipeline, TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
 
@@ -143,6 +143,22 @@ def _why_no_slices(info: DataInfo) -> str:
     if info.task in (Task.CLASS, Task.MASKED_TOKEN):
         return "is bidirectional"
     return "does not promise it with slices_tokens=True (docs/models.md)"
+
+
+def check_asynchronous(spec: Pipeline, model: PipelineModel) -> None:
+    """Refuse an asynchronous schedule for a model whose stages share parameters.
+
+    Raises:
+        SpecError: names the first shared parameter.
+    """
+    if spec.schedule in ASYNCHRONOUS and spec.stages > 1 and model.ties.all:
+        unit, name = model.ties.all[0].places[0]
+        raise SpecError(
+            "spec.pipeline.schedule",
+            f"{model.unit_name(unit)}.{name} is shared by several stages, and {spec.schedule} cannot step it, because"
+            " the sum of its gradients would wait for the first stage: untie it, or use a schedule that waits at each"
+            " step, such as OneForwardOneBackward",
+        )
 
 
 def check_model(model: PipelineModel) -> None:

@@ -149,11 +149,20 @@ class Job:
     def evaluates_after(self, step: int) -> bool:
         """Whether the held-out samples are evaluated after `step` committed steps. The end is included; a run that
         resumes with fewer total steps than its checkpoint is already past it."""
-        spec = self.spec.evaluation
         if len(self.dataset.test) == 0:
             return False
-        every = spec.every_steps or (spec.every_epochs or 1) * self.order.steps_per_epoch
-        return step % every == 0 or step >= self.total_steps
+        return step % self.evaluation_steps == 0 or step >= self.total_steps
+
+    @property
+    def evaluation_steps(self) -> int:
+        """Steps between evaluations."""
+        spec = self.spec.evaluation
+        return spec.every_steps or (spec.every_epochs or 1) * self.order.steps_per_epoch
+
+    @property
+    def predicts(self) -> bool:
+        """Whether forwards use predicted weights in some layout."""
+        return self.spec.pipeline.schedule is ScheduleName.PIPE_OPTIM and self.spec.pipeline.stages > 1
 
     @cached_property
     def inputs_change(self) -> bool:
@@ -256,6 +265,7 @@ class Job:
             frozen_forward=self._frozen_forward(costs),
             last_sharing=self._last_sharing,
             first_stages=self.spec.pipeline.stages,
+            steps_per_round=self.spec.pipeline.most_steps,
         )
 
     def _frozen_forward(self, costs: ModelCosts | None) -> FrozenForward:
@@ -383,15 +393,26 @@ class Job:
         return copy.deepcopy(self.model.units[index])
 
     def _trained_bytes(self, unit: nn.Module) -> int:
-        """Bytes of a unit's parameters, gradients and moments."""
+        """Bytes of a unit's parameters, gradients and moments, and of copies of the weights."""
+        optimizer, copies = self.spec.training.optimizer, self._weight_copies
         return sum(
-            2 * parameter.nbytes
+            (2 + copies) * parameter.nbytes
             + sum(
                 shape.numel() * dtype.itemsize
-                for shape, dtype in moment_shapes(self.spec.training.optimizer, parameter).values()
+                for shape, dtype in moment_shapes(optimizer, parameter, predicts=self.predicts).values()
             )
             for parameter in unit.parameters()
         )
+
+    @property
+    def _weight_copies(self) -> int:
+        """Copies of a stage's weights that its schedule keeps on the device, at most."""
+        match self.spec.pipeline.schedule:
+            case ScheduleName.PIPE_OPTIM:
+                return 1
+            case ScheduleName.PIPE_DREAM:
+                return self.spec.pipeline.stages
+        return 0
 
     def training_micro_batches(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
         """Micro-batches of each pipeline at one global step."""
@@ -401,7 +422,8 @@ class Job:
     def _deal(self) -> Callable[[int, int, int], list[list[MicroBatch]]]:
         lengths = padded_lengths(self.dataset.train, self.dataset.info)
 
-        @lru_cache(maxsize=4)  # a round trains them, the ledger notes them, and the next two are read ahead
+        # A round trains them, the ledger notes them, and the next two are read ahead.
+        @lru_cache(maxsize=3 + self.spec.pipeline.most_steps)
         def dealt(step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
             return deal(self.order.batch(step), pipelines, micro_batch_size, lengths)
 

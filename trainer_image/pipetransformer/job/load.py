@@ -35,7 +35,7 @@ from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
 from pipetransformer_contract.spec import SCRIPT, Freeze, Goal, Precision, TrainerSpec
 
-from .checks import check_model, check_slices, check_spec
+from .checks import check_asynchronous, check_model, check_slices, check_spec
 from .job import Job
 from .script_parts import Parts, place_of_function
 
@@ -88,6 +88,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     schedule = make_schedule(spec.pipeline.schedule, parts.schedule, spans_per_worker=spec.pipeline.spans_per_worker)
     if isinstance(schedule, TeraPipe):
         check_slices(spec.pipeline, model, _name_of(spec), dataset.info, targets)
+    check_asynchronous(spec.pipeline, model)
     metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)
     if spec.evaluation.best_metric not in metrics:  # the default, accuracy, does not suit every task
         evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})

@@ -16,12 +16,13 @@ from pipetransformer.models import MicroBatchContext
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Candidate, Cut, MemoryBoundError, ModelCosts
 from pipetransformer.partition.ideal import Ideal, Segment, segments, with_cache_of
 from pipetransformer.pipeline.probe import Probe
+from pipetransformer.schedules import Asynchronous, RoundShape, staleness
 from pipetransformer.training.worker_memory import host_apart, usable_bytes
 from pipetransformer.worker.process import choose_device
 from pipetransformer_contract.choose import Bounds, Present
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
-from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
+from pipetransformer_contract.spec import ASYNCHRONOUS, SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 
 class Instant(NamedTuple):
@@ -118,6 +119,17 @@ class Forecast:
             return self.job.candidates(boundary, layout.stages, layout.pipelines, self.costs, cached_layers)
         except MemoryBoundError:  # the trainer then cuts by assumed costs
             return []
+
+    def staleness(self, boundary: int, cut: Cut, pipelines: int) -> list[int]:
+        """How many steps the weights of forwards are behind at most, by stage; empty if none are behind."""
+        if cut.schedule not in ASYNCHRONOUS or cut.stages == 1:
+            return []
+        chunks = self.job.step_model(self.costs).step(boundary, cut.micro_batch_size, pipelines).micro_batches
+        frozen = sum(cut.frozen_layers(boundary)[stage] == cut.stage_layers[stage] for stage in range(cut.stages - 1))
+        steps = (chunks,) * min(self.job.spec.pipeline.most_steps, cut.stages)
+        shape = RoundShape(cut.owners, sum(steps), frozen, steps=steps)
+        found = staleness(Asynchronous().actions(shape), shape)
+        return [max((age for (span, _), age in found.items() if span == stage), default=0) for stage in cut.owners]
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step; without costs, in units of one sample's forward through one layer."""

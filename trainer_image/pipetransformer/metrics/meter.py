@@ -39,6 +39,11 @@ class Meter:
             "Share of the newest step's frozen forwards, in this worker's pipeline, that the step before computed.",
             registry=self.registry,
         )
+        self._staleness = Gauge(
+            f"{PREFIX}_weight_staleness_steps",
+            "Steps that the weights of the newest step's forwards were behind, as a mean over this worker's pipeline.",
+            registry=self.registry,
+        )
         self._samples = self._counter("samples", "Samples of committed steps; counted by the leader, for all workers.")
         self._skipped = self._counter(
             "skipped_steps", "Steps without an update, for loss or gradients were no numbers; counted by the leader."
@@ -95,10 +100,16 @@ class Meter:
             registry=self.registry,
         )
 
-    def on_step(self, seconds: float, frozen_ahead_share: float) -> None:
-        """A step was committed, and the step before had computed this share of its frozen forwards."""
-        self._steps.observe(seconds)
+    def on_steps(self, steps: int, seconds: float, frozen_ahead_share: float) -> None:
+        """Steps of a round were committed, each of which took `seconds`. The round before had computed this share of
+        their frozen forwards."""
+        for _ in range(steps):
+            self._steps.observe(seconds)
         self._ahead.set(frozen_ahead_share)
+
+    def on_staleness(self, steps: Sequence[int]) -> None:
+        """How old the weights of the newest step's forwards were, in steps."""
+        self._staleness.set(sum(steps) / len(steps) if steps else 0.0)
 
     def on_round(self, computing: float, seconds: float) -> None:
         """A round ended with its vote. It took `seconds`, of which this worker computed for `computing`."""

@@ -188,7 +188,9 @@ class Search:
             except ScheduleError as error:
                 yield replace(found, why_not=str(error))
             else:
-                cut, least = Cut(kept.spans, size, fitted.owners, option.schedule), kept.bound.at(step.micro_batches)
+                cut = Cut(kept.spans, size, fitted.owners, option.schedule)
+                steps = step.steps_of(self.schedules[option])
+                least = kept.bound.at(step.micro_batches * steps) / steps
                 if prefix.holders:
                     cut = replace(cut, ahead_units=step.units.first_active, holders=tuple(range(prefix.holders)))
                 yield replace(found, cut=cut, least_seconds=least)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from pipetransformer.schedules import Ahead, Program, RoundCosts, RoundSeconds, RoundShape, Schedule
+from pipetransformer.schedules import Ahead, Asynchronous, Program, RoundCosts, RoundSeconds, RoundShape, Schedule
 
 from .costs import UnitCost, training_seconds
 
@@ -201,6 +201,7 @@ class Step:
         reduction_seconds: Sequence[float],
         made_bytes: float = 0.0,
         off_units: int = 0,
+        steps_per_round: int = 1,
     ) -> None:
         """
         Args:
@@ -210,13 +211,18 @@ class Step:
             reduction_seconds: seconds to sum each unit's gradients over the pipelines.
             made_bytes: most bytes of what frozen units have made ahead, on the first worker.
             off_units: number of leading units that a first span, or a copy of it, keeps off the device.
+            steps_per_round: steps until an asynchronous schedule empties the pipeline.
         """
         self.units, self.micro_batches, self.state_bytes = units, micro_batches, state_bytes
-        self.made_bytes, self.off_units = made_bytes, off_units
+        self.made_bytes, self.off_units, self._steps_per_round = made_bytes, off_units, steps_per_round
         self.prefix_bytes = [0.0] * off_units + [*state_bytes[off_units:]]
         self.brought_bytes = max(state_bytes[:off_units], default=0.0)
         self._state, self._prefix_state = _Sums(state_bytes), _Sums(self.prefix_bytes)
         self._reduction = _Sums(reduction_seconds)
+
+    def steps_of(self, schedule: Schedule) -> int:
+        """Steps of a round."""
+        return self._steps_per_round if isinstance(schedule, Asynchronous) else 1
 
     def predict(
         self, schedule: Schedule, owners: tuple[int, ...], spans: Sequence[range], holders: int = 0
@@ -236,7 +242,8 @@ class Step:
             ScheduleError: the schedule cannot run this many micro-batches over these spans.
         """
         work = self.units.of_spans(owners, spans, holders)
-        played = _play(schedule, self.micro_batches, work)
+        steps = self.steps_of(schedule)
+        played = _play(schedule, self.micro_batches * steps, work)
         workers = max(owners) + 1
         state, reductions, backwards = ([0.0] * workers for _ in range(3))
         held_by_span = self._prefix_state.over(spans[:1]) + self._state.over(spans[1:])
@@ -251,10 +258,10 @@ class Step:
             state = [held + copies * (0 < worker < holders) for worker, held in enumerate(state)]
             state[owners[0]] += self.made_bytes
         seconds = max(
-            end + max(0.0, reduction - backward)
+            end / steps + max(0.0, reduction - backward)
             for end, reduction, backward in zip(played.ends, reductions, backwards, strict=True)
         )
-        idle = 1 - sum(played.busy) / workers / seconds if seconds else 0.0
+        idle = 1 - sum(played.busy) / steps / workers / seconds if seconds else 0.0
         held_bytes = tuple(round(kept + own) for kept, own in zip(played.bytes, state, strict=True))
         return Predicted(seconds, max(0.0, idle), held_bytes)
 

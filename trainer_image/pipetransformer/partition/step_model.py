@@ -40,6 +40,7 @@ class StepModel:
         frozen_forward: when frozen layers compute. A layout that cannot run them ahead runs them in place.
         last_sharing: of each unit, the last unit that shares a parameter with it, or itself.
         first_stages: number of stages of the job's first layout (K).
+        steps_per_round: steps until an asynchronous schedule empties the pipeline.
     """
 
     costs: ModelCosts
@@ -59,6 +60,7 @@ class StepModel:
     frozen_forward: FrozenForward = FrozenForward.IN_PLACE
     last_sharing: Sequence[int] = ()
     first_stages: int = 1
+    steps_per_round: int = 1
     _schedules: dict[Option, Schedule] = field(default_factory=dict, init=False, repr=False)
     _units: dict[tuple[int, int, float], UnitWork] = field(default_factory=dict, init=False, repr=False)
     _kept: dict[object, Kept] = field(default_factory=dict, init=False, repr=False)
@@ -204,6 +206,7 @@ class StepModel:
             # While the outputs for this round are used up, those for the next one come in.
             made_bytes=2 * micro_batches * size * self.sample_bytes,
             off_units=off + 1 if (off := self.off_layers(boundary, pipelines)) else 0,
+            steps_per_round=self.steps_per_round,
         )
 
     def off_layers(self, boundary: int, pipelines: int) -> int:

@@ -1,11 +1,14 @@
 """What flows through the spans of one worker: one object for each micro-batch of a round, or for each slice of it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
 from pipetransformer.cache import PrefixOutputs
 from pipetransformer.models import MicroBatchContext
+from pipetransformer.schedules import RoundShape
 
 
 @dataclass(slots=True)
@@ -43,3 +46,34 @@ class Chunk:
             return made
         assert self.prefix is not None
         return self.prefix.take(self.micro_batch, self.context)
+
+
+class Chunks(Protocol):
+    """The chunks of a round, by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Chunk: ...
+
+
+@dataclass(slots=True)
+class StepChunks:
+    """The chunks of a round of several steps. Those of a step are made, and so their samples read, when the first of
+    them is needed.
+
+    Attributes:
+        shape: of the round.
+        make: returns the chunks of a step of the round.
+    """
+
+    shape: RoundShape
+    make: Callable[[int], list[Chunk]]
+    _made: list[Chunk] = field(default_factory=list, init=False)
+
+    def __len__(self) -> int:
+        return self.shape.chunks
+
+    def __getitem__(self, number: int, /) -> Chunk:
+        while len(self._made) <= number:
+            self._made += self.make(self.shape.step_of(len(self._made)))
+        return self._made[number]

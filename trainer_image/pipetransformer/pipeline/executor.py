@@ -7,6 +7,7 @@ for the value that it needs, and the round's end for the sends.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation
 from pipetransformer.schedules.order import given
 
 from . import split
-from .chunk import Chunk
+from .chunk import Chunks
 from .hooks import RoundHooks
 from .stage import Passage, Span
 from .stopwatch import Stopwatch
@@ -51,7 +52,7 @@ class Executor:
         self,
         operations: Sequence[Operation],
         shape: RoundShape,
-        chunks: Sequence[Chunk],
+        chunks: Chunks,
         target: Target,
         hooks: RoundHooks | None = None,
         stopwatch: Stopwatch | None = None,
@@ -98,7 +99,7 @@ class _Round:
         self,
         executor: Executor,
         shape: RoundShape,
-        chunks: Sequence[Chunk],
+        chunks: Chunks,
         target: Target,
         hooks: RoundHooks | None,
         stopwatch: Stopwatch,
@@ -116,6 +117,8 @@ class _Round:
     def run(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
             match operation:
+                case Action(ActionKind.STEP, span, step):
+                    self._step(span, step)
                 case Action():
                     self._stopwatch.start()
                     self._compute(operation)
@@ -142,9 +145,6 @@ class _Round:
                 self._weight_half(action.span, action.chunk)
             case ActionKind.PREFIX:
                 self._piece(action)
-            case ActionKind.STEP:
-                if self._hooks is not None:
-                    self._hooks.step(action.span)
 
     def _piece(self, action: Action) -> None:
         """Run some frozen units of a chunk, which may be of the next round."""
@@ -184,7 +184,7 @@ class _Round:
         if flight.passage is not None:
             flight.passage.begun = True
         if self._goes_back(index, flight):
-            with _BACKWARD:
+            with _BACKWARD, nullcontext() if self._hooks is None else self._hooks.weights_back(index, number):
                 torch.autograd.backward(flight.output, gradient)
         if flight.passage is not None:
             flight.passage.end()
@@ -213,6 +213,18 @@ class _Round:
                 torch.autograd.backward(flight.output, flight.gradient)
         if flight.passage is not None:
             flight.passage.end()
+
+    def _step(self, index: int, step: int) -> None:
+        """Change the span's weights. Tell the span before what to divide its gradients by."""
+        assert self._hooks is not None
+        if index == self._last:
+            weights = [self._chunks[number].weight for number in self._shape.chunks_of(step)]
+            weight = torch.stack([each for each in weights if each is not None]).sum(dtype=torch.float64)
+        else:
+            weight = self._wait_for(Value(MessageKind.WEIGHT, index, step))
+        if self._shape.gives_gradient(index):
+            self._given[Value(MessageKind.WEIGHT, index - 1, step)] = weight
+        self._hooks.step(index, step, weight)
 
     def _goes_back(self, index: int, flight: _Flight) -> bool:
         """Whether anything trains behind the output. A loss without a gradient is the model's error, and autograd says
@@ -248,7 +260,10 @@ class _Round:
 
     def _post(self, value: Value, peer: int) -> None:
         executor = self._executor
-        buffer = torch.empty(self._chunks[value.chunk].shape, dtype=executor.dtype, device=executor.device)
+        if value.kind is MessageKind.WEIGHT:
+            buffer = torch.empty((), dtype=torch.float64, device=executor.device)
+        else:
+            buffer = torch.empty(self._chunks[value.chunk].shape, dtype=executor.dtype, device=executor.device)
         work = dist.irecv(buffer, group=executor.group, group_src=peer)
         assert work is not None
         self._posted[value] = buffer, work

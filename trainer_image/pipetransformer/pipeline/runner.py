@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -26,11 +26,12 @@ from pipetransformer.schedules import (
     Schedule,
     ScheduleError,
     planned,
+    staleness,
 )
 
 from .ahead import FrozenAhead
 from .batch import Batch, sample_ids_of
-from .chunk import Chunk
+from .chunk import Chunk, StepChunks
 from .executor import Executor
 from .hooks import RoundHooks
 from .probe import Probe
@@ -50,6 +51,19 @@ class RoundSums:
 
     loss: float = 0.0
     weight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Staleness:
+    """How old the weights of forwards are, in steps.
+
+    Attributes:
+        own: on this worker, by chunk.
+        by_step: of all workers of the pipeline, for each step of the round.
+    """
+
+    own: Mapping[int, int]
+    by_step: Sequence[Sequence[int]]
 
 
 class StageRunner:
@@ -155,12 +169,43 @@ class StageRunner:
             later = self._micro_batches_of(step + 1)
             upcoming = self._batch(step + 1, later, split) if later else None
             chunks = self._run_ahead(self._ahead, batch, upcoming, hooks)
-        losses = [chunk.loss for chunk in chunks if chunk.loss is not None]
-        weights = [chunk.weight for chunk in chunks if chunk.weight is not None]
-        if not losses:
-            return RoundSums()
-        sums = torch.stack([*losses, *weights]).tolist()  # one wait for the device, not one a micro-batch
-        return RoundSums(math.fsum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
+        return _sums(chunks)
+
+    def train_steps(
+        self, first: int, dealt: Sequence[Sequence[MicroBatch]], split: Split, hooks: RoundHooks
+    ) -> list[RoundSums]:
+        """Take several steps in one round, by an asynchronous schedule. Returns the sums of each.
+
+        Args:
+            first: the first step.
+            dealt: micro-batches of the pipeline, by step.
+            split: the split of their samples.
+            hooks: step the weights.
+        """
+        self._stopwatch.reset()
+        shape = self._shape_of(dealt)
+
+        def make(step: int) -> list[Chunk]:
+            return self._batch(first + step, dealt[step], split).chunks(self._model, self._prefix)
+
+        with self._unchanged.over():
+            chunks = StepChunks(shape, make)
+            self._executor.run(self._operations(shape), shape, chunks, Loss(self._model), hooks, self._stopwatch)
+        return [_sums([chunks[number] for number in shape.chunks_of(step)]) for step in range(len(dealt))]
+
+    def staleness(self, dealt: Sequence[Sequence[MicroBatch]]) -> Staleness:
+        """How old the weights of forwards are in a round of these steps."""
+        shape = self._shape_of(dealt)
+        found = staleness(self._plan(shape), shape)
+        own = {chunk: age for (span, chunk), age in found.items() if span in self.spec.own}
+        by_step: list[list[int]] = [[] for _ in dealt]
+        for (_, chunk), age in found.items():
+            by_step[shape.step_of(chunk)].append(age)
+        return Staleness(own, by_step)
+
+    def _shape_of(self, dealt: Sequence[Sequence[MicroBatch]]) -> RoundShape:
+        steps = tuple(map(len, dealt))
+        return replace(self.spec.shape(sum(steps), training=True), steps=steps)
 
     def evaluate(
         self,
@@ -334,6 +379,16 @@ class StageRunner:
 
     def _schedule(self, inner: Schedule, shape: RoundShape) -> Schedule:
         return replace(self._ahead.schedule, inner=inner) if self._ahead is not None and shape.prefix_units else inner
+
+
+def _sums(chunks: Sequence[Chunk]) -> RoundSums:
+    """Sums over a step's chunks."""
+    losses = [chunk.loss for chunk in chunks if chunk.loss is not None]
+    weights = [chunk.weight for chunk in chunks if chunk.weight is not None]
+    if not losses:
+        return RoundSums()
+    sums = torch.stack([*losses, *weights]).tolist()  # one wait for the device, not one a micro-batch
+    return RoundSums(math.fsum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
 
 
 def _next_step(step: int, micro_batches_of: Callable[[int], Sequence[MicroBatch]]) -> list[Wanted]:

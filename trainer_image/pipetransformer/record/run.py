@@ -80,16 +80,19 @@ class RunRecord:
         loss: float | None,
         gradient_norm: float | None,
         learning_rate: float,
-        samples_per_second: float | None,
-        idle_share: float | None,
         generation: int,
         frozen_layers: int,
-        frozen_ahead_share: float | None,
+        samples_per_second: float | None = None,
+        idle_share: float | None = None,
+        frozen_ahead_share: float | None = None,
+        staleness: float | None = None,
+        staleness_largest: int | None = None,
     ) -> None:
         """Note a committed step (from 0): samples and mean loss of the global batch, unclipped L2 norm of its gradient.
 
-        Speed, idle share (of the workers in the round, as a mean) and the share of frozen forwards that the step before
-        had computed are None if the leader died before it noted the step.
+        Speed, idle share (of the workers in the round, as a mean), the share of frozen forwards that the step before
+        had computed, and how many steps old the weights of forwards were (as a mean, and at most) are None if the
+        leader died before it noted the step.
         """
         self._steps.append(
             {
@@ -105,6 +108,8 @@ class RunRecord:
                 "generation": generation,
                 "frozenLayers": frozen_layers,
                 "frozenAheadShare": frozen_ahead_share,
+                "staleness": None if staleness is None else round(staleness, 4),
+                "stalenessLargest": staleness_largest,
             },
         )
 

@@ -2,6 +2,7 @@
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .ahead import Ahead, RoundSeconds
+from .asynchronous import Asynchronous, staleness
 from .flushed import GPipe, OneForwardOneBackward
 from .make import make_schedule
 from .order import MessageKind, Operation, Receive, Send, Value, planned
@@ -13,6 +14,7 @@ __all__ = [
     "Action",
     "ActionKind",
     "Ahead",
+    "Asynchronous",
     "Fitted",
     "GPipe",
     "MessageKind",
@@ -35,4 +37,5 @@ __all__ = [
     "one_each",
     "planned",
     "simulate",
+    "staleness",
 ]

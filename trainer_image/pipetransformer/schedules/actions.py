@@ -5,9 +5,11 @@ and `simulate.py` predicts its time. So slices of tokens, several spans a worker
 only other lists.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Protocol
 
 
@@ -22,7 +24,8 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One computation of a worker: `kind` on its span `span` for the chunk `chunk`. A `STEP` has no chunk.
+    """One computation of a worker: `kind` on its span `span` for the chunk `chunk`. For a `STEP` that is the number of
+    the step in the round.
 
     A `PREFIX` computes `units` of the frozen prefix, and the last one gives its output to span 0. Chunks of the next
     round count on from this round's last chunk.
@@ -48,6 +51,7 @@ class RoundShape:
             computes them.
         prefix_made: whether this round's prefix needs no `PREFIX` actions, because the round before has computed it.
         next_chunks: number of chunks of the next round, whose prefix this round computes; 0 if there is none.
+        steps: number of chunks of each step, if the weights change within the round; empty if they change after it.
     """
 
     owners: tuple[int, ...]
@@ -57,6 +61,16 @@ class RoundShape:
     prefix_units: int = 0
     prefix_made: bool = False
     next_chunks: int = 0
+    steps: tuple[int, ...] = ()
+
+    def step_of(self, chunk: int) -> int:
+        """The step of the round that a chunk's gradient goes into."""
+        return bisect_right(list(accumulate(self.steps)), chunk)
+
+    def chunks_of(self, step: int) -> range:
+        """The chunks of a step of the round."""
+        start = sum(self.steps[:step])
+        return range(start, start + self.steps[step])
 
     @property
     def prefixes(self) -> range:

@@ -6,6 +6,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import ScheduleName
 
 from .actions import Schedule, ScheduleError
+from .asynchronous import Asynchronous
 from .flushed import GPipe, OneForwardOneBackward
 from .tera import TeraPipe
 
@@ -32,6 +33,8 @@ def make_schedule(
             return OneForwardOneBackward()
         case ScheduleName.TERA_PIPE:
             return TeraPipe()
+        case ScheduleName.PIPE_OPTIM | ScheduleName.PIPE_DREAM | ScheduleName.ASYNC_ONE_FORWARD_ONE_BACKWARD:
+            return Asynchronous()
         case ScheduleName.SCRIPT:
             return _own(own, spans_per_worker)
         case ScheduleName.INTERLEAVED | ScheduleName.ZERO_BUBBLE | ScheduleName.ZERO_BUBBLE_V:

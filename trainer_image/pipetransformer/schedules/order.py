@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import accumulate
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 
@@ -38,12 +39,22 @@ class MessageKind(StrEnum):
     ACTIVATION = "Activation"
     GRADIENT = "Gradient"
     PREFIX = "Prefix"
+    WEIGHT = "Weight"
+
+
+#: What a computation takes from the same one on the span after its own.
+_PASSED_DOWN = {
+    ActionKind.BACKWARD: MessageKind.GRADIENT,
+    ActionKind.INPUT_GRADIENT: MessageKind.GRADIENT,
+    ActionKind.STEP: MessageKind.WEIGHT,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
     """What one computation makes for another: the input of `span` for `chunk`, or the gradient of its output. What a
-    prefix gives for a chunk of the next round is read in that round."""
+    prefix gives for a chunk of the next round is read in that round. A weight is the sum of the weights of a step's
+    samples, by which a `STEP` divides its gradient; `chunk` is the number of the step."""
 
     kind: MessageKind
     span: int
@@ -76,9 +87,8 @@ def needed(action: Action, shape: RoundShape) -> Value | None:
             return Value(MessageKind.ACTIVATION, action.span, action.chunk)
         made_now = shape.prefix_units and not shape.prefix_made
         return Value(MessageKind.PREFIX, 0, action.chunk) if made_now else None
-    backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-    if backward and action.span < len(shape.owners) - 1:
-        return Value(MessageKind.GRADIENT, action.span, action.chunk)
+    if action.kind in _PASSED_DOWN and action.span < len(shape.owners) - 1:
+        return Value(_PASSED_DOWN[action.kind], action.span, action.chunk)
     return None
 
 
@@ -88,9 +98,8 @@ def given(action: Action, shape: RoundShape) -> Value | None:
         return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)
     if action.kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
         return Value(MessageKind.PREFIX, 0, action.chunk)
-    backward = action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
-    if backward and shape.gives_gradient(action.span):
-        return Value(MessageKind.GRADIENT, action.span - 1, action.chunk)
+    if action.kind in _PASSED_DOWN and shape.gives_gradient(action.span):
+        return Value(_PASSED_DOWN[action.kind], action.span - 1, action.chunk)
     return None
 
 
@@ -135,7 +144,26 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
     if found:
         span, chunk = min(found)
         raise ScheduleError(f"span {span} computes chunk {chunk} of {shape.chunks}")
+    _check_steps(lists, shape)
     _check_prefixes(pieces, shape)
+
+
+def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
+    """Check that each span that trains takes each step of the round once its chunks have passed, and no others.
+
+    Raises:
+        ScheduleError: it does not.
+    """
+    ends = list(enumerate(accumulate(shape.steps)))
+    for span, owner in enumerate(shape.owners):
+        passed, taken = 0, []
+        for action in lists[owner]:
+            if action.span == span:
+                passed += action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
+                if action.kind is ActionKind.STEP:
+                    taken.append((action.chunk, passed))
+        if taken != (ends if shape.trains(span) else []):
+            raise ScheduleError(f"span {span} takes steps after backwards {taken}, and not {ends}")
 
 
 def _check_prefixes(pieces: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:

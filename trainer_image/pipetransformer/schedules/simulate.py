@@ -4,7 +4,8 @@ The model: a worker runs its list one operation after another. A computation wai
 seconds and the constant seconds of any action. Sends and receives take no time of the worker. In lists with messages
 (`order.planned`), the messages of two workers pass one after another in their order, both directions together, as in
 one communicator. A message begins once both workers have issued it. In lists without messages a value arrives its
-message's seconds after it is made. Optimizer, reduction and contention between pairs of workers are not in it.
+message's seconds after it is made. Optimizer, reduction and contention between pairs of workers are not in it, and a
+`STEP` waits for no message.
 """
 
 from collections import Counter, deque
@@ -327,6 +328,8 @@ class _Linker:
         if expected != value:
             raise ScheduleError(f"worker {peer} issues {expected} where worker {index} issues {value}")
         pair.newest = self._node(issued, newest, pair.newest, value.chunk % self._shape.slices)
+        if value.kind is MessageKind.WEIGHT:
+            return
         base = self._bases[value.kind]
         self._arrive(base + value.span * self._shape.chunks + value.chunk, pair.newest)
 

@@ -47,6 +47,7 @@ class UnitCodec:
     optimizer: Optimizer | None  #: the optimizer whose moments are sent; None to send no moments
     num_layers: int
     ties: Ties = field(default_factory=Ties)
+    predicts: bool = False  #: whether moments are sent that only a prediction of weights needs
 
     def size(self, index: int, unit: nn.Module, boundary: int) -> int:
         """Bytes on the wire."""
@@ -92,7 +93,7 @@ class UnitCodec:
         for name, parameter in unit.named_parameters():
             if self.optimizer is None or not trains(index, name, boundary, self.ties):
                 continue
-            for key, (shape, dtype) in moment_shapes(self.optimizer, parameter).items():
+            for key, (shape, dtype) in moment_shapes(self.optimizer, parameter, predicts=self.predicts).items():
                 yield _Slot(f"{prefix}.{name}@{key}", shape, dtype)
 
 

@@ -42,6 +42,9 @@ class Control:
         last_similarities: similarities in that vote.
         decided_step: committed steps when the freeze policy was last asked.
         last_step: the last step's line in the run's record, in case the leader died before writing it.
+        earlier_steps: the lines of the other steps of the last round, if it had several.
+        one_a_round_until: committed steps until which each round has one step, because a step of a longer round was not
+            finite.
         evaluated_step: committed steps at the newest evaluation.
         job_uid: UID of the job that trains.
         earlier_job: UID of the job whose checkpoint this job resumed; its own UID if it began from the start; empty if
@@ -73,6 +76,8 @@ class Control:
     last_similarities: list[float] = field(default_factory=list)
     decided_step: int = -1
     last_step: dict[str, Any] = field(default_factory=dict)
+    earlier_steps: list[dict[str, Any]] = field(default_factory=list)
+    one_a_round_until: int = 0
     evaluated_step: int = 0
     job_uid: str = ""
     earlier_job: str = ""
@@ -153,14 +158,16 @@ class Control:
     def to_file(self) -> dict[str, Any]:
         """The form in a checkpoint's marker, in camelCase. Costs and caches are of the workers that have them, so they
         stay out."""
-        content = self.to_dict() | {"last_step": {to_camel(name): value for name, value in self.last_step.items()}}
+        lines = {"last_step": _in_camel(self.last_step), "earlier_steps": list(map(_in_camel, self.earlier_steps))}
+        content = self.to_dict() | lines
         return {to_camel(name): value for name, value in content.items() if name not in ("costs", "cached_layers")}
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> "Control":
         """From the result of `to_file`."""
         control = cls.from_dict({to_snake(name): value for name, value in content.items()})
-        control.last_step = {to_snake(name): value for name, value in control.last_step.items()}
+        control.last_step = _in_snake(control.last_step)
+        control.earlier_steps = list(map(_in_snake, control.earlier_steps))
         return control
 
     @classmethod
@@ -168,3 +175,11 @@ class Control:
         """From the result of `to_dict`. Fields that this trainer does not know are ignored."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in content.items() if name in known})
+
+
+def _in_camel(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {to_camel(name): value for name, value in line.items()}
+
+
+def _in_snake(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {to_snake(name): value for name, value in line.items()}

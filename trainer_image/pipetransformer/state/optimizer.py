@@ -18,6 +18,7 @@ from pipetransformer.models import PipelineModel
 from pipetransformer_contract.spec import LearningRateSchedule, LearningRateShape, Optimizer, OptimizerName
 
 from .packed_parameters import STEP_COUNT, Pack
+from .prediction import LAST_GRADIENT
 
 #: Optimizer state by whole-model parameter name, then by the optimizer's own key such as `exp_avg`.
 Moments = dict[str, dict[str, Tensor]]
@@ -29,11 +30,14 @@ def make_optimizer(
     moments: Moments,
     no_decay: Collection[str] = (),
     packs: Sequence[Pack] = (),
+    *,
+    predicts: bool = False,
 ) -> torch.optim.Optimizer | None:
     """An optimizer of these named parameters that reads and writes `moments`; None if there are no parameters.
 
     Parameters in `no_decay` have no weight decay. The parameters of a pack are updated as one tensor, into which their
-    data and moments move; all of them must have begun to train at the same step.
+    data and moments move; all of them must have begun to train at the same step. With `predicts` the moments of packs
+    suffice for `prediction.predict`.
     """
     packed = {name for pack in packs for name in pack.parameters}
     named: list[tuple[str, nn.Parameter]] = []
@@ -43,11 +47,11 @@ def make_optimizer(
         if name not in packed:
             named.append((name, parameter))
             states[parameter] = state
-        elif not state:
-            state |= {
-                key: torch.zeros(shape, dtype=dtype, device=None if key == STEP_COUNT else parameter.device)
-                for key, (shape, dtype) in moment_shapes(spec, parameter).items()
-            }
+            continue
+        for key, (shape, dtype) in moment_shapes(spec, parameter, predicts=predicts).items():
+            if key not in state:
+                device = None if key == STEP_COUNT else parameter.device
+                state[key] = torch.zeros(shape, dtype=dtype, device=device)
     for pack in packs:
         whole = pack.join()
         named.append((next(iter(pack.parameters)), whole))
@@ -59,21 +63,22 @@ def make_optimizer(
         {"params": [parameter for name, parameter in named if name in no_decay], "weight_decay": 0.0},
     ]
     trained = [group for group in groups if group["params"]]
-    optimizer: torch.optim.Optimizer
-    if spec.name is OptimizerName.ADAMW:
-        optimizer = torch.optim.AdamW(
-            trained,
-            lr=spec.learning_rate,
-            betas=(spec.beta1, spec.beta2),
-            eps=spec.epsilon,
-            weight_decay=spec.weight_decay,
-        )
-    else:
-        optimizer = torch.optim.SGD(
-            trained, lr=spec.learning_rate, momentum=spec.momentum, weight_decay=spec.weight_decay
-        )
+    optimizer = _make(spec, trained)
     optimizer.state.update(states)
     return optimizer
+
+
+def _make(spec: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    match spec.name:
+        case OptimizerName.ADAMW:
+            return torch.optim.AdamW(groups, betas=(spec.beta1, spec.beta2), eps=spec.epsilon, **common)
+        case OptimizerName.ADAM:
+            return torch.optim.Adam(groups, betas=(spec.beta1, spec.beta2), eps=spec.epsilon, **common)
+        case OptimizerName.RMSPROP:
+            return torch.optim.RMSprop(groups, alpha=spec.alpha, eps=spec.epsilon, **common)
+        case OptimizerName.SGD:
+            return torch.optim.SGD(groups, momentum=spec.momentum, **common)
 
 
 def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozenset[str]:
@@ -102,12 +107,21 @@ def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozen
     return frozenset(found)
 
 
-def moment_shapes(spec: Optimizer, parameter: Tensor) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of each entry in a parameter's optimizer state after its first step."""
+def moment_shapes(
+    spec: Optimizer, parameter: Tensor, *, predicts: bool = False
+) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of each entry in a parameter's optimizer state after its first step. With `predicts` the entries
+    suffice for `prediction.predict`."""
     like = (parameter.shape, parameter.dtype)
-    if spec.name is OptimizerName.ADAMW:
-        return {STEP_COUNT: (torch.Size(), torch.float32), "exp_avg": like, "exp_avg_sq": like}
-    return {"momentum_buffer": like} if spec.momentum else {}
+    count = {STEP_COUNT: (torch.Size(), torch.float32)}
+    last = {LAST_GRADIENT: like} if predicts else {}
+    match spec.name:
+        case OptimizerName.ADAM | OptimizerName.ADAMW:
+            return count | {"exp_avg": like, "exp_avg_sq": like}
+        case OptimizerName.RMSPROP:
+            return count | {"square_avg": like} | last
+        case OptimizerName.SGD:
+            return {"momentum_buffer": like} if spec.momentum else last
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -57,6 +57,8 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
         loss=None if vote is None else vote.loss,
         held_out_loss=control.metrics.get(LOSS) if evaluated else None,
     )
+    for line in control.earlier_steps:
+        policy.note_loss(line["step"] + 1, line["loss"])
     boundary = policy.decide(observation)
     control.policy = policy.state_dict()
     control.decided_step = control.step

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from pipetransformer.elastic.transport.groups import GenerationGroups, wait_for
 from pipetransformer.pipeline import RoundHooks
@@ -87,6 +87,17 @@ class GradientReducer(RoundHooks):
                 square_norm = reduce_tied_gradients(copies, self._groups.tied[tie.stages(cut.units_by_stage)])
                 norms[tie.last_unit] += square_norm if counts and tie.last_unit in units else 0.0
         return norms
+
+    def sum_over_pipelines(self, value: Tensor) -> float:
+        """Sum a number over the workers that hold the same stage. They call this alike, between two sums of gradients.
+
+        Raises:
+            RuntimeError: a connection broke.
+        """
+        if self._group.size() > 1:
+            value = value.clone()  # it may still be on its way to another worker
+            dist.all_reduce(value, group=self._group)
+        return float(value)
 
     def close(self) -> None:
         """Drop the sums of a round that broke, and start no more."""

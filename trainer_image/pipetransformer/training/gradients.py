@@ -22,11 +22,14 @@ class Gradients:
     Attributes:
         parameters: each unit's trained parameters that no other unit shares. The last unit comes first, as in a
             backward.
-        packs: groups of them that an optimizer may step as one.
+        packs: groups of them that an optimizer may step as one. With `pack_all` each of them is in a pack, so that its
+            version does not change with a step, and autograd lets a backward use the newest weights.
         of_unit: (elements,) each unit's part of the buffer, in the same order; the parts are adjacent.
     """
 
-    def __init__(self, state: WorkerState, layout: StageLayout, no_decay: Collection[str] = ()) -> None:
+    def __init__(
+        self, state: WorkerState, layout: StageLayout, no_decay: Collection[str] = (), *, pack_all: bool = False
+    ) -> None:
         self._no_decay = no_decay
         groups = {index: _own_parameters(state, index, no_decay) for index in reversed(layout.units)}
         self.parameters = {
@@ -44,7 +47,9 @@ class Gradients:
         ]
         packable = [group for some in groups.values() for group in some]
         parts = torch.split(self._flat, [sum(parameter.numel() for parameter in group.values()) for group in packable])
-        self.packs = [Pack(group, part) for group, part in zip(packable, parts, strict=True) if len(group) > 1]
+        self.packs = [
+            Pack(group, part) for group, part in zip(packable, parts, strict=True) if pack_all or len(group) > 1
+        ]
         units = [sum(parameter.numel() for parameter in parameters) for parameters in self.parameters.values()]
         self.of_unit = dict(zip(self.parameters, torch.split(self._flat, units), strict=True))
 

@@ -93,24 +93,36 @@ class Leader:
         """The generation's first step tells how long training paused."""
         self._tell(FirstStepTaken(control, pause_seconds, phases, transfers))
 
-    def on_step(self, control: Control, vote: Vote, *, seconds: float, idle_share: float, ahead_share: float) -> None:
-        """Step `control.last_step` is committed.
+    def on_round(
+        self,
+        control: Control,
+        vote: Vote,
+        *,
+        seconds: float,
+        idle_share: float,
+        ahead_share: float,
+        staleness: Sequence[Sequence[int]],
+    ) -> None:
+        """The steps of a round are committed, `control.last_step` the last of them.
 
         Args:
             control: the state after it.
             vote: that committed it.
             seconds: that it took.
             idle_share: share of the round that the workers did not compute, as a mean.
-            ahead_share: share of its frozen forwards that the step before had computed.
+            ahead_share: share of its frozen forwards that the round before had computed.
+            staleness: for each step how old the weights of forwards were, in steps.
         """
-        line = control.last_step
-        self._pace.note(line["frozen_layers"], seconds)
-        measured = {
-            "samples_per_second": line["samples"] / seconds,
-            "idle_share": idle_share,
-            "frozen_ahead_share": ahead_share,
-        }
-        self._tell(StepTaken(control, {**line, **measured}, vote.finite))
+        for line, ages in zip([*control.earlier_steps, control.last_step], staleness, strict=True):
+            self._pace.note(line["frozen_layers"], seconds / vote.num_steps)
+            measured = {
+                "samples_per_second": line["samples"] * vote.num_steps / seconds,
+                "idle_share": idle_share,
+                "frozen_ahead_share": ahead_share,
+                "staleness": sum(ages) / len(ages) if ages else 0.0,
+                "staleness_largest": max(ages, default=0),
+            }
+            self._tell(StepTaken(control, {**line, **measured}, vote.finite))
 
     def on_skipped(self, control: Control, place: str) -> None:
         """The newest step was skipped, because of numbers in `place` (a unit, or the loss) that are not finite."""
@@ -199,7 +211,8 @@ class RecordWriter:
                     record.event("Failed", reason=reason, message=message)
 
     def _begin(self, control: Control) -> None:
-        """Begin the record, or take it back to the committed state, with the step that the last leader did not note."""
+        """Begin the record, or take it back to the committed state, with the steps that the last leader did not
+        note."""
         if self._record.started(
             step=control.step,
             job=self._layout.generation.job_uid,
@@ -209,8 +222,10 @@ class RecordWriter:
         ):
             self._note_overruled()
         self._record.rewind(control.step)
-        if control.last_step and self._record.last_step() < control.last_step["step"]:
-            self._record.step(**control.last_step, samples_per_second=None, idle_share=None, frozen_ahead_share=None)
+        noted = self._record.last_step()
+        for line in [*control.earlier_steps, control.last_step] if control.last_step else []:
+            if line["step"] > noted:
+                self._record.step(**line)
 
     def _note_overruled(self) -> None:
         for one in self._job.overruled:

@@ -41,6 +41,7 @@ class Membership:
             the time when this worker knew of it.
         first_step: steps that were committed before the generation.
         outgrown: groups of the generation before, until `drop_outgrown`.
+        most_steps: most steps of a round.
         stepped: whether the generation has committed a step.
         placed_for: number of layers in whose caches units were last moved off the device or back.
         leader: None except on the leader.
@@ -59,6 +60,7 @@ class Membership:
     paused_at: float
     first_step: int
     outgrown: list[dist.ProcessGroup]
+    most_steps: int = 1
     stepped: bool = False
     placed_for: int = 0
     leader: Leader | None = None
@@ -69,7 +71,7 @@ class Membership:
 
     def __post_init__(self) -> None:
         self.copied_units = self.layout.cut.ahead_units
-        self.ballots = Exchange(self.world, Vote.length(self.layout.cut.num_units), BALLOTS)
+        self.ballots = Exchange(self.world, Vote.length(self.layout.cut.num_units, self.most_steps), BALLOTS)
 
     @property
     def world(self) -> dist.ProcessGroup:

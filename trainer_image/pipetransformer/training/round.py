@@ -1,9 +1,13 @@
 """One round of training: deal a global batch, run the pipeline, reduce gradients, vote, commit.
 
-Until the vote, a round that breaks is simply repeated. After the vote, all workers commit the same step.
+Until the vote, a round that breaks is simply repeated. After the vote, all workers commit the same step. Under an
+asynchronous schedule a round has several steps, which change the weights before the vote. So it keeps the state that it
+began with, and a round that breaks goes back to it.
 """
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from pipetransformer.elastic.transport.exchange import SIMILARITIES, Exchange
 from pipetransformer.freeze import PolicyCopy
@@ -12,11 +16,31 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation
 
+from .asynchronous import WEIGHTS
 from .kit import Kit
 from .leader import wall_clock
 from .membership import Membership
+from .round_length import steps_of_round
 from .similarity import similarities
-from .vote import Vote
+from .vote import StepSums, Vote
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A round before its vote.
+
+    Attributes:
+        last: this worker's part of the sums of the last step.
+        norms: squared norm of each unit in that step, as `GradientReducer.finish` returns them.
+        earlier: its part of the other steps of the round.
+        staleness: for each step how old the weights of the pipeline's forwards were, in steps; empty if the weights
+            change after the round.
+    """
+
+    last: StepSums
+    norms: list[float]
+    earlier: list[StepSums] = field(default_factory=list)
+    staleness: Sequence[Sequence[int]] = ((),)
 
 
 class Rounds:
@@ -26,7 +50,7 @@ class Rounds:
         self._kit = kit
 
     def train(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> Vote:
-        """Train one global batch and commit it.
+        """Train one global batch, or several, and commit.
 
         Raises:
             RuntimeError: a connection broke, before or after the commit.
@@ -35,50 +59,47 @@ class Rounds:
         """
         started, kit = time.perf_counter(), self._kit
         layout, control, step = member.layout, state.control, state.control.step
-        kit.committer.pending = None
-        micro_batches = kit.job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
-        reducer = member.reducer
-        assert reducer is not None
-        own = micro_batches[layout.pipeline]
-        reducer.begin(member.runner.num_chunks(own))
-        member.ballots.expect()
-        sums = member.runner.train(step, own, kit.job.dataset.train, reducer if reducer.sums else None)
-        kit.hooks.on_point(HookPoint.COMPUTED, step)
-        norms = reducer.finish()
-        kit.hooks.on_point(HookPoint.REDUCED, step)
+        kit.committer.forget_pending()
+        steps = steps_of_round(kit.job, control, layout, policy, member.first_step)
+        computed = self._train_step(step, member) if steps == 1 else self._train_steps(step, steps, member)
         computing = member.runner.take_computing_seconds()
-        similar = self._similarities(state, policy, member)
-        kit.committer.hold(control)
+        similar = self._similarities(state, policy, member, steps)
+        kit.committer.hold(control, steps)
         ballot = Vote(
             saw_next=float(self._pass_on_next(member)),
             leaving=float(kit.hooks.stop_requested()),
             writing=float(kit.checkpointer.writing),
-            loss_sum=sums.loss,
-            weight=sums.weight,
-            square_norms=norms,
+            loss_sum=computed.last.loss_sum,
+            weight=computed.last.weight,
+            square_norms=computed.norms,
             similarities=similar,
             behind=float(kit.teller.behind),
             save=float(member.leader is not None and kit.checkpointer.overdue),
             computing=computing,
             cold=float(kit.is_cold(control, layout)),
+            earlier=computed.earlier,
         )
         vote = ballot.reduce(member.ballots)
         kit.mirrors.settle()
         round_seconds = time.perf_counter() - started
         kit.meter.on_round(computing, round_seconds)
+        kit.meter.on_staleness(computed.staleness[-1])
         kit.hooks.on_point(HookPoint.VOTED, step)
+        if kit.committer.refuse(control, vote):
+            return self.train(state, policy, member)
         kit.committer.commit(control, vote)
         if not vote.cold:
             control.note_cached(layout.cut.prefix_layers(control.awaited_layers))
-        kit.cache.note(step, layout)
+        kit.cache.note(control.step - 1, layout)
         if member.leader is not None:
             idle_share = 1 - vote.computing / (layout.stages * layout.pipelines * round_seconds)
-            member.leader.on_step(
+            member.leader.on_round(
                 control,
                 vote,
                 seconds=time.perf_counter() - started,
                 idle_share=max(0.0, idle_share),
                 ahead_share=member.runner.ahead_share,
+                staleness=computed.staleness,
             )
         if not member.stepped:
             self._end_pause(control, member)
@@ -86,10 +107,45 @@ class Rounds:
             kit.handler.announce(Generation.model_validate_json(member.store.get("next")))
         return vote
 
-    def _similarities(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> list[float]:
+    def _train_step(self, step: int, member: Membership) -> _Computed:
+        """Compute the gradients of one global batch."""
+        kit, reducer = self._kit, member.reducer
+        assert reducer is not None
+        own = kit.job.training_share(step, member.layout)
+        reducer.begin(member.runner.num_chunks(own))
+        member.ballots.expect()
+        sums = member.runner.train(step, own, kit.job.dataset.train, reducer if reducer.sums else None)
+        kit.hooks.on_point(HookPoint.COMPUTED, step)
+        norms = reducer.finish()
+        kit.hooks.on_point(HookPoint.REDUCED, step)
+        return _Computed(StepSums(sums.loss, sums.weight), norms)
+
+    def _train_steps(self, first: int, steps: int, member: Membership) -> _Computed:
+        """Take several steps, without a flush between them."""
+        kit, layout, runner = self._kit, member.layout, member.runner
+        assert member.reducer is not None
+        kit.committer.begin_steps()
+        dealt = [kit.job.training_share(step, layout) for step in range(first, first + steps)]
+        staleness = runner.staleness(dealt)
+        hooks = WEIGHTS[layout.schedule](
+            kit.committer,
+            member.reducer,
+            first,
+            [len(own) for own in dealt],
+            staleness.own,
+            lambda step: kit.hooks.on_point(HookPoint.STEPPED, step),
+        )
+        member.ballots.expect()
+        sums = runner.train_steps(first, dealt, kit.job.dataset.train, hooks)
+        kit.hooks.on_point(HookPoint.COMPUTED, first)
+        norms = hooks.norms or [[0.0] * layout.cut.num_units] * steps
+        *earlier, last = (StepSums(one.loss, one.weight, sum(own)) for one, own in zip(sums, norms, strict=True))
+        return _Computed(last, norms[-1], earlier, staleness.by_step)
+
+    def _similarities(self, state: WorkerState, policy: PolicyCopy, member: Membership, steps: int) -> list[float]:
         """Return what the policy asks about the first layer that trains. The worker that holds it tells the others."""
         control, layout = state.control, member.layout
-        if control.boundary == self._kit.job.num_layers or not policy.needs_similarities(control.step + 1):
+        if control.boundary == self._kit.job.num_layers or not policy.needs_similarities(control.step + steps):
             return []
         micro_batches = self._kit.job.probe_micro_batches(layout.micro_batch_size)
         front = state.units.get(control.boundary + 1)

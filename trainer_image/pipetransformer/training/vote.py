@@ -6,8 +6,38 @@ Everything that follows a round (commit, clipping, skipping, freezing, regroup) 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from pipetransformer.elastic.transport.exchange import Exchange
+
+
+class StepSums(NamedTuple):
+    """A step's sums over all workers, or one worker's part of them.
+
+    Attributes:
+        loss_sum: weighted sum of the losses of all samples.
+        weight: sum of the weights of all samples.
+        square_norm: squared norm of the summed (not yet divided) gradient.
+    """
+
+    loss_sum: float = 0.0
+    weight: float = 0.0
+    square_norm: float = 0.0
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient are finite."""
+        return self.weight > 0 and math.isfinite(self.loss_sum) and math.isfinite(self.square_norm)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss."""
+        return self.loss_sum / self.weight
+
+    @property
+    def gradient_norm(self) -> float:
+        """Global norm of the mean gradient."""
+        return math.sqrt(self.square_norm) / self.weight
 
 
 @dataclass
@@ -26,6 +56,7 @@ class Vote:
         save: members whose clock says that a checkpoint is due; only the leader looks.
         computing: seconds that the computations of all workers took in the round.
         cold: first workers of pipelines whose frozen layers must stay on the device, because their cache lacks samples.
+        earlier: the other steps of a round of several, whose last step the sums above are of.
     """
 
     saw_next: float = 0.0
@@ -39,11 +70,24 @@ class Vote:
     save: float = 0.0
     computing: float = 0.0
     cold: float = 0.0
+    earlier: list[StepSums] = field(default_factory=list)
+
+    @property
+    def last(self) -> StepSums:
+        """The last step of the round."""
+        return StepSums(self.loss_sum, self.weight, math.fsum(self.square_norms))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the round."""
+        return 1 + len(self.earlier)
 
     @property
     def finite(self) -> bool:
-        """Whether loss and gradients are finite. They are not for a batch without targets, which has no mean loss."""
-        return self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
+        """Whether losses and gradients of all steps are finite. They are not for a batch without targets, which has no
+        mean loss."""
+        last = self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
+        return last and all(step.finite for step in self.earlier)
 
     @property
     def non_finite_unit(self) -> int | None:
@@ -63,13 +107,13 @@ class Vote:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the round."""
-        return self.loss_sum / self.weight
+        """Mean loss of the step."""
+        return self.last.loss
 
     @property
     def gradient_norm(self) -> float:
         """Global norm of the mean gradient."""
-        return math.sqrt(math.fsum(self.square_norms)) / self.weight
+        return self.last.gradient_norm
 
     @property
     def unit_norms(self) -> list[float]:
@@ -84,7 +128,8 @@ class Vote:
         return scale
 
     def to_list(self) -> list[float]:
-        """List all that a commit depends on. `similarities`, and all from `behind` on, matter only after it."""
+        """List all that the commit of a step depends on. `similarities`, and all from `behind` on, matter only after
+        it."""
         return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -94,19 +139,24 @@ class Vote:
 
     def reduce(self, ballots: Exchange) -> "Vote":
         """Sum over all members, except `similarities`, which all have already."""
-        *sums, behind, save, computing, cold = ballots.sum(
-            [*self.to_list(), self.behind, self.save, self.computing, self.cold]
-        )
+        own = self.to_list()
+        after = [self.behind, self.save, self.computing, self.cold]
+        row = [*own, *after, *(value for step in self.earlier for value in step)]
+        sums = ballots.sum([*row, *[0.0] * (ballots.values - len(row))])
+        behind, save, computing, cold, *earlier = sums[len(own) : len(row)]
+        fields = len(StepSums._fields)
         return replace(
-            Vote.from_list(sums),
+            Vote.from_list(sums[: len(own)]),
             similarities=self.similarities,
             behind=behind,
             save=save,
             computing=computing,
             cold=cold,
+            earlier=[StepSums(*earlier[start : start + fields]) for start in range(0, len(earlier), fields)],
         )
 
     @staticmethod
-    def length(units: int) -> int:
-        """Return the length of a ballot for a model of `units` units."""
-        return len(Vote(square_norms=[0.0] * units).to_list()) + 4
+    def length(units: int, most_steps: int = 1) -> int:
+        """Return the length of a ballot for a model of `units` units, and rounds of up to `most_steps` steps."""
+        earlier = (most_steps - 1) * len(StepSums._fields)
+        return len(Vote(square_norms=[0.0] * units).to_list()) + 4 + earlier

@@ -81,7 +81,7 @@ class Trainer:
         meter: Meter | None = None,
     ) -> None:
         hooks, watchdog, meter = hooks or Hooks(), watchdog or Watchdog(), meter or Meter()
-        codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties)
+        codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties, job.predicts)
         mirror = job.spec.mirror
         self._job = job
         self._kit = Kit(
@@ -289,12 +289,12 @@ class Trainer:
         return self._part(member) if leaving else None
 
     def _take_round(self, member: Membership) -> tuple[Vote, float]:
-        """Train one global batch. Returns the vote and the seconds that the round took."""
+        """Train a round. Returns the vote and the seconds that a step took."""
         started = time.perf_counter()
         with self._kit.watchdog.timing(ROUND, member.groups.connections):
             vote = self._rounds.train(self._state, self._policy, member)
-        seconds = time.perf_counter() - started
-        self._kit.meter.on_step(seconds, member.runner.ahead_share)
+        seconds = (time.perf_counter() - started) / vote.num_steps
+        self._kit.meter.on_steps(vote.num_steps, seconds, member.runner.ahead_share)
         return vote, seconds
 
     def _part(self, member: Membership) -> Ending | None:
@@ -318,7 +318,7 @@ class Trainer:
             if old is not None and old.leader is not None:
                 self._kit.watcher.watch(self._kit.handler.current)
             return None
-        self._kit.committer.pending = None
+        self._kit.committer.forget_pending()
         self._kit.committer.in_doubt = None
         self._state = result.state
         self.why_broken = ""
@@ -348,6 +348,7 @@ class Trainer:
             paused_at=began if started else control.round_ended_at or began,
             first_step=control.step,
             outgrown=outgrown,
+            most_steps=self._job.spec.pipeline.most_steps,
         )
         if layout.is_leader:  # before anything that may fail, so that the leader can report it
             member.leader = self._lead(layout)
@@ -394,7 +395,8 @@ class Trainer:
         )
 
     def _abandon(self, why: str) -> None:
-        """Drop a broken group. State and pending gradients stay."""
+        """Drop a broken group. The committed state and pending steps stay."""
+        self._kit.committer.go_back()
         if self._member is not None:
             self._kit.committer.note_for_the_lost(self._state.control, self._member.layout)
         self._kit.checkpointer.give_up()

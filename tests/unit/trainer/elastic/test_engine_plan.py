@@ -189,24 +189,35 @@ def test_a_step_is_redone_where_only_its_start_is_whole_in_memory(
 
 
 @pytest.mark.parametrize(
-    ("step", "generation", "pending", "late"),
+    ("step", "generation", "pending", "steps", "late"),
     [
-        (7, 1, 2, True),
-        (7, 1, None, False),
-        (7, 1, 1, False),
-        (6, 1, 2, False),
-        (8, 2, None, False),
-        (8, 1, None, False),
+        (7, 1, 2, 1, True),
+        (4, 1, 2, 4, True),
+        (7, 1, None, 1, False),
+        (7, 1, 1, 1, False),
+        (6, 1, 2, 1, False),
+        (7, 1, 2, 4, False),
+        (8, 2, None, 1, False),
+        (8, 1, None, 1, False),
     ],
-    ids=["has-voted", "never-voted", "voted-in-another", "two-behind", "not-behind", "did-it-in-another"],
+    ids=[
+        "has-voted",
+        "has-voted-for-four-steps",
+        "never-voted",
+        "voted-in-another",
+        "two-behind",
+        "voted-for-a-longer-round",
+        "not-behind",
+        "did-it-in-another",
+    ],
 )
 def test_only_a_worker_that_holds_its_gradients_commits_a_step_late(
-    step: int, generation: int, pending: int | None, late: bool
+    step: int, generation: int, pending: int | None, steps: int, late: bool
 ) -> None:
     state, committed = WorkerState(1, control=Control(step=step, last_generation=generation)), list[Control]()
     others = Control(step=8, last_generation=2, decided_step=8, boundary=1)
 
-    catch_up(state, others, mock.Mock(pending=pending, commit_late=committed.append))
+    catch_up(state, others, mock.Mock(pending=pending, pending_steps=steps, commit_late=committed.append))
 
     assert committed == ([others] if late else [])
     level = (step, generation) == (8, 2)

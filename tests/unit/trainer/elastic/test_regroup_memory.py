@@ -134,11 +134,11 @@ class Worker:
     def step(self) -> None:
         """What a round leaves: gradients and moments."""
         committer = self.trainer._kit.committer
-        assert committer.gradients is not None and committer._optimizer is not None
+        assert committer.gradients is not None and committer.optimizer is not None
         committer.gradients.clear()
         for _, parameter in self.trainer._state.trained_parameters():
             parameter.grad = torch.ones_like(parameter) if parameter.grad is None else parameter.grad.fill_(1.0)
-        committer._optimizer.step()
+        committer.optimizer.step()
 
     def freeze(self, boundary: int) -> None:
         state, member = self.trainer._state, self.trainer._member

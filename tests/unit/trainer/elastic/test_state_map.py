@@ -194,7 +194,10 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
     found: dict[int, Regrouped] = {}
 
     def worker(rank: int) -> None:
-        own, settled = tools(f"w{rank}", hosted[rank][0], source), mock.Mock(pending=None, in_doubt=None)
+        own, settled = (
+            tools(f"w{rank}", hosted[rank][0], source),
+            mock.Mock(pending=None, pending_steps=1, in_doubt=None),
+        )
         found[rank] = regroup(own, held[rank], settled, in_group=True)
 
     in_threads(2, worker)

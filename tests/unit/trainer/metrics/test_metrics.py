@@ -44,7 +44,8 @@ def test_a_worker_between_two_generations_has_no_role() -> None:
 
 def test_what_a_worker_did_is_counted() -> None:
     meter = Meter()
-    meter.on_step(0.02, 0.75)
+    meter.on_steps(1, 0.02, 0.75)
+    meter.on_staleness([1, 0, 2])
     meter.on_round(0.015, 0.02)
     meter.on_round(0.005, 0.02)
     meter.on_led(64, skipped=True)
@@ -68,6 +69,7 @@ def test_what_a_worker_did_is_counted() -> None:
     assert (found["cache_samples_total/Hit"], found["cache_faults_total/Torn"]) == (6, 4)
     assert found["cache_bytes/Memory"] == 1500
     assert found["frozen_ahead_share"] == 0.75
+    assert found["weight_staleness_steps"] == 1
 
 
 def test_the_page_is_served_beside_the_training_and_goes_with_it() -> None:

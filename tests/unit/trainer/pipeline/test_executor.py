@@ -81,8 +81,9 @@ class TwoSteps:
         return [
             [
                 *mine,
-                *(Action(ActionKind.STEP, span) for span in shape.spans_of(worker)),
+                *(Action(ActionKind.STEP, span, 0) for span in reversed(shape.spans_of(worker))),
                 *(Action(action.kind, action.span, action.chunk + half) for action in mine),
+                *(Action(ActionKind.STEP, span, 1) for span in reversed(shape.spans_of(worker))),
             ]
             for worker, mine in enumerate(GPipe().actions(replace(shape, chunks=half)))
         ]
@@ -113,7 +114,8 @@ class Recorder(RoundHooks):
     def passed(self, unit: int) -> None:
         self.units.append(unit)
 
-    def step(self, span: int) -> None:
+    def step(self, span: int, step: int, weight: Tensor) -> None:
+        assert float(weight) == NUM_CHUNKS // 2 * SAMPLES * (1 + step)
         descend(self.modules[span])
 
 
@@ -180,6 +182,7 @@ class SquareLoss:
     def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
         loss = loss_of(output)
         chunk.loss = loss.detach()
+        chunk.weight = torch.tensor(float(SAMPLES) * (1 + (chunk.micro_batch >= NUM_CHUNKS // 2)))
         return loss
 
 
@@ -214,7 +217,8 @@ def run_spans(
     }  # fmt: skip
     recorder = (Ahead if ahead else Recorder)({span: layers[span] for span in mine})
     chunks = make_chunks(SLICES[slices], layers[: min(frozen, 1)])
-    shape = RoundShape(owners, len(chunks), frozen, slices)
+    steps = (len(chunks) // 2,) * 2 if isinstance(schedule, TwoSteps) else ()
+    shape = RoundShape(owners, len(chunks), frozen, slices, steps=steps)
     operations = planned(schedule, shape)[group.rank()]
     executor = Executor(spans, group, torch.device("cpu"), torch.float64)
     executor.run(operations, shape, chunks, SquareLoss(), recorder)
@@ -231,9 +235,6 @@ def in_one_place(num_spans: int, frozen: int, steps: int = 1, ahead: bool = Fals
         layer.requires_grad_(False)
     total = 0.0
     for chunk, x in enumerate(inputs):
-        if chunk and chunk % (NUM_CHUNKS // steps) == 0:
-            for layer in layers:
-                descend(layer)
         with_context(x)
         used = [at_predicted(layer, chunk) for layer in layers] if ahead else layers
         y = x
@@ -245,6 +246,9 @@ def in_one_place(num_spans: int, frozen: int, steps: int = 1, ahead: bool = Fals
         for layer, there in zip(layers, used, strict=True):
             for parameter, its in zip(layer.parameters(), there.parameters(), strict=True):
                 parameter.grad = its.grad
+        if steps > 1 and (chunk + 1) % (NUM_CHUNKS // steps) == 0:
+            for layer in layers:
+                descend(layer)
     return total, layers
 
 
@@ -289,7 +293,7 @@ def test_a_schedule_computes_what_one_place_does(
             if span not in weights:
                 continue
             expected = [p.grad for p in layer.parameters() if p.grad is not None]
-            assert len(gradients[span]) == len(expected) == (0 if span < frozen else 2)
+            assert len(gradients[span]) == len(expected) == (0 if span < frozen or steps > 1 else 2)
             for got, wanted in zip(gradients[span], expected, strict=True):
                 torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
             for got, wanted in zip(weights[span], layer.parameters(), strict=True):

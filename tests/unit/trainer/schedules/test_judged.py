@@ -17,6 +17,7 @@ from torch.distributed import pipelining
 from pipetransformer.partition import Cut
 from pipetransformer.schedules import (
     Action,
+    Asynchronous,
     GPipe,
     OneForwardOneBackward,
     Operation,
@@ -49,6 +50,9 @@ def written(schedule: Schedule, owners: tuple[int, ...], chunks: int, frozen: in
     return document(planned(schedule, shape), shape)
 
 
+STEPS = RoundShape((0, 1, 2), 6, 1, steps=(2, 1, 3))
+
+
 def some_rounds() -> list[str]:
     """Rounds whose mutants are judged: more than one message a pair, a ring of workers, halves, frozen spans."""
     return [
@@ -58,6 +62,7 @@ def some_rounds() -> list[str]:
         written(Interleaved(3), (0, 1) * 3, 4),
         written(ZeroBubble(2), (0, 1, 2, 0, 1, 2), 6),
         written(ZeroBubbleV(), (0, 1, 2, 3, 3, 2, 1, 0), 8, 3),
+        document(planned(Asynchronous(), STEPS), STEPS),
     ]
 
 
@@ -85,7 +90,7 @@ def test_only_pairs_that_a_regroup_has_opened_send_to_each_other(round_: tuple[S
     assert {(min(pair), max(pair)) for pair in sent} <= opened
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_every_mutant_is_refused(number: int) -> None:
     read = some_rounds()[number]
     assert not judge(read).faults and not in_a_circle(read)
@@ -220,13 +225,14 @@ def test_chunks_in_flight_are_counted_by_worker() -> None:
     assert judge(written(OneForwardOneBackward(), (0, 1, 2), 5, 1)).in_flight == [0, 2, 1]
 
 
-def one_worker(*operations: list[Any], **options: int) -> str:
+def one_worker(*operations: list[Any], **options: Any) -> str:
     return json.dumps({"owners": [0], "chunks": 2, "first_trained": 0, "lists": [operations], **options})
 
 
 def test_versions_of_weights_are_those_that_each_computation_sees() -> None:
     """Asynchronous 1F1B: the second chunk went forward before the first one's step."""
-    verdict = judge(one_worker(["F", 0, 0], ["F", 0, 1], ["B", 0, 0], ["S", 0], ["B", 0, 1], ["S", 0]))
+    operations = ["F", 0, 0], ["F", 0, 1], ["B", 0, 0], ["S", 0, 0], ["B", 0, 1], ["S", 0, 1]
+    verdict = judge(one_worker(*operations, steps=[1, 1]))
     assert verdict.faults == []
     assert verdict.versions == {(0, 0): {"F": 0, "B": 0}, (0, 1): {"F": 0, "B": 1}}
 

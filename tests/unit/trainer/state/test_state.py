@@ -70,10 +70,12 @@ OPTIMIZERS = [
     Optimizer(name=OptimizerName.ADAMW, weight_decay=0.1),
     Optimizer(name=OptimizerName.SGD, momentum=0.9),
     Optimizer(name=OptimizerName.SGD, momentum=0.0),
+    Optimizer(name=OptimizerName.ADAM, weight_decay=0.1),
+    Optimizer(name=OptimizerName.RMSPROP, weight_decay=0.1),
 ]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "momentum", "sgd"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adamw", "momentum", "sgd", "adam", "rmsprop"])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_unit_that_travelled_trains_on_bit_for_bit(optimizer: Optimizer, steps: int) -> None:
     stayed = stepped(holding(Unit()), optimizer, steps)

@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +16,26 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.commit import Committer
-from pipetransformer.training.vote import Vote
+from pipetransformer.training.vote import StepSums, Vote
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from tests.testkit.trainer.numerics import make_spec
+from pipetransformer_contract.spec import Pipeline
+from tests.testkit.trainer.numerics import ADAMW, make_spec
 
 SGD = {"name": "SGD", "learningRate": 0.5, "momentum": 0.0, "weightDecay": 0.0}
+#: Steps several times before its vote, if it is not alone.
+ASYNCHRONOUS = {"stages": 4, "schedule": "PipeOptim"}
 SKIPPED = Vote(loss_sum=math.nan, weight=1.0)
 
 
 class Worker:
     """One that holds the whole model; every gradient is 1 in each of its steps."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.job = load_job(make_spec(SGD, freeze={"policy": "None"}))
+    def __init__(self, run_dir: Path, pipeline: dict[str, Any] | None = None) -> None:
+        spec = make_spec(SGD if pipeline is None else ADAMW, freeze={"policy": "None"})
+        if pipeline is not None:
+            training = spec.training.model_copy(update={"max_gradient_norm": None})
+            spec = spec.model_copy(update={"pipeline": Pipeline.model_validate(pipeline), "training": training})
+        self.job = load_job(spec)
         self.run_dir = run_dir
         self.state = WorkerState(self.job.num_layers, self.job.model.ties)
         self.state.units = self.job.build_units(range(self.job.num_layers + 2))
@@ -49,6 +57,26 @@ class Worker:
         self.committer.equip(self.state, layout)
         return layout
 
+    def take_steps(self, count: int) -> None:
+        """Take the steps of a round, which is not committed."""
+        assert self.committer.gradients is not None
+        self.committer.begin_steps()
+        for step in range(count):
+            self.committer.gradients.clear()
+            for _, parameter in self.state.trained_parameters():
+                assert parameter.grad is not None
+                parameter.grad.fill_(1.0 + step)
+            self.committer.step(step, 0.5)
+        self.committer.hold(self.control, count)
+
+    def everything(self) -> dict[str, torch.Tensor]:
+        """Weights and moments by name, as they are now."""
+        return {
+            name: tensor.detach().clone()
+            for index in self.state.units
+            for name, tensor in self.state.unit_tensors(index, with_moments=True).items()
+        }
+
     def step(self, vote: Vote) -> float:
         """Commit one, and return by how much it moved a parameter."""
         assert self.committer.gradients is not None
@@ -61,6 +89,10 @@ class Worker:
         self.committer.hold(self.control)
         self.committer.commit(self.control, vote)
         return float((before - watched.detach()).mean())
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture
@@ -127,6 +159,45 @@ def test_the_ledger_says_what_was_trained_of_the_lost_pipelines_too(worker: Work
     assert {line["step"] for line in lines} == {0}
     trained = [sample for line in lines for sample in line["samples"]]
     assert sorted(trained) == sorted(sample for shard in worker.job.order.batch(0) for sample in shard)
+
+
+def test_a_round_of_several_steps_goes_back_bit_for_bit_and_can_still_be_committed_late(tmp_path: Path) -> None:
+    late, quick = Worker(tmp_path / "late", ASYNCHRONOUS), Worker(tmp_path / "quick", ASYNCHRONOUS)
+    vote = Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0], earlier=[StepSums(1.0, 1.0, 1.0)] * 2)
+    for worker in (late, quick):
+        worker.enter(1)
+    start = late.everything()
+    for worker in (late, quick):
+        worker.take_steps(3)
+    made = late.everything()
+    quick.committer.commit(quick.control, vote)
+    assert quick.control.point == (3, 1)
+    assert [line["step"] for line in [*quick.control.earlier_steps, quick.control.last_step]] == [0, 1, 2]
+
+    late.committer.go_back()
+    late.committer.go_back()  # a second break
+    assert same_bits(late.everything(), start) and not same_bits(start, made)
+
+    late.committer.commit_late(late.state, quick.control)
+    assert same_bits(late.everything(), made) and same_bits(made, quick.everything())
+    assert late.control == quick.control
+    assert not late.committer.is_ahead
+    lines = [json.loads(line) for path in late.run_dir.rglob("*.jsonl") for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+
+
+def test_a_round_with_a_step_that_is_not_finite_goes_back_and_is_done_one_by_one(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, ASYNCHRONOUS)
+    worker.enter(1)
+    start = worker.everything()
+    worker.take_steps(3)
+    bad = Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0], earlier=[StepSums(1.0, 1.0, 1.0), StepSums(math.nan)])
+
+    assert worker.committer.refuse(worker.control, bad)
+    assert same_bits(worker.everything(), start)
+    assert worker.control.point == (0, 0)
+    assert worker.control.one_a_round_until == 3
+    assert worker.committer.pending is None
 
 
 def test_a_late_commit_equals_the_others_and_takes_over_their_control(tmp_path: Path) -> None:

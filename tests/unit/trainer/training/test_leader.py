@@ -39,7 +39,7 @@ def take_steps(leader: Leader, control: Control, count: int) -> None:
             "step": control.step - 1, "epoch": 0, "samples": 100, "loss": 1.0, "gradient_norm": 1.0,
             "learning_rate": 0.1, "generation": 1, "frozen_layers": control.boundary,
         }  # fmt: skip
-        leader.on_step(control, Vote(), seconds=1.0, idle_share=0.25, ahead_share=0.0)
+        leader.on_round(control, Vote(), seconds=1.0, idle_share=0.25, ahead_share=0.0, staleness=[()])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from pipetransformer.training.vote import Vote
+from pipetransformer.training.vote import StepSums, Vote
 
 
 def test_gradients_are_divided_by_the_weight_and_clipped_by_their_norm() -> None:
@@ -40,11 +40,26 @@ def test_a_sum_of_ballots_has_each_number_in_its_place() -> None:
     class Ballots:
         """Of three members that all say the same."""
 
+        values = Vote.length(1, 4)
+
         def sum(self, values: list[float]) -> list[float]:
             return [3 * value for value in values]
 
     ballot = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0], similarities=[0.5], behind=7.0, save=8.0, computing=9.0, cold=1.0)
-
-    assert ballot.reduce(cast(Any, Ballots())) == Vote(
+    expected = Vote(
         3.0, 6.0, 9.0, 12.0, 15.0, [18.0], similarities=[0.5], behind=21.0, save=24.0, computing=27.0, cold=3.0
     )
+
+    assert ballot.reduce(cast(Any, Ballots())) == expected
+    ballot.earlier = [StepSums(1.0, 2.0, 3.0), StepSums(4.0, 5.0, 6.0)]
+    expected.earlier = [StepSums(3.0, 6.0, 9.0), StepSums(12.0, 15.0, 18.0)]
+    assert ballot.reduce(cast(Any, Ballots())) == expected
+    assert expected.num_steps == 3
+
+
+def test_a_round_is_finite_if_all_its_steps_are() -> None:
+    good, bad = StepSums(1.0, 1.0, 1.0), StepSums(math.nan, 1.0, 1.0)
+
+    assert Vote(loss_sum=1.0, weight=1.0, earlier=[good, good]).finite
+    assert not Vote(loss_sum=1.0, weight=1.0, earlier=[good, bad]).finite
+    assert not Vote(loss_sum=math.nan, weight=1.0, earlier=[good, good]).finite

@@ -57,12 +57,17 @@ class Unsettled(Protocol):
         ...
 
     @property
+    def pending_steps(self) -> int:
+        """Number of steps that are pending: all of a round."""
+        ...
+
+    @property
     def in_doubt(self) -> WorkerState | None:
         """The state that this worker assembled for a generation whose vote broke; None if there is none."""
         ...
 
     def commit_late(self, control: Control) -> None:
-        """Commit the pending step as the workers did that have this control state."""
+        """Commit the pending steps as the workers did that have this control state."""
         ...
 
 
@@ -94,17 +99,17 @@ class RegroupTools(StateSources):
 
 
 def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None:
-    """Commit the step, or take over the decision after it, that other workers made before this worker's group broke.
-    Then what this worker sends is what they expect. A worker that is further behind, or took the step in another
+    """Commit the round, or take over the decision after it, that other workers made before this worker's group broke.
+    Then what this worker sends is what they expect. A worker that is further behind, or took the round in another
     generation, receives all that it needs and sends nothing.
 
     Args:
         state: what this worker holds.
         control: the control state that the plan starts from.
-        unsettled: holds the step after this worker's last one, if that is pending.
+        unsettled: holds the steps after this worker's last one, if they are pending.
     """
     present = state.control
-    if (present.step + 1, unsettled.pending) == control.point:
+    if (present.step + unsettled.pending_steps, unsettled.pending) == control.point:
         unsettled.commit_late(control)
     elif present.point == control.point and present.decided_step != control.decided_step:
         state.go_on_from(control)

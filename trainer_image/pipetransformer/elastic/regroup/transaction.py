@@ -277,6 +277,7 @@ class _Attempt(Progress):
             copies=sorted(state.copies),
             step=control.step if state.units else -1,
             pending=self.unsettled.pending,
+            pending_steps=self.unsettled.pending_steps,
             control=control.to_dict(),
             data=tools.job.data_digest,
             mirrors=tools.mirrors.describe(),

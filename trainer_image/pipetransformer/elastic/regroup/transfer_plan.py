@@ -53,6 +53,7 @@ class Inventory(_Message):
         step: committed steps; -1 if it has never trained.
         pending: the lasting generation that gave it complete gradients of step `step`, which it has not committed; None
             if there is no such step.
+        pending_steps: number of such steps, from `step` on.
         control: its `Control`, by field name.
         data: digest of the data that it sees.
         mirrors: its mirrors.
@@ -63,6 +64,7 @@ class Inventory(_Message):
     copies: list[int] = []
     step: int
     pending: int | None = None
+    pending_steps: int = 1
     control: dict[str, Any] = {}
     data: str = ""
     mirrors: list[Mirrored] = []
@@ -306,7 +308,7 @@ def _point(brought: Inventory | Mirrored) -> tuple[int, int]:
 
 def _has_done(inventory: Inventory, point: tuple[int, int]) -> bool:
     """Whether a participant has committed this state, or can commit it late."""
-    return point in (_point(inventory), (inventory.step + 1, inventory.pending))
+    return point in (_point(inventory), (inventory.step + inventory.pending_steps, inventory.pending))
 
 
 def _from_memory(

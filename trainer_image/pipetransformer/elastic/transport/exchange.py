@@ -28,7 +28,7 @@ class Exchange:
 
     def __init__(self, group: dist.ProcessGroup, values: int, tag: int) -> None:
         self._group = group
-        self._values = values
+        self.values = values
         self._tag = tag
         self._rows = torch.empty(0)
         self._receiving: list[Any] = []
@@ -43,7 +43,7 @@ class Exchange:
         if self._receiving:
             return
         rank, size = self._group.rank(), self._group.size()
-        self._rows = torch.empty(size, self._values, dtype=torch.float64)  # this rank's first, then the next one's
+        self._rows = torch.empty(size, self.values, dtype=torch.float64)  # this rank's first, then the next one's
         held = 1
         while held < size:
             taken = min(held, size - held)

@@ -1,0 +1,69 @@
+"""Asynchronous schedules against synchronous ones: throughput on virtual devices, and losses and accuracy on digits."""
+
+import argparse
+import itertools
+from typing import Any
+
+import torch
+
+from tests.testkit.results import print_table, write_result
+
+from . import accuracy, throughput
+
+_SUFFIXES = {accuracy.ONE: "1", accuracy.SEVERAL: "k"}
+#: SGD with one micro-batch a step gains little, so its bound says nothing.
+_WITHOUT_BOUND = "sgd_1"
+
+
+def main() -> None:
+    """Run both parts, and write the result."""
+    parser = argparse.ArgumentParser(prog="benchmarks.asynchronous", description=__doc__)
+    parser.add_argument("--only", choices=("throughput", "accuracy"), help="one part; nothing is written")
+    parser.add_argument("--pairs", type=int, default=6, help="pairs of blocks, at least 5")
+    parser.add_argument("--seeds", type=int, default=5)
+    asked = parser.parse_args()
+    document: dict[str, Any] = {}
+    if asked.only != "throughput":
+        document |= _accuracy(range(asked.seeds))
+    if asked.only != "accuracy":
+        figures, table = throughput.run(asked.pairs)
+        _print("seconds of a step, K=4, M=8", table)
+        document |= figures | {"step_seconds": table}
+    rows = [[key, value] for key, value in document.items() if not key.endswith(("cases", "seconds"))]
+    print_table("Figures", ["key", "measured"], rows)
+    if not asked.only:
+        write_result("async", document)
+
+
+def _accuracy(seeds: range) -> dict[str, Any]:
+    """Figures of all cases: `distance_OPTIMIZER_1` has one micro-batch a step, `..._k` has K."""
+    torch.set_num_threads(1)
+    rates, found = {}, {}
+    for optimizer in accuracy.OPTIMIZERS:
+        rates[optimizer] = rate = accuracy.best_rate(optimizer, seeds[:2])
+        for micro_batches, suffix in _SUFFIXES.items():
+            compared = accuracy.compare(optimizer, rate, micro_batches, seeds)
+            found[f"{optimizer}_{suffix}"] = compared
+            _print(f"{optimizer} at {rate:g}, {micro_batches} micro-batches a step, digits, K=4", compared.table())
+    losses = {name: case.accuracy_loss(accuracy.PREDICTED) for name, case in found.items()}
+    bounded = {name: case for name, case in found.items() if name != _WITHOUT_BOUND}
+    return {
+        **{f"distance_{name}": case.ratio(accuracy.PREDICTED) for name, case in found.items()},
+        "accuracy_loss_k": max(loss for name, loss in losses.items() if name.endswith("_k")),
+        "upper_bounds": {name: case.upper_bound(accuracy.PREDICTED) for name, case in bounded.items()},
+        "distances_further": {name: case.ratio(accuracy.FURTHER) for name, case in found.items()},
+        "distances_stashed": {name: case.ratio(accuracy.STASHED) for name, case in found.items()},
+        "accuracy_losses": losses,
+        "learning_rates": rates,
+        "seeds": list(seeds),
+        "cases": {name: case.table() for name, case in found.items()},
+    }
+
+
+def _print(title: str, table: dict[str, dict[str, float]]) -> None:
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(table.values())))
+    print_table(title, ["", *columns], [[name, *row.values()] for name, row in table.items()])
+
+
+if __name__ == "__main__":
+    main()

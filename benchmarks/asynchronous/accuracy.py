@@ -1,0 +1,153 @@
+"""What asynchronous weights cost: final losses and accuracy on digits, K=4, by replays in one process.
+
+A replay has the losses of the job itself, to 1e-9 (`tests/unit/trainer/elastic/test_asynchronous.py`). Learning rates
+are searched for the synchronous run, and all others use the same. Seeds are paired.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipetransformer.data import read_batch
+from pipetransformer.job.load import load_job
+from pipetransformer.models import MicroBatchContext, run_unit
+from pipetransformer_contract.spec import TrainerSpec
+from tests.testkit.trainer.asynchronous_replay import Replay, Round
+
+STAGES, LAYERS, EPOCHS, BATCH, STEPS_PER_ROUND = 4, 4, 8, 32, 16
+#: Micro-batches a step.
+ONE, SEVERAL = 1, STAGES
+#: One-sided 95 % quantiles of Student's t, by degrees of freedom.
+_QUANTILES = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833}
+OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"name": "AdamW"}, "sgd": {"name": "SGD", "momentum": 0.9}}
+RATES = {"adamw": (1e-3, 2e-3, 3e-3, 5e-3, 1e-2), "sgd": (1e-2, 2e-2, 3e-2, 5e-2)}
+#: Ways to train, with how many steps more their predictions look ahead.
+SYNCHRONOUS, NEWEST, PREDICTED, FURTHER, STASHED = "synchronous", "newest", "predicted", "predicted, s + 1", "stashed"
+_SCHEDULES = {
+    SYNCHRONOUS: ("OneForwardOneBackward", 0),
+    NEWEST: ("AsyncOneForwardOneBackward", 0),
+    PREDICTED: ("PipeOptim", 0),
+    FURTHER: ("PipeOptim", 1),
+    STASHED: ("PipeDream", 0),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Mean training loss of the last epoch, and held-out accuracy after it."""
+
+    loss: float
+    accuracy: float
+
+
+def train(way: str, optimizer: str, rate: float, micro_batches: int, seed: int) -> Trained:
+    """One run."""
+    schedule, extra = _SCHEDULES[way]
+    job = load_job(
+        TrainerSpec.model_validate(
+            {
+                "model": {
+                    "name": "vit", "numLayers": LAYERS, "hiddenSize": 32, "numHeads": 4, "mlpSize": 64, "patchSize": 2,
+                },
+                "data": {"name": "digits"},
+                "training": {
+                    "epochs": EPOCHS,
+                    "globalBatchSize": BATCH,
+                    "optimizer": {**OPTIMIZERS[optimizer], "learningRate": rate},
+                    "learningRateSchedule": {"shape": "Cosine", "warmupSteps": 60},  # as in examples/vit-digits.yaml
+                    "seed": seed,
+                },
+                "pipeline": {"stages": STAGES, "schedule": schedule, "microBatchSize": BATCH // micro_batches},
+                "workers": STAGES,
+            }
+        )
+    )  # fmt: skip
+    spans = job.cut(0, STAGES, 1, None).spans
+    replay, epoch = Replay(job, extra), job.order.steps_per_epoch
+    for first, steps in _rounds(epoch * EPOCHS, epoch, 1 if way == SYNCHRONOUS else STEPS_PER_ROUND):
+        replay.run(Round(first, steps, 0, 1, spans))
+    return Trained(statistics.fmean(replay.losses[-epoch:]), _accuracy(replay))
+
+
+def _rounds(total: int, epoch: int, most: int) -> Iterator[tuple[int, int]]:
+    """First step and number of steps of each round, which ends with an epoch at the latest."""
+    step = 0
+    while step < total:
+        steps = min(most, epoch - step % epoch)
+        yield step, steps
+        step += steps
+
+
+@torch.no_grad()
+def _accuracy(replay: Replay) -> float:
+    test = replay.job.dataset.test
+    ids = range(len(test))
+    x, labels = read_batch(test, ids, None)
+    for index in sorted(replay.units):
+        x = run_unit(replay.units[index].eval(), x, MicroBatchContext(0, ids))
+    return float((x.argmax(1) == labels).double().mean())
+
+
+def best_rate(optimizer: str, seeds: Sequence[int]) -> float:
+    """The rate with the least mean loss of the synchronous run."""
+
+    def loss(rate: float) -> float:
+        found = statistics.fmean(train(SYNCHRONOUS, optimizer, rate, ONE, seed).loss for seed in seeds)
+        return found if math.isfinite(found) else math.inf
+
+    return min(RATES[optimizer], key=loss)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Runs of all ways, by seed."""
+
+    runs: dict[str, list[Trained]]
+
+    def distances(self, way: str) -> list[float]:
+        """How far the loss is above the synchronous run's, by seed."""
+        return [one.loss - other.loss for one, other in zip(self.runs[way], self.runs[SYNCHRONOUS], strict=True)]
+
+    def ratio(self, way: str) -> float:
+        """Mean distance over that of the newest weights."""
+        return statistics.fmean(self.distances(way)) / statistics.fmean(self.distances(NEWEST))
+
+    def upper_bound(self, way: str) -> float:
+        """The least ratio that the true one is below with 95 % confidence (Fieller's theorem, one-sided); infinite if
+        there is none."""
+        pairs = list(zip(self.distances(way), self.distances(NEWEST), strict=True))
+
+        def below(ratio: float) -> bool:
+            rest = [own - ratio * newest for own, newest in pairs]
+            error = statistics.stdev(rest) / math.sqrt(len(rest))
+            return statistics.fmean(rest) + _QUANTILES[len(rest) - 1] * error < 0
+
+        return next((step / 1000 for step in range(-2000, 5000) if below(step / 1000)), math.inf)
+
+    def accuracy_loss(self, way: str) -> float:
+        """Mean accuracy of the synchronous run, less this way's."""
+        return statistics.fmean(one.accuracy for one in self.runs[SYNCHRONOUS]) - statistics.fmean(
+            one.accuracy for one in self.runs[way]
+        )
+
+    def table(self) -> dict[str, dict[str, float]]:
+        """Mean and standard deviation of each way."""
+        return {
+            way: {
+                "loss": statistics.fmean(one.loss for one in found),
+                "loss_std": statistics.stdev(one.loss for one in found),
+                "accuracy": statistics.fmean(one.accuracy for one in found),
+                "accuracy_std": statistics.stdev(one.accuracy for one in found),
+                "distance": statistics.fmean(self.distances(way)),
+            }
+            for way, found in self.runs.items()
+        }
+
+
+def compare(optimizer: str, rate: float, micro_batches: int, seeds: Sequence[int]) -> Compared:
+    """All ways with the same seeds."""
+    return Compared({way: [train(way, optimizer, rate, micro_batches, seed) for seed in seeds] for way in _SCHEDULES})
