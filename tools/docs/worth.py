@@ -6,6 +6,7 @@ A row whose benchmark has no result yet is left out.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from tools.devcluster.layout import REPOSITORY
@@ -51,7 +52,7 @@ def rendered(text: str) -> str:
 def _table() -> str:
     results = {name: _result(f"worth-{name}") for name in ("runs", "accuracy", "cluster")}
     rows = [*_runs(results["runs"]), *_accuracy(results["accuracy"]), *_clusters(results["cluster"])]
-    return table(_COLUMNS, rows)
+    return table(_COLUMNS, rows) if rows else "Not measured yet.\n"
 
 
 def _result(name: str) -> dict[str, Any]:
@@ -105,6 +106,6 @@ def _clusters(result: Mapping[str, Any]) -> Iterator[list[str]]:
             yield [words, *time, *(f"{each:,.0f} GPU-h" for each in held), "taken as the same"]
 
 
-def pages() -> dict[Any, str]:
+def pages() -> dict[Path, str]:
     """The text of each page that has the table."""
     return {path: rendered(path.read_text()) for path in (REPOSITORY / "README.md", REPOSITORY / "docs" / "worth.md")}
