@@ -223,7 +223,7 @@ bench-worth-ideal: $(STAMP) ## What freezing, elastic layouts and the cache can 
 	$(BIN)/python -m benchmarks.worth.ideal
 
 # A short form compares one round with the committed result. FULL=1 measures all runs and writes it.
-bench-worth-runs: $(STAMP) ## Whole runs on virtual devices against what one would pick instead; root also measures FSDP2 (8 min; FULL=1: 2 h).
+bench-worth-runs: $(STAMP) ## Whole runs on virtual devices against what one would pick instead; root also measures FSDP2 (8 min; FULL=1: 3 h).
 	$(BIN)/python -m benchmarks.worth.runs $(if $(FULL),--full)
 
 bench-worth: bench-worth-ideal bench-worth-runs ## What a whole run saves: all parts (FULL=1: for the record).

@@ -81,6 +81,9 @@ def _of_way(case: Case, way: Way | Rival, runs: Sequence[Took]) -> dict[str, Any
         "pauses": [round(pause, 3) for pause in typical.pauses],
         "step_seconds": {boundary: round(each, 4) for boundary, each in typical.step_seconds.items()},
     }
+    others = [run.other_cores for run in runs if run.other_cores is not None]
+    if others:
+        found["other_cores"] = round(max(others), 2)
     ideal = case.ideal(way) if isinstance(way, Way) else None
     if ideal is not None:
         found["ideal_seconds"] = ideal.seconds

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -29,9 +31,32 @@ def run(case: Case, way: Way) -> Took:
         run_dir = Path(folder) / "run"
         run_dir.mkdir()
         seen: list[tuple[float, int]] = []
+        job, load = case.job(way, run_dir), OtherLoad()
         with _without_recuts() if way.shape is Shape.AS_CUT else contextlib.nullcontext():
-            asyncio.run(_train(case.job(way, run_dir), run_dir, seen))
-        return read_took(run_dir, seen)
+            asyncio.run(_train(job, run_dir, seen))
+        return replace(read_took(run_dir, seen), other_cores=load.cores())
+
+
+class OtherLoad:
+    """Counts the processors that programs use which are neither this process nor its children."""
+
+    def __init__(self) -> None:
+        self._begun, self._before = time.monotonic(), _other_seconds()
+
+    def cores(self) -> float:
+        """Mean since this was made. All children must have ended."""
+        return max(0.0, _other_seconds() - self._before) / (time.monotonic() - self._begun)
+
+
+def busy_seconds(stat: str) -> float:
+    """Seconds that all processors worked since the machine started, from the text of `/proc/stat`."""
+    user, nice, system, _, _, *interrupts = stat.splitlines()[0].split()[1:8]
+    return sum(map(int, (user, nice, system, *interrupts))) / os.sysconf("SC_CLK_TCK")
+
+
+def _other_seconds() -> float:
+    """Processor seconds of all programs except this process and its children."""
+    return busy_seconds(Path("/proc/stat").read_text()) - sum(os.times()[:4])
 
 
 async def _train(job: PipeTrainingJob, run_dir: Path, seen: list[tuple[float, int]]) -> None:

@@ -27,6 +27,7 @@ class Took:
         step_seconds: median of the steps at each number of frozen layers.
         samples_lost: by the ledgers.
         samples_repeated: by the ledgers.
+        other_cores: processors that other programs used meanwhile; None if it is not known.
     """
 
     seconds: float
@@ -38,6 +39,7 @@ class Took:
     step_seconds: dict[str, float] = field(default_factory=dict)
     samples_lost: int = 0
     samples_repeated: int = 0
+    other_cores: float | None = None
 
     @property
     def layout_names(self) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -16,6 +17,7 @@ from benchmarks.worth.whole.case import LAYERS, STEPS, STEPS_PER_EPOCH, Case, ca
 from benchmarks.worth.whole.figures import BY_NAME, fallen, figures
 from benchmarks.worth.whole.notes import Notes
 from benchmarks.worth.whole.picture import draw
+from benchmarks.worth.whole.product import busy_seconds
 from benchmarks.worth.whole.took import Took, integral, read_took, worst_difference
 from benchmarks.worth.whole.way import BOUNDARIES, DDP_FREEZE_CACHE, ELASTIC, RECUT_CACHE, STATIC, WAYS, Shape
 from pipetransformer.partition.ideal import Segment
@@ -208,6 +210,12 @@ def test_the_short_form_measures_what_has_an_aim() -> None:
     assert all(set(names) <= set(FULL[case]) for case, names in SHORT.items())
 
 
+def test_processor_time_counts_neither_idleness_nor_waits_for_disks() -> None:
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    assert busy_seconds(f"cpu  {4 * ticks} {ticks} {2 * ticks} 99999 888 {ticks} {ticks} 777 0 0\ncpu0 1") == 9.0
+
+
 def test_notes_go_on_where_an_earlier_command_ended(tmp_path: Path) -> None:
     file = tmp_path / "kept" / "notes.jsonl"
     first = took(3.0, held=[(0.0, 8)], layouts=[(0, 4, 2)])
@@ -215,8 +223,8 @@ def test_notes_go_on_where_an_earlier_command_ended(tmp_path: Path) -> None:
 
     again = Notes(file)
 
-    assert again.runs["n8"]["static"] == [first]
-    assert again.runs["n8"]["elastic"] == []
+    assert again.ways("n8") == {"static": [first]}
+    assert (again.count("n8", "static"), again.count("n8", "elastic"), again.count("n4", "static")) == (1, 0, 0)
 
 
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
