@@ -6,11 +6,13 @@ Freezing costs no accuracy. A job that waits starts once its GPUs are free; a sm
 """
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tests.testkit import ROOT
@@ -27,6 +29,8 @@ LOADS = (0.7, 0.9, 1.2, 1.5)
 SHARES = (0.10, 0.25, 0.50, 1.0)
 #: Where one case stands for all.
 LOAD, SHARE = 0.9, 0.25
+#: All loads at that share, and all shares at that load and at the highest.
+CELLS = tuple((share, load) for share in SHARES for load in LOADS if share == SHARE or load in (LOAD, LOADS[-1]))
 #: A GPU's model is larger than those that the pauses were measured with.
 SLOW = Delays(start=120.0, pause=30.0, checkpoint=60.0, delete=5.0)
 _BY_PLAN = (WIDEN, RELEASE_STARTING, AUTO)
@@ -62,6 +66,13 @@ class Case:
     slow: bool = False
     by_plan: bool = False
 
+    @property
+    def name(self) -> str:
+        """It in words."""
+        ways = [word for word in ("daily", "slow", "by_plan") if getattr(self, word)]
+        where = f"share {self.share:g}, load {self.load:g}, seed {self.seed}, {self.jobs} jobs, {self.gpus} GPUs"
+        return ", ".join([self.policy.name, where, *ways])
+
     def run(self) -> tuple[dict[str, float], float]:
         """Its figures, and the processor's seconds that they took."""
         jobs = draw(self.jobs, self.gpus, load=self.load, share_freezing=self.share, seed=self.seed, daily=self.daily)
@@ -81,17 +92,41 @@ def equal_by_plan(seed: int = 0) -> bool:
 
 
 class Results:
-    """The figures of all cases: by policy, share, load and seed."""
+    """The figures of all cases: by policy, share, load and seed.
 
-    def __init__(self, cases: Sequence[Case], processes: int) -> None:
+    Args:
+        cases: to simulate.
+        processes: that simulate them.
+        keep: a file of cases that were simulated before by the same code, which more are added to.
+    """
+
+    def __init__(self, cases: Sequence[Case], processes: int, keep: Path | None) -> None:
+        kept = {} if keep is None or not keep.exists() else dict(map(json.loads, keep.read_text().splitlines()))
+        missing = [case for case in cases if case.name not in kept]
         with ProcessPoolExecutor(processes) as pool:
-            found = list(pool.map(Case.run, cases))
-        self._found = {_key(case): figures for case, (figures, _) in zip(cases, found, strict=True)}
-        self.slowest_seconds = max(seconds for _, seconds in found)
+            running = {pool.submit(case.run): case.name for case in missing}
+            for done in as_completed(running):
+                name, kept[running[done]] = running[done], done.result()
+                print(f"{name}: {kept[name][1]:.0f} s", file=sys.stderr)
+                if keep is not None:
+                    with keep.open("a") as file:
+                        file.write(json.dumps([name, kept[name]]) + "\n")
+        self._found = {case: kept[case.name][0] for case in cases}
+        self._seconds = {case: float(kept[case.name][1]) for case in cases}
+
+    def slowest_seconds(self, *, by_plan: bool) -> float:
+        """Processor's seconds of the longest simulation."""
+        return max(seconds for case, seconds in self._seconds.items() if case.by_plan == by_plan)
+
+    def one(self, case: Case) -> Mapping[str, float]:
+        """The figures of one case."""
+        return self._found[_key(case)]
 
     def cell(self, policy: Policy, case: Case, seeds: Sequence[int]) -> dict[str, Any]:
         """Means, deviations and ratios of a policy."""
-        ours, static, pollux = ([self._one(one, case, seed) for seed in seeds] for one in (policy, STATIC, POLLUX))
+        ours, static, pollux = (
+            [self.one(replace(case, policy=one, seed=seed)) for seed in seeds] for one in (policy, STATIC, POLLUX)
+        )
         cell: dict[str, Any] = summary(ours)
         for name, figure, rival in (
             ("gpu_hours_ratio", "gpu_hours", static),
@@ -106,9 +141,6 @@ class Results:
                 _ratio([one[figure]], [other[figure]]) for one, other in zip(ours, rival, strict=True)
             ]
         return cell
-
-    def _one(self, policy: Policy, case: Case, seed: int) -> Mapping[str, float]:
-        return self._found[_key(replace(case, policy=policy, seed=seed))]
 
 
 def _key(case: Case) -> Case:
@@ -127,26 +159,29 @@ def _policies(load: float) -> Sequence[Policy]:
 
 
 def cases(seeds: Sequence[int], jobs: int, gpus: int) -> Iterator[Case]:
-    """All simulations by the parts of `plan()` and by rivals, each once."""
+    """All simulations, each once, and one of them by `plan()`."""
+    yield _by_plan(jobs, gpus)
     for seed in seeds:
-        for load in LOADS:
-            for share in SHARES:
-                for policy in _policies(load):
-                    if policy.freezes or share == SHARES[0]:
-                        yield _key(Case(policy, share, load, seed, jobs, gpus))
+        for share, load in CELLS:
+            for policy in _policies(load):
+                if policy.freezes or share == SHARE:
+                    yield _key(Case(policy, share, load, seed, jobs, gpus))
         for policy in POLICIES:
             usual = _key(Case(policy, SHARE, LOAD, seed, jobs, gpus))
             yield from (replace(usual, daily=True), replace(usual, slow=True))
 
 
+def _by_plan(jobs: int, gpus: int) -> Case:
+    return Case(AUTO, SHARE, LOAD, 0, jobs, gpus, by_plan=True)
+
+
 def tables(results: Results, seeds: Sequence[int], jobs: int, gpus: int) -> dict[str, Any]:
     """The cells by share, load and policy, and those of the two special cases."""
     found: dict[str, Any] = {}
-    for share in SHARES:
-        for load in LOADS:
-            case = Case(STATIC, share, load, seeds[0], jobs, gpus)
-            cells = {policy.name: results.cell(policy, case, seeds) for policy in _policies(load)}
-            found.setdefault(_share(share), {})[_load(load)] = cells
+    for share, load in CELLS:
+        case = Case(STATIC, share, load, seeds[0], jobs, gpus)
+        cells = {policy.name: results.cell(policy, case, seeds) for policy in _policies(load)}
+        found.setdefault(_share(share), {})[_load(load)] = cells
     usual = Case(STATIC, SHARE, LOAD, seeds[0], jobs, gpus)
     for name, case in (("daily", replace(usual, daily=True)), ("slow", replace(usual, slow=True))):
         found[name] = {policy.name: results.cell(policy, case, seeds) for policy in POLICIES}
@@ -163,9 +198,8 @@ def _load(load: float) -> str:
 
 def show_all(found: Mapping[str, Any]) -> None:
     """Prints a table for each share and load, and for the special cases."""
-    for share in SHARES:
-        for load in LOADS:
-            show(f"{_share(share)}, {_load(load)}", found[_share(share)][_load(load)])
+    for share, load in CELLS:
+        show(f"{_share(share)}, {_load(load)}", found[_share(share)][_load(load)])
     for name in ("daily", "slow"):
         show(name, found[name])
 
@@ -187,22 +221,22 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=1_000)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="file of simulations to go on from, made by the same code")
     parser.add_argument("--dry", action="store_true", help="write no result")
     arguments = parser.parse_args()
     seeds, jobs, gpus = range(arguments.seeds), arguments.jobs, arguments.gpus
+    results = Results(list(cases(seeds, jobs, gpus)), arguments.processes, arguments.keep)
     equal = equal_by_plan()
-    planned_figures, planned_seconds = Case(AUTO, SHARE, LOAD, 0, jobs, gpus, by_plan=True).run()
-    results = Results(list(cases(seeds, jobs, gpus)), arguments.processes)
+    seconds = {name: results.slowest_seconds(by_plan=name == "plan") for name in ("fast", "plan")}
     found = tables(results, seeds, jobs, gpus)
     show_all(found)
     print(f"plan() and its parts give the same layouts: {equal}")
-    print(f"the longest simulation took {results.slowest_seconds:.0f} s, by plan() {planned_seconds:.0f} s")
+    print(f"the longest simulation took {seconds['fast']:.0f} s, by plan() {seconds['plan']:.0f} s")
     if not arguments.dry:
         checks = {
             "fast_equals_plan": equal,
-            "seconds_fast": results.slowest_seconds,
-            "seconds_plan": planned_seconds,
-            "by_plan": planned_figures,
+            **{f"seconds_{name}": taken for name, taken in seconds.items()},
+            "by_plan": results.one(_by_plan(jobs, gpus)),
         }
         document = {
             "cluster": {**found, **checks},
