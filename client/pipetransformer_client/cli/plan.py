@@ -138,16 +138,13 @@ def _print_staleness(found: list[Phase], out: Console) -> None:
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
     out = console()
     table = Table(box=box.SIMPLE)
-    offloads = any(phase.off_layers for phase in found)
-    frozen = ("frozen", "of them off the GPU") if offloads else ("frozen",)
-    for title in ("from step", *frozen, "stages", "pipelines", "GPUs", "layers by stage", "step"):
+    for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "layers by stage", "step"):
         table.add_column(title, justify="right", no_wrap=True)
     for phase in found:
         step = f"{phase.step_seconds:.3f} s" if measured else f"{phase.step_seconds / found[0].step_seconds:.0%}"
         table.add_row(
             "?" if phase.first_step is None else str(phase.first_step),
-            str(phase.boundary),
-            *([str(phase.off_layers)] if offloads else []),
+            f"{phase.boundary} ({phase.off_layers} off)" if phase.off_layers else str(phase.boundary),
             str(phase.layout.stages),
             str(phase.layout.pipelines),
             str(phase.gpus),
@@ -155,6 +152,8 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
             step,
         )
     out.print(table)
+    if any(phase.off_layers for phase in found):
+        out.print("off: frozen layers that have left the GPU, because the cache has their outputs.")
     _print_reasons(found, out)
     _print_staleness(found, out)
     _print_frozen_forward(found, out)

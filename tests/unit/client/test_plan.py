@@ -254,7 +254,7 @@ def test_pipelines_get_shorter_once_frozen_layers_have_left_the_gpu(
         for policy in ("Auto", "Never")
     }
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs)) == 0
-    assert "of them off the GPU" not in capsys.readouterr().out
+    assert "have left the GPU" not in capsys.readouterr().out
 
     def eight(policy: str) -> list[tuple[int, int, int]]:
         phases = [phase for phase in found[policy]["phases"] if phase["frozenLayers"] == 8]
@@ -266,7 +266,8 @@ def test_pipelines_get_shorter_once_frozen_layers_have_left_the_gpu(
     planned(job.set("cache.offloadFrozen", "Auto"), tmp_path, monkeypatch, capsys)
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--ideal", "--costs", str(costs)) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "of them off the GPU" in shown and "Frozen layers in the cache are off the GPU" in shown
+    assert "8 (8 off)" in shown and "have left the GPU" in shown
+    assert "Frozen layers in the cache are off the GPU" in shown
 
 
 def test_no_ideal_is_shown_if_gradients_decide_when_layers_freeze(

@@ -73,32 +73,7 @@ class Meter:
         )
         self._sent, self._received = moved.labels("Sent"), moved.labels("Received")
         self._broken = self._counter("broken_generations", "Generations that broke, or did not come about, here.")
-        cached = self._counter(
-            "cache_samples",
-            "Samples that entered the frozen layers here, by what became of them: Hit (read), Advanced (read at an"
-            " earlier boundary and carried on), Computed.",
-            ("outcome",),
-        )
-        self._cached = {name: cached.labels(outcome) for name, outcome in _OUTCOMES.items()}
-        faults = self._counter(
-            "cache_faults",
-            "Entries that the cache could not keep or use, by fault: OutOfRange of cache.dtype, Torn, FailedWrite.",
-            ("fault",),
-        )
-        self._faults = {name: faults.labels(fault) for name, fault in _FAULTS.items()}
-        held = Gauge(
-            f"{PREFIX}_cache_bytes",
-            "Bytes that the cache of this worker holds, by tier: Memory, Disk.",
-            ("tier",),
-            registry=self.registry,
-        )
-        self._held = {name: held.labels(tier) for name, tier in _TIERS.items()}
-        self._off_device = Gauge(
-            f"{PREFIX}_off_device_bytes",
-            "Bytes of frozen layers of this worker that lie in host memory instead of on its accelerator, because the"
-            " cache has their outputs.",
-            registry=self.registry,
-        )
+        self._make_cache_metrics()
 
     def on_steps(self, steps: int, seconds: float, frozen_ahead_share: float) -> None:
         """Steps of a round were committed, each of which took `seconds`. The round before had computed this share of
@@ -164,6 +139,34 @@ class Meter:
     def on_placed(self, bytes_off: int) -> None:
         """Frozen layers of so many bytes are off the device."""
         self._off_device.set(bytes_off)
+
+    def _make_cache_metrics(self) -> None:
+        cached = self._counter(
+            "cache_samples",
+            "Samples that entered the frozen layers here, by what became of them: Hit (read), Advanced (read at an"
+            " earlier boundary and carried on), Computed.",
+            ("outcome",),
+        )
+        self._cached = {name: cached.labels(outcome) for name, outcome in _OUTCOMES.items()}
+        faults = self._counter(
+            "cache_faults",
+            "Entries that the cache could not keep or use, by fault: OutOfRange of cache.dtype, Torn, FailedWrite.",
+            ("fault",),
+        )
+        self._faults = {name: faults.labels(fault) for name, fault in _FAULTS.items()}
+        held = Gauge(
+            f"{PREFIX}_cache_bytes",
+            "Bytes that the cache of this worker holds, by tier: Memory, Disk.",
+            ("tier",),
+            registry=self.registry,
+        )
+        self._held = {name: held.labels(tier) for name, tier in _TIERS.items()}
+        self._off_device = Gauge(
+            f"{PREFIX}_off_device_bytes",
+            "Bytes of frozen layers of this worker that lie in host memory instead of on its accelerator, because the"
+            " cache has their outputs.",
+            registry=self.registry,
+        )
 
     def _counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"{PREFIX}_{name}", help_text, labels, registry=self.registry)
