@@ -74,13 +74,11 @@ def measure(pairs: int) -> Measured:
 def _blocks(group: dist.ProcessGroup, pairs: int) -> list[list[float]]:
     torch.manual_seed(0)
     sides = [_Side(way, group) for way in ways()]
-    meeting = torch.zeros(1)
     found = []
     for pair in range(pairs):
         seconds = [0.0] * len(sides)
         order = range(len(sides)) if pair % 2 == 0 else reversed(range(len(sides)))
         for number in order:
-            dist.all_reduce(meeting, group=group)
             seconds[number] = sides[number].run()
         found.append(seconds)
     return found
@@ -90,7 +88,7 @@ class _Side:
     """One way on one worker."""
 
     def __init__(self, way: Way, group: dist.ProcessGroup) -> None:
-        self._way, self._runner = way, Runner(way, group, _WIDTH)
+        self._way, self._group, self._runner = way, group, Runner(way, group, _WIDTH)
         self._weights = _Weights([self._runner.units[index] for index in sorted(self._runner.units)])
         found = staleness(way.lists, way.shape)
         self._staleness = {chunk: age for (span, chunk), age in found.items() if span == group.rank()}
@@ -100,6 +98,7 @@ class _Side:
         machine lengthens single rounds."""
         if not self._way.shape.steps:
             return statistics.median(self._flushed() for _ in range(_FLUSHED_ROUNDS))
+        self._meet()
         begun = time.perf_counter()
         committer, reducer = cast(Committer, self._weights), cast(GradientReducer, self._weights)
         hooks = _HOOKS[self._way.name](committer, reducer, 0, self._way.shape.steps, self._staleness, lambda step: None)
@@ -107,12 +106,17 @@ class _Side:
         return (time.perf_counter() - begun) / len(self._way.shape.steps)
 
     def _flushed(self) -> float:
+        self._meet()
         begun = time.perf_counter()
         self._weights.begin(_CHUNKS)
         self._runner.run(RoundHooks())
         self._weights.finish()
         self._weights.step(0, 1 / _CHUNKS)
         return time.perf_counter() - begun
+
+    def _meet(self) -> None:
+        """Wait for the other workers, as the vote after each round does."""
+        dist.all_reduce(torch.zeros(1), group=self._group)
 
 
 class _Weights:

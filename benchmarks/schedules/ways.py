@@ -89,6 +89,7 @@ class Way:
                 (ActionKind.INPUT_GRADIENT, span): inputs,
                 (ActionKind.WEIGHT_GRADIENT, span): weights,
                 (ActionKind.BACKWARD, span): tuple(a + b for a, b in zip(inputs, weights, strict=True)),
+                (ActionKind.STEP, span): (0.0,),
             }
         return rows
 
