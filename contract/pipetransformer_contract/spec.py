@@ -779,8 +779,8 @@ class TrainingSpec(SpecModel):
         ),
         Rule(
             field("pipeline.schedule").is_none_of(ASYNCHRONOUS) | ~given("multi_level"),
-            f"multiLevel needs another schedule than {', '.join(ASYNCHRONOUS)}: a model changes only between steps that all"
-            " stages have finished",
+            f"multiLevel needs another schedule than {', '.join(ASYNCHRONOUS)}: a model changes only between steps that"
+            " all stages have finished",
             ".multiLevel",
         ),
     )

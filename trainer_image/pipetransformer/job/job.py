@@ -142,20 +142,20 @@ class Job:
         following = self.at(visit + 1)
         return following if following.level < self.at(visit).level else None
 
-    def learning_rate(self, visit: int, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
         """The learning rate of a step (from 0). Each visit runs the whole schedule; only the first one warms up."""
-        training, now = self.spec.training, self.visits[visit]
+        training, now = self.spec.training, next((one for one in self.visits if step < one.end), self.visits[-1])
         optimizer, schedule = training.optimizer, training.learning_rate_schedule
         if now.learning_rate is not None:
             optimizer = optimizer.model_copy(update={"learning_rate": now.learning_rate})
-        if visit:
+        if now.first_step:
             schedule = schedule.model_copy(update={"warmup_steps": 0})
         return learning_rate(optimizer, schedule, step - now.first_step, now.steps)
 
     @cached_property
     def codec(self) -> UnitCodec:
         """Packs the units of this level."""
-        return UnitCodec(self.spec.training.optimizer, self.num_layers, self.model.ties)
+        return UnitCodec(self.spec.training.optimizer, self.num_layers, self.model.ties, self.predicts)
 
     @property
     def shells(self) -> Sequence[nn.Module]:
