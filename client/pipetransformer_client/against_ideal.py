@@ -49,10 +49,12 @@ def compare_with_ideal(found: Sequence[Phase], spec: JobSpec, forecast: "Forecas
     """Compare a plan with the ideal.
 
     Raises:
-        ValueError: gradients decide when layers freeze, or no layout fits the memory.
+        ValueError: gradients decide when layers freeze, the job has levels, or no layout fits the memory.
     """
     from pipetransformer.partition.ideal import Course, Part
 
+    if spec.multi_level is not None:
+        raise ValueError("spec.multiLevel: --ideal compares layouts of one model, so leave --ideal out")
     run = forecast.segments()
     if run is None:
         raise ValueError(

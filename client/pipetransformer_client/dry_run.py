@@ -3,7 +3,7 @@
 The contract's functions choose layouts and cuts, as for a job that trains. The trainer's code makes the offers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Phase:
         gpus: number of GPUs that the job holds.
         regroups: whether the workers regroup for the phase, into another layout or with other stages.
         staleness: how many steps the weights of forwards are behind at most, by stage; empty if none are behind.
+        level: the level of `multiLevel` that trains; 0 is the job's own model.
         candidates: the ways to run the layout that measured costs choose from, the choice first. Without a regroup the
             job keeps the way that it runs.
     """
@@ -55,6 +56,7 @@ class Phase:
     gpus: int
     regroups: bool
     staleness: Sequence[int] = ()
+    level: int = 0
     candidates: Sequence["Candidate"] = ()
 
 
@@ -76,10 +78,14 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
         ValueError: no layout fits the numbers of workers that the spec allows.
     """
     found: list[Phase] = []
-    elastic, bounds = spec.elastic_policy, bounds_of(spec, forecast)
+    whole, elastic, bounds = forecast, spec.elastic_policy, bounds_of(spec, forecast)
     layout = _start(spec, forecast)
     cut = forecast.cut(0, layout)
-    for step, boundary, cached_layers in forecast.instants():
+    for step, visit, boundary, cached_layers in _points(forecast):
+        forecast = whole.at(visit)
+        level = forecast.job.level
+        if found and level != found[-1].level:
+            cut = forecast.cut(boundary, layout)  # of the other model
         left = None if step is None else forecast.job.total_steps - step
         to = change(
             forecast.offers(boundary, cached_layers),
@@ -91,7 +97,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
         )
         if to is not None:
             layout, cut = to, forecast.cut(boundary, to, cached_layers)
-        elif found and step is not None and found[-1].boundary == boundary:
+        elif found and step is not None and (found[-1].level, found[-1].boundary) == (level, boundary):
             continue
         seconds = forecast.step_seconds(boundary, cut, layout.pipelines)
         gpus = min(elastic.workers, elastic.ceiling) if elastic.on_pack is OnPack.HOLD else layout.workers
@@ -111,10 +117,21 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
                 gpus=gpus,
                 regroups=to is not None,
                 staleness=forecast.staleness(boundary, cut, layout.pipelines),
+                level=level,
                 candidates=forecast.candidates(boundary, layout, cached_layers),
             )
         )
     return found
+
+
+def _points(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
+    """Where a phase begins: its first step, its visit of a level, its frozen layers, and those that the cache has."""
+    *earlier, last = forecast.job.visits
+    for number, visit in enumerate(earlier):
+        yield visit.first_step, number, 0, 0
+    for step, boundary, cached_layers in forecast.instants():
+        begins = None if step is None else max(step, last.first_step)
+        yield begins, len(earlier), boundary, cached_layers
 
 
 def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savings | None:

@@ -219,6 +219,19 @@ class HeldOut(Wire):
     step: Count = Field(description="Committed steps at the evaluation.")
 
 
+class Upcoming(Wire):
+    """The larger model of `multiLevel` that the job continues with before long. The report's offers are of it, so that
+    its workers can be claimed ahead."""
+
+    step: Count = Field(description="Step before which the larger model begins.")
+    level: Count = Field(description="Its level; 0 is the job's own model.")
+    waits: bool = Field(
+        default=False,
+        description="Whether the job makes no step because that model does not fit in the workers of the present"
+        " layout.",
+    )
+
+
 class Report(Wire):
     """Everything that the leader knows. The report confirms that every member has committed `layout_generation`.
 
@@ -256,6 +269,8 @@ class Report(Wire):
         max_length=MAX_OFFERS,
         description="What the model can do now with each number of stages (K).",
     )
+    level: Count = Field(default=0, description="Level of multiLevel that trains; 0 is the job's own model.")
+    upcoming: Upcoming | None = None
     checkpoint: DurableCheckpoint | None = None
     loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean loss of the newest step.")
     samples_per_second: Seconds | None = Field(default=None, description="Samples per second of all workers together.")
@@ -291,12 +306,13 @@ class Report(Wire):
         return self._order > other._order
 
     @property
-    def _order(self) -> tuple[int, int, int, bool, int]:
-        """Grows with each new report of a job. Reports of the same step differ in one of the last three values."""
+    def _order(self) -> tuple[int, int, int, bool, bool, int]:
+        """Grows with each new report of a job. Reports of the same step differ in one of the last four values."""
         return (
             self.layout_generation,
             self.step,
             self.boundary_step,
+            self.upcoming is not None and self.upcoming.waits,
             self.outcome is not None,
             self.checkpoint_step,
         )

@@ -88,6 +88,15 @@ FIGURES = {
         Figure("p90_seconds", "the same, 9 of 10"),
         Figure("max_seconds", "the same, the longest", at_most="bar_seconds"),
     ),
+    "multilevel": (
+        Figure(
+            "loss_difference_mean", "V-cycle with 75 % of the operations: final loss less the large model's", at_most=0
+        ),
+        Figure("flops_saving_median", "operations saved until the large model's final loss, median", at_least=0.25),
+        Figure("beats_small_alone", "the V-cycle's loss is below that of the small model alone, in every seed"),
+        Figure("level_change_seconds", "100 MB, two workers: seconds of a level change"),
+        Figure("level_change_over_regroup", "the same over a regroup that replaces a worker", at_most=1.5),
+    ),
     "overhead": (
         Figure("cases.*.*.lower_bound", "our throughput over the baseline's, lower 95 % bound", at_least=0.97),
         Figure("cases.*.*.ratio", "the same, median"),

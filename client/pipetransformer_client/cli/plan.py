@@ -87,6 +87,7 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
         "phases": [
             {
                 "firstStep": phase.first_step,
+                "level": phase.level,
                 "frozenLayers": phase.boundary,
                 "offDeviceLayers": phase.off_layers,
                 "stages": phase.layout.stages,
@@ -138,12 +139,15 @@ def _print_staleness(found: list[Phase], out: Console) -> None:
 def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None:
     out = console()
     table = Table(box=box.SIMPLE)
-    for title in ("from step", "frozen", "stages", "pipelines", "GPUs", "layers by stage", "step"):
+    levels = any(phase.level for phase in found)
+    titles = ["from step", *(["level"] if levels else []), "frozen", "stages", "pipelines", "GPUs"]
+    for title in (*titles, "layers by stage", "step"):
         table.add_column(title, justify="right", no_wrap=True)
     for phase in found:
         step = f"{phase.step_seconds:.3f} s" if measured else f"{phase.step_seconds / found[0].step_seconds:.0%}"
         table.add_row(
             "?" if phase.first_step is None else str(phase.first_step),
+            *([str(phase.level)] if levels else []),
             f"{phase.boundary} ({phase.off_layers} off)" if phase.off_layers else str(phase.boundary),
             str(phase.layout.stages),
             str(phase.layout.pipelines),

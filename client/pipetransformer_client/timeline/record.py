@@ -187,15 +187,16 @@ def _means(steps: list[dict[str, Any]], key: str) -> dict[int, float]:
 
 
 def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:
-    """Periods between changes. A freeze that moves no layer has no roles in the record, so the earlier roles apply."""
-    changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen")]
+    """Periods between changes. A freeze that moves no layer has no roles in the record, so the earlier roles apply. A
+    level begins with no frozen layers."""
+    changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen", "LevelChanged")]
     roles: list[dict[str, Any]] = []
     for event, until in zip(changes, [*(later["time"] for later in changes[1:]), end], strict=True):
         roles = event.get("roles", roles)
         if roles:
             first = [role for role in roles if role["pipeline"] == 0]
             cuts = sorted(Held(low, high, role["stage"]) for role in first for low, high in role["layers"])
-            yield Span(event["time"], until, event["frozenLayers"], tuple(cuts))
+            yield Span(event["time"], until, event.get("frozenLayers", 0), tuple(cuts))
 
 
 def _finite(value: float | None) -> float | None:

@@ -97,7 +97,7 @@ def _unchanged_optional(field: str) -> Rule:
 _FIXED = ("model", "data", "training", "freeze", "pipeline", "cache", "evaluation", "acceleratorResource")
 IMMUTABILITY_RULES = (
     *(_unchanged(field) for field in _FIXED),
-    *(_unchanged_optional(field) for field in ("checkpoint", "mirror", "output", "managedBy")),
+    *(_unchanged_optional(field) for field in ("checkpoint", "mirror", "multiLevel", "output", "managedBy")),
     Rule(
         "oldSelf.suspend || self.podTemplate == oldSelf.podTemplate",
         "podTemplate can only be changed while the job is suspended",

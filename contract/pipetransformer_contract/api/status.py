@@ -65,6 +65,7 @@ class Reason(StrEnum):
     PREPARING = "Preparing"  #: waits until all members of the next generation are ready
     COMMITTING = "Committing"  #: published; waits until the leader confirms
     RELEASING = "Releasing"  #: confirmed; waits for a durable checkpoint and until the leavers have ended
+    WAITING_FOR_LEVEL = "WaitingForLevel"  #: makes no step, because a larger model begins and needs more workers
     SETTLED = "Settled"
     # Why a preparation was cancelled, or a start postponed (CreationRefused can be the reason, too)
     UNSCHEDULABLE = "Unschedulable"  #: at least one worker fits on no node

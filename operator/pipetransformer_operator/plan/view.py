@@ -15,7 +15,7 @@ from pipetransformer_contract.api.labels import label_errors
 from pipetransformer_contract.api.status import ConditionType, JobStatus, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
-from pipetransformer_contract.messages import Member, Offer, ResizeReason
+from pipetransformer_contract.messages import Member, Offer, ResizeReason, Upcoming
 from pipetransformer_contract.wire import Wire
 
 from .clock import Clock, latest
@@ -119,6 +119,14 @@ class View:
         """Layouts that the leader last offered."""
         report = self.status.last_report
         return report.offers if report else ()
+
+    @property
+    def awaited_level(self) -> Upcoming | None:
+        """The larger model that the job makes no step without, because its present layout does not hold it."""
+        report, generation = self.status.last_report, self.status.generation
+        if report is None or report.upcoming is None or not report.upcoming.waits or generation is None:
+            return None
+        return report.upcoming if report.layout_generation == generation.layout_generation else None
 
     @property
     def awaits_quota(self) -> bool:

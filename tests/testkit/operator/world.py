@@ -8,7 +8,7 @@ from typing import Any
 
 from pipetransformer_contract.api import JobSpec, JobStatus
 from pipetransformer_contract.api.status import Condition, ConditionType, Share, State
-from pipetransformer_contract.messages import DurableCheckpoint, Generation, Offer, Outcome, Ready, Report
+from pipetransformer_contract.messages import DurableCheckpoint, Generation, Offer, Outcome, Ready, Report, Upcoming
 from pipetransformer_operator.plan import (
     Beat,
     NodeFacts,
@@ -230,6 +230,7 @@ class World:
         schedule: str = "",
         why_schedule: str = "",
         why_thawed: str = "",
+        upcoming: Upcoming | None = None,
     ) -> None:
         """The leader reports: it trains in the published generation, with so many layers frozen and checkpointed.
 
@@ -264,6 +265,7 @@ class World:
             total_steps=TOTAL_STEPS,
             schedule=schedule,
             why_schedule=why_schedule,
+            upcoming=upcoming,
             why_thawed=why_thawed,
         )
         for member in self.generation.members:

@@ -32,16 +32,19 @@ class Row:
         own: for `Script`, torch's class that the program passes.
         pipeline: other fields of the spec's `pipeline`.
         causal: whether it needs a causal model; otherwise a vision transformer trains.
+        levels: whether a smaller model trains for a while.
     """
 
     schedule: ScheduleName
     own: type | None = None
     pipeline: Mapping[str, Any] = field(default_factory=dict, hash=False)
     causal: bool = False
+    levels: bool = False
 
     def __str__(self) -> str:
         own = f" {self.own.__name__}" if self.own else ""
-        return self.schedule.value + own + (" Ahead" if self.frozen_forward is FrozenForward.AHEAD else "")
+        ahead = " Ahead" if self.frozen_forward is FrozenForward.AHEAD else ""
+        return self.schedule.value + own + ahead + (" V-cycle" if self.levels else "")
 
     @property
     def frozen_forward(self) -> FrozenForward:
@@ -60,7 +63,10 @@ ROWS = [
     Row(ScheduleName.TERA_PIPE, pipeline={"tokenSlices": 3}, causal=True),
     Row(ScheduleName.SCRIPT, ScheduleLoopedBFS),
     Row(ScheduleName.SCRIPT, ScheduleDualPipeV),
+    Row(ScheduleName.ONE_FORWARD_ONE_BACKWARD, levels=True),
 ]
+#: Down after so many steps, and up again after some more.
+DESCENT_STEPS, ASCENT_STEPS = 4, 6
 
 
 WORKERS = 4
@@ -155,8 +161,9 @@ def draw(seed: int) -> Scenario:
     return Scenario(seed, script, faults, boundaries, OPTIMIZERS[seed % 2], 0.1 if seed % 4 < 2 else 0.0)
 
 
-def make_spec(scenario: Scenario, row: Row, precision: str = "Float64") -> TrainerSpec:
-    """The digits ViT, small, or a causal model with tied weights on samples of two padded lengths."""
+def make_spec(scenario: Scenario, row: Row, folder: Path, precision: str = "Float64") -> TrainerSpec:
+    """The digits ViT, small, or a causal model with tied weights on samples of two padded lengths. `folder` is for
+    checkpoints, which only levels need."""
     vit = {
         "name": "vit", "numLayers": LAYERS, "hiddenSize": 16, "numHeads": 2, "mlpSize": 32, "patchSize": 4,
         "dropout": scenario.dropout,
@@ -166,8 +173,17 @@ def make_spec(scenario: Scenario, row: Row, precision: str = "Float64") -> Train
         "numLayers": LAYERS,
         "options": {"num_layers": LAYERS, "dropout": scenario.dropout},
     }
+    boundaries, levels = scenario.boundaries, {}
+    if row.levels:
+        boundaries = [point for point in boundaries if point["step"] >= DESCENT_STEPS + ASCENT_STEPS]
+        boundaries = boundaries or [{"step": DESCENT_STEPS + ASCENT_STEPS + 2, "boundary": 1}]
+        levels = {
+            "checkpoint": {"location": str(folder / "checkpoints")},
+            "multiLevel": {"descentSteps": DESCENT_STEPS, "ascentSteps": ASCENT_STEPS, "ascentLearningRate": 0.004},
+        }
     return TrainerSpec.model_validate(
         {
+            **levels,
             "model": causal if row.causal else vit,
             "data": {"name": f"{_CAUSAL}:make_data" if row.causal else "tests.testkit.user_code.few_held_out:load"},
             "training": {
@@ -178,8 +194,14 @@ def make_spec(scenario: Scenario, row: Row, precision: str = "Float64") -> Train
                 "precision": precision,
                 "seed": scenario.seed,
             },
-            "freeze": {"policy": "Explicit", "boundaries": scenario.boundaries},
-            "pipeline": {"stages": 4, "microBatchSize": 3, "schedule": row.schedule.value, **row.pipeline},
+            "freeze": {"policy": "Explicit", "boundaries": boundaries},
+            # The model has to fit in any layout that is drawn, so that a level never waits for a longer pipeline.
+            "pipeline": {
+                "stages": 1 if row.levels else 4,
+                "microBatchSize": 3,
+                "schedule": row.schedule.value,
+                **row.pipeline,
+            },
             # Without a copy of a lost stage all begins again on the survivors, and nothing else is left to compare.
             "mirror": {"everySteps": 1},
             "numShards": 4,
@@ -241,20 +263,21 @@ def compare(scenario: Scenario, folder: Path, precision: str = "Float64", rows: 
     Raises:
         ValueError: a worker that should die did not, or a layout of several stages ran another schedule.
     """
-    alone: dict[bool, Ran] = {}
+    alone: dict[tuple[bool, bool], Ran] = {}
     compared = Compared()
     for row in rows:
-        if row.causal not in alone:
-            plain = make_spec(scenario, Row(ScheduleName.GPIPE, causal=row.causal), precision)
-            alone[row.causal] = run_job(plain, [Scripted(1, 1, [0])], folder / f"alone-{len(alone)}")
-        spec, parts = make_spec(scenario, row, precision), Parts(schedule=row.own)
+        kind, stayed = (row.causal, row.levels), folder / f"alone-{len(alone)}"
+        if kind not in alone:
+            plain = Row(ScheduleName.GPIPE, causal=row.causal, levels=row.levels)
+            alone[kind] = run_job(make_spec(scenario, plain, stayed, precision), [Scripted(1, 1, [0])], stayed)
+        spec, parts = make_spec(scenario, row, folder / str(row), precision), Parts(schedule=row.own)
         run = run_job(spec, scenario.script, folder / str(row), faults=scenario.faults, parts=parts)
         several = [one for one in run.summary["generations"] if one["stages"] > 1]
         if others := [one["why_schedule"] for one in several if one["schedule"] != row.schedule]:
             raise ValueError(f"{row} did not run: {others}")
         numbers = {one["generation"] for one in several if one["frozen_forward"] == row.frozen_forward}
         steps = sum(line["generation"] in numbers for line in committed(run).values())
-        compared.add(row, worst_difference(run, alone[row.causal]), steps)
+        compared.add(row, worst_difference(run, alone[kind]), steps)
         if spared := {worker for worker, fault in scenario.faults.items() if fault.ends} - run.lost_at.keys():
             raise ValueError(f"workers {sorted(spared)} were not killed")
         compared.deaths += len(run.lost_at)
@@ -270,7 +293,7 @@ def gradients(layout: tuple[int, int], seed: int, boundary: int, folder: Path) -
     rate = 1e6
     descent = {"name": "SGD", "learningRate": rate, "momentum": 0.0}
     scenario = Scenario(seed, [], {}, [{"step": 0, "boundary": boundary}], descent, dropout=0.1)
-    spec = make_spec(scenario, Row(ScheduleName.ONE_FORWARD_ONE_BACKWARD), "Float32")
+    spec = make_spec(scenario, Row(ScheduleName.ONE_FORWARD_ONE_BACKWARD), folder, "Float32")
     training = spec.training.model_copy(update={"steps": 1, "max_gradient_norm": None})
     workers = list(range(layout[0] * layout[1]))
     run_job(spec.model_copy(update={"training": training}), [Scripted(*layout, workers)], folder)

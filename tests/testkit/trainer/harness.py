@@ -56,6 +56,8 @@ class Faults:
         loses_vote_of: its connection seems to break after the vote of that step (from 0), before its commit.
         loses_decision_after: it seems to break after the commit of that step, before what follows it.
         loses_commit_of: it seems to break in the vote for that generation, for which all have voted.
+        killed_in_level_change: the process dies at that point of the level change after so many committed steps.
+        loses_level_change: its connection seems to break in the vote for the level change after so many steps.
     """
 
     killed_at: tuple[HookPoint, int] | None = None
@@ -63,11 +65,18 @@ class Faults:
     loses_vote_of: int | None = None
     loses_decision_after: int | None = None
     loses_commit_of: int | None = None
+    killed_in_level_change: tuple[HookPoint, int] | None = None
+    loses_level_change: int | None = None
+
+    @property
+    def dies(self) -> bool:
+        """Whether its process ends."""
+        return self.killed_at is not None or self.killed_in_level_change is not None
 
     @property
     def ends(self) -> bool:
         """Whether this worker is lost."""
-        return self.killed_at is not None or self.stopped_at is not None
+        return self.dies or self.stopped_at is not None
 
 
 @dataclass(frozen=True)
@@ -274,16 +283,19 @@ def _worker(
                 if point is HookPoint.ENDED:
                     source.stepped(number + 1)
                     usage.append(Usage.now(trainer.generation))
-                if (point, number) in (faults.killed_at, faults.stopped_at):
+                changes = number == trainer.generation and (point, trainer.step) == faults.killed_in_level_change
+                if changes or (point, number) in (faults.killed_at, faults.stopped_at):
                     pipe.send(time.time())
-                    os.kill(os.getpid(), signal.SIGKILL if faults.killed_at else signal.SIGSTOP)
+                    os.kill(os.getpid(), signal.SIGKILL if faults.dies else signal.SIGSTOP)
                 loses = {HookPoint.VOTED: faults.loses_vote_of, HookPoint.COMMITTED: faults.loses_decision_after}
                 if point in loses and number == loses[point] and trainer.generation == 1:
                     raise RuntimeError("injected: connection closed by peer")
 
         def vote_for_generation(transfer: dist.ProcessGroup) -> None:
             commit(transfer)
-            if handler.current == faults.loses_commit_of:
+            if handler.current == faults.loses_commit_of or (
+                trainer.generation == handler.current and trainer.step == faults.loses_level_change
+            ):
                 raise RuntimeError("injected: connection closed by peer")
 
         commit = regroup_module._commit
@@ -413,7 +425,7 @@ def _follow(
             else:
                 ran.lost_at[number] = said
                 del running[number]
-                if faults[number].killed_at:
+                if faults[number].dies:
                     processes[number].join(60)
                     tell(number)
                 else:

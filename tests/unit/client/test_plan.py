@@ -71,6 +71,21 @@ def test_the_demos_plan_is_what_its_run_does(
     assert plan["saved"]["time"] == pytest.approx(plan["saved"]["gpuTime"])
 
 
+def test_each_visit_of_a_level_is_a_phase_with_the_layout_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    levels = {"descentSteps": 10, "ascentSteps": 60, "depthFactor": 2, "widthFactor": 2}
+    job = make_job().stages(4).workers(4).release().checkpoint().set("multiLevel", levels)
+    job = job.set("training", {"steps": 100}).set("freeze", {"policy": "None"})
+
+    plan = planned(job, tmp_path, monkeypatch, capsys)
+
+    assert [(phase["firstStep"], phase["level"]) for phase in plan["phases"]] == [(0, 0), (10, 1), (70, 0)]
+    assert layouts(plan) == [(4, 1), (1, 1), (4, 1)]
+    assert plan["phases"][1]["stageLayers"] == [6], "half of the layers"
+    assert plan["saved"]["gpuTime"] > 0.5
+
+
 def test_a_plan_counts_its_regroups_and_names_fields_without_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,17 @@ def test_each_span_of_a_stage_is_drawn_where_its_layers_are(tmp_path: Path) -> N
     assert sorted(labels) == ["stage 0", "stage 0", "stage 1", "stage 1"]
 
 
+def test_a_level_is_drawn_with_its_own_layers(tmp_path: Path) -> None:
+    roles = [{"worker": "w00", "pipeline": 0, "stage": 0, "layers": [[0, 2]]},
+             {"worker": "w01", "pipeline": 0, "stage": 1, "layers": [[3, 5]]}]  # fmt: skip
+    change = {"time": 50.0, "kind": "LevelChanged", "level": 1, "layers": 6, "roles": roles}
+    events = [started(0.0), generation(0.0, 1, 2, 1, frozen=0), change]
+
+    record = read(write_record(tmp_path, events, [step(100.0, 1.0, 1.0)]))
+
+    assert [(span.start, span.cuts[-1].last) for span in record.spans] == [(0.0, 11), (50.0, 5)]
+
+
 def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> None:
     events = (run_dir / "events.jsonl").read_text().splitlines(keepends=True)
     (run_dir / "events.jsonl").write_text("".join(events[:-1]) + events[-1][:20])

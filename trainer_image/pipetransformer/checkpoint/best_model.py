@@ -19,20 +19,27 @@ def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: Generat
         StorageError: it cannot be written.
         RuntimeError: a connection broke.
     """
-    location, control = _location(job), state.control
+    save_weights(_location(job), state, layout, groups, barrier)
+
+
+def save_weights(
+    location: str, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
+) -> None:
+    """Replace the weights at a location by the current ones, as `save_best` does."""
+    control = state.control
     info = CheckpointInfo(
         step=control.step,
         boundary=control.boundary,
         layout_generation=control.lasting_generation(layout.number),
         nonce=layout.generation.nonce,
-        num_layers=job.num_layers,
+        num_layers=state.num_layers,
     )
 
     def save() -> None:
         with storing(f"spec.checkpoint.location: {location}"):
             for index in layout.units:
                 tensors = state.unit_tensors(index, with_moments=False)
-                save_unit(location, info, unit_name(index, job.num_layers), tensors)
+                save_unit(location, info, unit_name(index, state.num_layers), tensors)
 
     def count() -> None:
         with storing(f"spec.checkpoint.location: {location}"):

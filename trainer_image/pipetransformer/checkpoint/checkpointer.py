@@ -33,6 +33,7 @@ from pipetransformer.storage import CheckpointInfo, commit, find, latest, load_u
 from pipetransformer_contract.messages import DurableCheckpoint
 
 from .best_model import best_location
+from .level_weights import level_locations
 from .prefetch import Prefetcher
 from .storage_work import StorageWork, Write, can_wait
 
@@ -162,23 +163,24 @@ class Checkpointer:
             return
         self._wanted = False
         control = state.control
+        job = self._job.at(control.visit)
         self._begun = CheckpointInfo(
             step=control.step,
             boundary=control.boundary,
             layout_generation=control.lasting_generation(layout.number),
             nonce=layout.generation.nonce,
-            num_layers=self._job.num_layers,
-            min_stages=self._job.min_stages(control.settled_boundary),
-            num_shards=self._job.order.num_shards,
+            num_layers=job.num_layers,
+            min_stages=job.min_stages(control.settled_boundary),
+            num_shards=job.order.num_shards,
             state=control.to_file(),
-            run=self._job.identity,
+            run=job.identity,
         )
 
         host, self._begun_at, self._was_late = HostCopies(), self._clock(), False
 
         def copy() -> dict[str, dict[str, Tensor]]:
             return {
-                unit_name(index, self._job.num_layers): {
+                unit_name(index, job.num_layers): {
                     name: host.copy(tensor) for name, tensor in state.unit_tensors(index, with_moments=True).items()
                 }
                 for index in layout.units
@@ -311,7 +313,7 @@ class Checkpointer:
         if info is None:
             return None
         check_resumed(self._job.identity, info.run, self._spec.location)
-        return DurablePoint(info.step, info.boundary, info.folder)
+        return DurablePoint(info.step, info.boundary, info.folder, info.state.get("visit", 0))
 
     def kept_step(self) -> int:
         """Committed steps of the kept best model; 0 if there is none.
@@ -335,7 +337,8 @@ class Checkpointer:
             return 0
         location = self._spec.location
         with storing(f"spec.checkpoint.location: {location}"):
-            return max(newest_generation(location), newest_generation(best_location(location)))
+            folders = [location, best_location(location), *level_locations(self._job)]
+            return max(map(newest_generation, folders))
 
     def known(self, control: Control) -> DurableCheckpoint | None:
         """The newest checkpoint that this worker loaded or, as leader, made durable, without access to the storage."""
@@ -367,7 +370,7 @@ class Checkpointer:
         location, info = self._spec.location, self._loading
         with storing(f"spec.checkpoint.location: {location}: remove {info.folder} to use an older checkpoint"):
             try:
-                return load_unit(location, info, unit_name(index, self._job.num_layers))
+                return load_unit(location, info, unit_name(index, info.num_layers))
             except FileNotFoundError as error:
                 if latest(location) == info:
                     raise

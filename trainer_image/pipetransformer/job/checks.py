@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic.alias_generators import to_camel
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
@@ -24,7 +25,7 @@ def check_parts(spec: TrainerSpec) -> None:
     for name in type(spec).model_fields:
         part = getattr(spec, name)
         if isinstance(part, SpecModel):
-            _check_rules(part, f"spec.{name}")
+            _check_rules(part, f"spec.{to_camel(name)}")
 
 
 def _check_rules(part: SpecModel, path: str) -> None:

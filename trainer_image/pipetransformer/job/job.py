@@ -32,6 +32,7 @@ from pipetransformer.freeze import FreezePolicy, Limits
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.models import PipelineModel
 from pipetransformer.models.metrics import Metric
+from pipetransformer.multilevel import Visit, visits_of
 from pipetransformer.partition import (
     AUTO,
     Candidate,
@@ -48,9 +49,10 @@ from pipetransformer.partition import (
 from pipetransformer.partition.slice_costs import SliceCosts, choose_slices
 from pipetransformer.partition.slices import default_grain, equal_slices, in_tokens
 from pipetransformer.schedules import Ahead, OwnsSpans, Schedule, TeraPipe, make_schedule
+from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.optimizer import moment_shapes
+from pipetransformer.state.optimizer import learning_rate, moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
@@ -88,6 +90,9 @@ class Job:
         overruled: fields that the program sets and the spec overrules.
         model_function: `module:function` of the program's model function; may be empty.
         input_dtype: type of the samples' inputs.
+        level: which level of `multiLevel` this is; 0 for the job's own model.
+        whole: the job of level 0 if this is a smaller one. What a run is known by is its.
+        smaller: the jobs of levels 1, 2, ..., which differ in what follows from the model.
     """
 
     spec: TrainerSpec
@@ -108,6 +113,54 @@ class Job:
     overruled: Sequence[Overruled] = ()
     model_function: str = ""
     input_dtype: torch.dtype = torch.float32
+    level: int = 0
+    whole: "Job | None" = None
+    smaller: Sequence["Job"] = ()
+
+    @cached_property
+    def visits(self) -> tuple[Visit, ...]:
+        """The levels that train, one after the other; a single visit without `multiLevel`."""
+        return visits_of(self.spec.multi_level, self.total_steps)
+
+    def at(self, visit: int) -> "Job":
+        """The job as it is in a visit: with the model of its level, and the same data and steps."""
+        level = self.visits[visit].level
+        return self if level == self.level else self.smaller[level - 1]
+
+    def is_last(self, visit: int) -> bool:
+        """Whether this is the last visit of level 0. Freezing, the best model and an early end belong to it alone."""
+        return visit == len(self.visits) - 1
+
+    def visit_ends(self, control: Control) -> bool:
+        """Whether the next visit begins before the next step."""
+        return not self.is_last(control.visit) and control.step >= self.visits[control.visit].end
+
+    def grows_into(self, visit: int) -> "Job | None":
+        """The job of the next visit if its model is larger; otherwise None."""
+        if self.is_last(visit):
+            return None
+        following = self.at(visit + 1)
+        return following if following.level < self.at(visit).level else None
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step (from 0). Each visit runs the whole schedule; only the first one warms up."""
+        training, now = self.spec.training, next((one for one in self.visits if step < one.end), self.visits[-1])
+        optimizer, schedule = training.optimizer, training.learning_rate_schedule
+        if now.learning_rate is not None:
+            optimizer = optimizer.model_copy(update={"learning_rate": now.learning_rate})
+        if now.first_step:
+            schedule = schedule.model_copy(update={"warmup_steps": 0})
+        return learning_rate(optimizer, schedule, step - now.first_step, now.steps)
+
+    @cached_property
+    def codec(self) -> UnitCodec:
+        """Packs the units of this level."""
+        return UnitCodec(self.spec.training.optimizer, self.num_layers, self.model.ties, self.predicts)
+
+    @property
+    def shells(self) -> Sequence[nn.Module]:
+        """The units of this level on the meta device, for their shapes."""
+        return self.model.units
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -117,7 +170,9 @@ class Job:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What must be equal in a run that resumes a checkpoint of this one; everything else may change."""
-        training = self.spec.training
+        if self.whole is not None:
+            return self.whole.identity
+        training, levels = self.spec.training, self.spec.multi_level
         return {
             "numLayers": self.num_layers,
             "numShards": self.order.num_shards,
@@ -129,6 +184,7 @@ class Job:
             "globalBatchSize": training.global_batch_size,
             "seed": training.seed,
             "optimizer": training.optimizer.name.value,
+            "multiLevel": None if levels is None else levels.to_wire(),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
@@ -188,7 +244,7 @@ class Job:
     @cached_property
     def bytes_budget(self) -> int:
         """Bytes of the largest stage in the job's first layout, with nothing frozen."""
-        return paper_bytes(self.unit_bytes, 0, self.spec.pipeline.stages)
+        return paper_bytes((self.whole or self).unit_bytes, 0, self.spec.pipeline.stages)
 
     @cached_property
     def stage_bytes(self) -> int:
@@ -203,6 +259,11 @@ class Job:
         return next(
             (k for k in range(1, stages) if paper_bytes(self.unit_bytes, boundary, k) <= self.bytes_budget), stages
         )
+
+    def fits(self, stages: int) -> bool:
+        """Whether a pipeline of so many stages holds this level's model with nothing frozen, by the first layout's
+        memory."""
+        return paper_bytes(self.unit_bytes, 0, stages) <= self.bytes_budget
 
     def candidates(
         self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0

@@ -21,22 +21,22 @@ from pipetransformer.data import (
 from pipetransformer.errors import SpecError
 from pipetransformer.freeze import constants, limits_of, make_policy
 from pipetransformer.models import (
-    HUGGINGFACE,
     OwnModel,
     PipelineModel,
     build_model,
     build_units,
     check_model_spec,
     fix_constants,
-    import_huggingface,
+    name_of,
 )
 from pipetransformer.models.metrics import LOSS, make_metrics
 from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
-from pipetransformer_contract.spec import SCRIPT, Freeze, Goal, Precision, TrainerSpec
+from pipetransformer_contract.spec import Freeze, Goal, Precision, TrainerSpec
 
 from .checks import check_asynchronous, check_model, check_slices, check_spec
 from .job import Job
+from .levels import with_levels
 from .script_parts import Parts, place_of_function
 
 #: Enough shards for a few pipelines to share them evenly, within some thousandths. More would make the first step of an
@@ -87,13 +87,13 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     inputs, targets = read_batch(dataset.train, [0], None)
     schedule = make_schedule(spec.pipeline.schedule, parts.schedule, spans_per_worker=spec.pipeline.spans_per_worker)
     if isinstance(schedule, TeraPipe):
-        check_slices(spec.pipeline, model, _name_of(spec), dataset.info, targets)
+        check_slices(spec.pipeline, model, name_of(spec.model), dataset.info, targets)
     check_asynchronous(spec.pipeline, model)
     metrics = make_metrics(spec.evaluation, model, targets, parts.metrics)
     if spec.evaluation.best_metric not in metrics:  # the default, accuracy, does not suit every task
         evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
         spec = spec.model_copy(update={"evaluation": evaluation})
-    return Job(
+    job = Job(
         spec=spec,
         dtype=dtype,
         dataset=dataset,
@@ -114,14 +114,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         model_function=place_of_function(parts.model),
         input_dtype=inputs.dtype,
     )
-
-
-def _name_of(spec: TrainerSpec) -> str:
-    """What the user calls the model."""
-    if spec.model.name == HUGGINGFACE:
-        name: str = import_huggingface().class_name(spec.model)
-        return name
-    return "the program's model" if spec.model.name == SCRIPT else spec.model.name
+    return with_levels(job)
 
 
 def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:

@@ -46,10 +46,12 @@ class Forecast:
     Attributes:
         job: the loaded job, without weights.
         costs: measured costs of its units. None assumes that all layers cost the same; times are then only relative.
+        unit_seconds: seconds of the unit of time if costs are assumed.
     """
 
     job: Job
     costs: ModelCosts | None = None
+    unit_seconds: float = 1.0
 
     @classmethod
     def of(cls, spec: TrainerSpec, costs: ModelCosts | None = None) -> "Forecast":
@@ -60,6 +62,18 @@ class Forecast:
         """
         _check_named(spec)
         return cls(load_job(spec), costs)
+
+    def at(self, visit: int) -> "Forecast":
+        """The job in a visit of one of its levels. The layers of a smaller level count by their parameters."""
+        job = self.job.at(visit)
+        if job is self.job:
+            return self
+        whole = self.job.cut(0, 1, 1, None)
+        assumed = self.job.step_model(None).step_seconds(0, whole, 1)
+        unit = self.step_seconds(0, whole, 1) / assumed
+        layers, all_layers = job.unit_bytes[1:-1], self.job.unit_bytes[1:-1]
+        share = (sum(layers) / len(layers)) / (sum(all_layers) / len(all_layers))
+        return Forecast(job, None, unit * share)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
         """For each move of the boundary, its step and the frozen layers from then on, if no trial fails. None if
@@ -75,8 +89,8 @@ class Forecast:
         else:
             return None
         moves: list[tuple[int, int]] = []
-        boundary = 0
-        for step in [0, *(step for step in instants if step)]:
+        boundary, begins = 0, self.job.visits[-1].first_step  # of the last visit, in which freezing begins
+        for step in [0] * (not begins) + [step for step in instants if step > begins]:
             observation = FreezeObservation(
                 step, self.job.order.epoch(step), boundary, self.job.num_layers, unit_gradient_norms=()
             )
@@ -133,7 +147,8 @@ class Forecast:
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step; without costs, in units of one sample's forward through one layer."""
-        return self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
+        seconds = self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
+        return seconds * self.unit_seconds
 
     def starting_step_seconds(self, first: Layout) -> float | None:
         """What the leader would report as the step of the job's first layout with no frozen layers."""

@@ -22,6 +22,7 @@ class Position:
         control: the control state.
         layout: the layout of its generation; None between two generations.
         num_layers: number of layers.
+        level: the level of `multiLevel` that trains; 0 is the job's own model.
         idle_share: idle share of a step by the step model; None if this worker is not the leader.
     """
 
@@ -29,6 +30,7 @@ class Position:
     layout: StageLayout | None
     num_layers: int
     idle_share: float | None
+    level: int = 0
 
 
 class Positioned(Protocol):
@@ -83,6 +85,7 @@ def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
         ("stages", "Stages a pipeline (K); told by the leader.", layout.stages),
         ("pipelines", "Pipelines, the data-parallel width (R); told by the leader.", layout.pipelines),
         ("layers", "Layers of the model; told by the leader.", here.num_layers),
+        ("level", "Level of multiLevel that trains, 0 for the job's own model; told by the leader.", here.level),
         ("frozen_layers", "Layers that no longer train; told by the leader.", control.boundary),
         ("loss", "Mean loss of the newest step, none if it was no number; told by the leader.", last.get("loss")),
         (

@@ -1,7 +1,7 @@
 """The models that can be trained: any list of layers between an embedding and a head, built unit by unit."""
 
 from .architectures import register_architecture
-from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface
+from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface, name_of
 from .context import MicroBatchContext, TokenSlice, current_micro_batch, set_micro_batch
 from .model import PipelineModel, fix_constants, target_weights, unit_name
 from .own import ModelFunction, OwnModel
@@ -11,6 +11,7 @@ from .run import run_unit
 from .slices import with_earlier
 from .ties import Tie, Ties
 from .unchanged import Unchanged
+from .widths import Widths, narrowed, widths_of
 
 __all__ = [
     "HUGGINGFACE",
@@ -25,6 +26,7 @@ __all__ = [
     "Ties",
     "TokenSlice",
     "Unchanged",
+    "Widths",
     "build_model",
     "build_units",
     "check_model_spec",
@@ -32,10 +34,13 @@ __all__ = [
     "fix_constants",
     "import_huggingface",
     "is_keyed",
+    "name_of",
+    "narrowed",
     "register_architecture",
     "run_unit",
     "set_micro_batch",
     "target_weights",
     "unit_name",
+    "widths_of",
     "with_earlier",
 ]

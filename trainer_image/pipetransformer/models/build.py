@@ -96,6 +96,14 @@ def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = 
     return None
 
 
+def name_of(spec: Model) -> str:
+    """What the user calls the model."""
+    if spec.name == HUGGINGFACE:
+        name: str = import_huggingface().class_name(spec)
+        return name
+    return "the program's model" if spec.name == SCRIPT else spec.name
+
+
 def import_huggingface() -> ModuleType:
     """Import the room `huggingface`, only if a job needs it: transformers is an extra and takes seconds to import.
 

@@ -91,6 +91,13 @@ class PipelineModel:
         model.ties = Ties(tuple(tie for tie in self.ties.all if not names or tie.places[0] not in names))
         return model
 
+    def with_layers(self, count: int) -> "PipelineModel":
+        """A copy of this model with its first `count` layers only, whose weights are to be replaced."""
+        model = copy.copy(self)
+        model.blocks = self.blocks[:count]
+        model.ties = Ties.of(model.units)
+        return model
+
     def shell(self) -> "PipelineModel":
         """A copy on the meta device. Buffers outside of `state_dict` keep their values, because a unit that moves
         brings only its state. This model stays unchanged, because the user's code may return its modules again.

@@ -87,6 +87,7 @@ class RunRecord:
         frozen_ahead_share: float | None = None,
         staleness: float | None = None,
         staleness_largest: int | None = None,
+        level: int = 0,
     ) -> None:
         """Note a committed step (from 0): samples and mean loss of the global batch, unclipped L2 norm of its gradient.
 
@@ -110,6 +111,7 @@ class RunRecord:
                 "frozenAheadShare": frozen_ahead_share,
                 "staleness": None if staleness is None else round(staleness, 4),
                 "stalenessLargest": staleness_largest,
+                "level": level,
             },
         )
 
@@ -204,6 +206,43 @@ class RunRecord:
             whySchedule=why_schedule,
             frozenForward=frozen_forward,
             whyFrozenForward=why_frozen_forward,
+        )
+
+    def level_changed(
+        self,
+        *,
+        level: int,
+        num_layers: int,
+        first_step: int,
+        generation: int,
+        pause_seconds: float,
+        phases: Mapping[str, float],
+        transfers: Sequence[tuple[int, int, int]],
+        roles: Sequence[Role],
+    ) -> None:
+        """Note that another level trains from now on, in the same generation.
+
+        Args:
+            level: the level of `multiLevel`.
+            num_layers: layers of its model.
+            first_step: the first step (from 0) that it trains.
+            generation: layout generation.
+            pause_seconds: from the end of the last step before to the end of the first step of the level.
+            phases: the leader's seconds in each phase of the change.
+            transfers: (source, target, bytes) of state between ranks.
+            roles: the layers of each worker from now on.
+        """
+        self.event(
+            "LevelChanged",
+            level=level,
+            layers=num_layers,
+            firstStep=first_step,
+            generation=generation,
+            pauseSeconds=pause_seconds,
+            totalSeconds=sum(seconds for name, seconds in phases.items() if name != "first step"),
+            bytesMoved=sum(size for _, _, size in transfers),
+            phases={name: round(seconds, 4) for name, seconds in phases.items()},
+            roles=_in_camel_case(roles),
         )
 
     def frozen(

@@ -18,6 +18,8 @@ class Control:
     Attributes:
         step: global steps committed so far.
         last_generation: lasting layout generation that committed the last step, 0 before the first.
+        visit: which visit of the job's levels trains (`multilevel.Visit`); 0 without levels.
+        visit_done: whether all that belongs to this visit is done, so that the next regroup begins the next one.
         boundary: number of frozen layers.
         boundary_step: step before which the boundary last changed.
         fell_step: step before which the boundary last fell, 0 for never. A layer that was frozen then and is frozen now
@@ -55,6 +57,8 @@ class Control:
 
     step: int = 0
     last_generation: int = 0
+    visit: int = 0
+    visit_done: bool = False
     boundary: int = 0
     boundary_step: int = 0
     fell_step: int = 0
@@ -101,10 +105,10 @@ class Control:
         return self.earlier_generations + number
 
     @property
-    def point(self) -> tuple[int, int]:
+    def point(self) -> tuple[int, int, int]:
         """Identifies the committed state. Two generations that commit the same step sum gradients in different orders,
-        so their states differ in the last bits."""
-        return self.step, self.last_generation
+        so their states differ in the last bits. A level change makes another model of the same step."""
+        return self.step, self.last_generation, self.visit
 
     @property
     def settled_boundary(self) -> int:

@@ -92,7 +92,7 @@ def norms_with_ties(norms: Sequence[float], boundary: int, ties: Ties) -> list[f
 
 def is_done(job: Job, control: Control) -> bool:
     """Whether all steps are done, or evaluations have stopped getting better."""
-    patience = job.spec.evaluation.patience
+    patience = job.spec.evaluation.patience if job.is_last(control.visit) else None
     return control.step >= job.total_steps or (patience is not None and control.evaluations_since_best >= patience)
 
 

@@ -7,6 +7,7 @@ import logging
 import time
 
 from pipetransformer.checkpoint.best_model import load_best
+from pipetransformer.checkpoint.level_weights import keep_level
 from pipetransformer.errors import StorageError
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.state.worker_state import WorkerState
@@ -40,7 +41,8 @@ class BetweenRounds:
     def rehearse(self, state: WorkerState, member: Membership) -> None:
         """Before the first step of a run, score a few held-out samples: what fails in an evaluation fails at once."""
         job, step = self._kit.job, state.control.step
-        begins = member.layout.generation.reason is ResizeReason.START and step == member.first_step
+        starts = member.layout.generation.reason is ResizeReason.START and not member.level_change
+        begins = starts and step == member.first_step
         if (begins or step == 0) and len(job.dataset.test):
             rehearse(job, member, self._kit.watchdog)
 
@@ -65,7 +67,7 @@ class BetweenRounds:
         The evaluation comes first, because it may end the training. Layers that froze then would never train frozen.
         """
         job, control = self._kit.job, state.control
-        if control.decided_step == control.step or is_done(job, control):
+        if control.decided_step == control.step or is_done(job, control) or not job.is_last(control.visit):
             return False
         moved = move_boundary(job, policy, state)
         if moved:
@@ -85,6 +87,21 @@ class BetweenRounds:
             self._kit.cache.measure_again()
             if member.leader is not None:
                 member.leader.on_offloaded(state.control)
+
+    def end_visit(self, state: WorkerState, member: Membership) -> None:
+        """Do what belongs to a visit that ends, before its model becomes another level's: keep weights that the level
+        needs when it returns.
+
+        Raises:
+            StorageError: they cannot be written.
+            RuntimeError: a connection broke.
+        """
+        job, control = self._kit.job, state.control
+        if control.visit_done:
+            return
+        if job.grows_into(control.visit) is None:
+            keep_level(job, state, member.layout, member.groups, self._kit.barrier)
+        control.visit_done = True
 
     def evaluate(self, state: WorkerState, member: Membership) -> bool:
         """Evaluate after the last step, if that is due. False if a member was told to stop before it was done."""

@@ -19,7 +19,7 @@ from pipetransformer.job.job import Job
 from pipetransformer.record import Ledger
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer.state.optimizer import learning_rate, make_optimizer, set_learning_rate
+from pipetransformer.state.optimizer import make_optimizer, set_learning_rate
 from pipetransformer.state.prediction import keep_last_gradients
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.spec import ASYNCHRONOUS
@@ -57,21 +57,21 @@ class Committer:
         self.layout: StageLayout | None = None
         self.gradients: Gradients | None = None
 
-    def equip(self, state: WorkerState, layout: StageLayout) -> Gradients:
-        """Make optimizer and gradients for what `state` trains at its boundary."""
+    def equip(self, job: Job, state: WorkerState, layout: StageLayout) -> Gradients:
+        """Make optimizer and gradients for what `state` trains at its boundary. `job` is the present level's."""
         # Free the old ones first, with their gradients and the moments of units that have left.
         self.optimizer = self._round_start = None
         if self.gradients is None or not self.gradients.serve(state, layout):
             self.gradients = None
-            pack_all = self._job.spec.pipeline.schedule in ASYNCHRONOUS
-            self.gradients = Gradients(state, layout, self._job.no_decay, pack_all=pack_all)
+            pack_all = job.spec.pipeline.schedule in ASYNCHRONOUS
+            self.gradients = Gradients(state, layout, job.no_decay, pack_all=pack_all)
         self.optimizer = make_optimizer(
-            self._job.spec.training.optimizer,
+            job.spec.training.optimizer,
             state.trained_parameters(),
             state.moments,
-            self._job.no_decay,
+            job.no_decay,
             self.gradients.packs,
-            predicts=self._job.predicts,
+            predicts=job.predicts,
         )
         self.layout = layout
         return self.gradients
@@ -104,8 +104,7 @@ class Committer:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step."""
-        spec = self._job.spec.training
-        return learning_rate(spec.optimizer, spec.learning_rate_schedule, step, self._job.total_steps)
+        return self._job.learning_rate(step)
 
     def step(self, step: int, scale: float) -> None:
         """Step the optimizer with the gradients, multiplied by `scale`, at the learning rate of `step`."""
@@ -167,6 +166,7 @@ class Committer:
             "learning_rate": self.rate(step),
             "generation": self.layout.number,
             "frozen_layers": control.boundary,
+            "level": self._job.at(control.visit).level,
         }
 
     def refuse(self, control: Control, vote: Vote) -> bool:

@@ -77,7 +77,7 @@ def evaluate(
         name: numerator / denominator if denominator else math.nan
         for name, (numerator, denominator) in zip(job.metrics, scores.tolist(), strict=True)
     }
-    better = control.is_better(values, job.spec.evaluation)
+    better = job.is_last(control.visit) and control.is_better(values, job.spec.evaluation)
     if better and job.spec.evaluation.keep_best:
         control.kept_step = 0  # if the write breaks, the stored model is unknown
         save_best(job, state, layout, member.groups, barrier)

@@ -78,9 +78,11 @@ class Kit:
 
     def equip(self, state: WorkerState, member: Membership) -> None:
         """Make the stage, its optimizer and the reduction of its gradients, at the present boundary."""
+        job = self.job.at(state.control.visit)
+        self.mirrors.suit(job.codec, job.shells)
         with RunningModel("making a stage and its optimizer"):  # no connection can have broken in it
             self.place(state, member)
-            member.equip(self.job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
+            member.equip(job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
 
     def is_cold(self, control: Control, layout: StageLayout) -> bool:
         """Whether this worker is the first of its pipeline, and further frozen layers must stay on its device."""

@@ -31,6 +31,7 @@ from .leader_events import (
     LeaderListener,
     StepSkipped,
     StepTaken,
+    WaitingForLevel,
 )
 from .leader_reports import Forecast, Offered, OperatorReports, Pace, ReportSink, held_out
 from .vote import Vote
@@ -50,6 +51,7 @@ class Leader:
         layout: of the generation.
         offered: what this worker offered when it led before.
         meter: of this worker's metrics.
+        grows_into: the job of the next visit if its model is larger, otherwise None.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Leader:
         layout: StageLayout,
         offered: Offered,
         meter: Meter | None = None,
+        grows_into: Job | None = None,
     ) -> None:
         self._job = job
         self._pace = Pace()
@@ -70,7 +73,7 @@ class Leader:
             RecordWriter(job, layout, self.record),
             CallbackTeller(job, layout, teller, self._pace),
             LeaderMetrics(meter or Meter()),
-            OperatorReports(job, layout, reports, self._pace, self._forecast),
+            OperatorReports(job, layout, reports, self._pace, self._forecast, grows_into),
         ]
 
     @property
@@ -89,9 +92,10 @@ class Leader:
         pause_seconds: float,
         phases: Mapping[str, float],
         transfers: Sequence[tuple[int, int, int]],
+        level_change: bool = False,
     ) -> None:
-        """The generation's first step tells how long training paused."""
-        self._tell(FirstStepTaken(control, pause_seconds, phases, transfers))
+        """The first step of a generation, or of another level within it, tells how long training paused."""
+        self._tell(FirstStepTaken(control, pause_seconds, phases, transfers, level_change))
 
     def on_round(
         self,
@@ -148,6 +152,10 @@ class Leader:
         """A checkpoint is durable."""
         self._tell(CheckpointWritten(control, checkpoint))
 
+    def on_waiting(self, control: Control) -> None:
+        """The next level waits for a longer pipeline. Told again and again while it waits."""
+        self._tell(WaitingForLevel(control))
+
     def on_finished(self, control: Control) -> None:
         """The model is durable: write the summary and tell of the end. Returns once the operator knows."""
         if control.step > (wanted := self._job.total_steps):
@@ -184,6 +192,8 @@ class RecordWriter:
         match event:
             case GenerationBegun():
                 self._begin(control)
+            case FirstStepTaken(level_change=True):
+                self._note_level(event)
             case FirstStepTaken():
                 self._note_generation(event)
             case StepTaken(line=line):
@@ -217,7 +227,7 @@ class RecordWriter:
             step=control.step,
             job=self._layout.generation.job_uid,
             earlier_job=control.earlier_job,
-            numLayers=self._job.num_layers,
+            numLayers=(self._job.whole or self._job).num_layers,
             steps=self._job.total_steps,
         ):
             self._note_overruled()
@@ -252,6 +262,18 @@ class RecordWriter:
             why_frozen_forward=layout.cut.why_in_place,
         )
 
+    def _note_level(self, event: FirstStepTaken) -> None:
+        self._record.level_changed(
+            level=self._job.level,
+            num_layers=self._job.num_layers,
+            first_step=event.control.step - 1,
+            generation=self._layout.number,
+            pause_seconds=event.pause_seconds,
+            phases=event.phases,
+            transfers=event.transfers,
+            roles=roles_of(self._layout),
+        )
+
 
 class CallbackTeller:
     """Tells the program's callbacks (`LeaderListener`)."""
@@ -262,7 +284,7 @@ class CallbackTeller:
     def on_event(self, event: LeaderEvent) -> None:
         teller, layout, control = self._teller, self._layout, event.control
         match event:
-            case FirstStepTaken():
+            case FirstStepTaken(level_change=False):
                 teller.tell(Callback.on_generation, control.step - 1, layout.number, layout.stages, layout.pipelines)
             case StepTaken(line=line):
                 evaluation = held_out(self._job, control)

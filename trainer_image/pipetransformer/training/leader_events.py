@@ -24,17 +24,19 @@ class GenerationBegun(LeaderEvent):
 
 @dataclass(frozen=True, slots=True)
 class FirstStepTaken(LeaderEvent):
-    """The first step of the generation is committed.
+    """The first step of the generation, or of another level within it, is committed.
 
     Attributes:
-        pause_seconds: how long training paused for the generation.
+        pause_seconds: how long training paused for it.
         phases: seconds of the pause by phase.
         transfers: (source, target, bytes) of the state that moved.
+        level_change: whether another level of the model began within the generation.
     """
 
     pause_seconds: float
     phases: Mapping[str, float]
     transfers: Sequence[tuple[int, int, int]]
+    level_change: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ class CheckpointWritten(LeaderEvent):
     """A checkpoint is durable."""
 
     checkpoint: DurableCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingForLevel(LeaderEvent):
+    """The next level's model does not fit in the present layout, so the job makes no step until another one comes."""
 
 
 @dataclass(frozen=True, slots=True)

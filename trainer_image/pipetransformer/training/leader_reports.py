@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from pipetransformer.job.job import Job
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, ModelCosts, StepModel
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason
+from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason, Upcoming
 
 from .leader_events import (
     BoundaryMoved,
@@ -25,6 +26,7 @@ from .leader_events import (
     LayersOffloaded,
     LeaderEvent,
     StepTaken,
+    WaitingForLevel,
 )
 
 _STEPS_MEASURED = 20
@@ -35,6 +37,8 @@ _STEPS_TO_OFFER = 5
 #: The pauses of these generations say little about the cost of a planned change: members may have waited for a pod.
 _UNPLANNED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 _FAILURE_SECONDS = 30.0
+#: How long before a larger level begins its workers are asked for: a pod starts and warms up in about half of it.
+LEVEL_LEAD_SECONDS = 120.0
 
 
 class ReportSink(Protocol):
@@ -47,21 +51,24 @@ class ReportSink(Protocol):
 
 @dataclass
 class Offered:
-    """What this worker offered last while it led. Which lengths fit depends on the boundary and the caches
-    alone, so its next generation begins with them: nothing is predicted while all wait for the first step.
+    """What this worker offered last while it led. Which lengths fit depends on the level, the boundary and
+    the caches alone, so its next generation begins with them: nothing is predicted while all wait for the first step.
 
     Attributes:
         boundary: settled boundary that the offers are for; None before the first.
         cached_layers: layers whose outputs the caches had.
+        level: the level of the model.
     """
 
     boundary: int | None = None
     cached_layers: int = 0
+    level: int = 0
     offers: list[Offer] = field(default_factory=list)
 
-    def holds_for(self, control: Control) -> bool:
+    def holds_for(self, control: Control, level: int) -> bool:
         """Whether the same lengths fit now."""
-        return (self.boundary, self.cached_layers) == (control.settled_boundary, control.settled_cached_layers)
+        now = (control.settled_boundary, control.settled_cached_layers, level)
+        return (self.boundary, self.cached_layers, self.level) == now
 
     def lengths(self) -> list[Offer]:
         """The offers without their times, which were scaled by another layout's."""
@@ -140,7 +147,7 @@ class Forecast:
 
     def begin(self, control: Control) -> None:
         """Begin with the offers that this worker made before, where they still hold."""
-        if self._offered.holds_for(control):
+        if self._offered.holds_for(control, self._job.level):
             self._offered.offers = self._offered.lengths()
             model = self._job.choice_model(_costs(control), control.settled_cached_layers)
             self._predict_present(control, model, scale=None)
@@ -168,6 +175,7 @@ class Forecast:
         self._costs = control.costs
         self._offered.boundary = control.settled_boundary
         self._offered.cached_layers = control.settled_cached_layers
+        self._offered.level = job.level
         self._offered.offers = job.offers(
             control.settled_boundary,
             costs,
@@ -196,12 +204,55 @@ def _costs(control: Control) -> ModelCosts | None:
     return None if control.costs is None else ModelCosts.model_validate(control.costs)
 
 
+class LevelAhead:
+    """Offers the larger model of the next visit some time before it begins, because its workers need time to start.
+
+    Args:
+        job: of the present level.
+        grows_into: of the next visit if its model is larger, otherwise None.
+        pace: of the present layout.
+    """
+
+    def __init__(self, job: Job, grows_into: Job | None, pace: Pace) -> None:
+        self._job, self._grows_into, self._pace = job, grows_into, pace
+        self._waits = False
+
+    def wait(self) -> bool:
+        """Note that the job waits for a layout that the model fits in. Returns whether this is news."""
+        news, self._waits = not self._waits, True
+        return news
+
+    def upcoming(self, control: Control) -> Upcoming | None:
+        """The larger model; None if it is not near."""
+        if self._grows_into is None:
+            return None
+        begins, seconds = self._job.visits[control.visit].end, self._pace.median
+        near = seconds is not None and (begins - control.step) * seconds < LEVEL_LEAD_SECONDS
+        return Upcoming(step=begins, level=self._grows_into.level, waits=self._waits) if near or self._waits else None
+
+    @cached_property
+    def offers(self) -> list[Offer]:
+        """The pipelines that hold the larger model. Their steps were not measured."""
+        assert self._grows_into is not None
+        offers = self._grows_into.offers(0, None, scale=None, pause_seconds=ASSUMED_PAUSE_SECONDS)
+        return [offer for offer in offers if self._grows_into.fits(offer.stages)]
+
+
 class OperatorReports:
     """Reports the generation to the operator: at once what it may act on, otherwise once a second at most."""
 
-    def __init__(self, job: Job, layout: StageLayout, sink: ReportSink, pace: Pace, forecast: Forecast) -> None:
+    def __init__(
+        self,
+        job: Job,
+        layout: StageLayout,
+        sink: ReportSink,
+        pace: Pace,
+        forecast: Forecast,
+        grows_into: Job | None = None,
+    ) -> None:
         self._job, self._layout, self._sink = job, layout, sink
         self._pace, self._forecast = pace, forecast
+        self._level_ahead = LevelAhead(job, grows_into, pace)
         self._checkpoint: DurableCheckpoint | None = None
         self._loss: float | None = None
         self._submitted_at = 0.0
@@ -213,7 +264,7 @@ class OperatorReports:
                 self._checkpoint = checkpoint
                 self._forecast.begin(control)
                 self._submit(control)
-            case FirstStepTaken(pause_seconds=pause, phases=phases, transfers=transfers):
+            case FirstStepTaken(level_change=False, pause_seconds=pause, phases=phases, transfers=transfers):
                 self._forecast.note_pause(pause, phases, moved=bool(transfers))
             case StepTaken(line=line):
                 self._loss = line["loss"]
@@ -225,6 +276,9 @@ class OperatorReports:
             case BoundaryMoved() | FreezeKept() | LayersOffloaded():
                 self._forecast.predict(control)
                 self._submit(control)
+            case WaitingForLevel():
+                if self._level_ahead.wait() or time.monotonic() >= self._submitted_at + _REPORT_SECONDS:
+                    self._submit(control)
             case CheckpointWritten(checkpoint=checkpoint):
                 self._checkpoint = checkpoint
                 self._submit(control)
@@ -246,6 +300,7 @@ class OperatorReports:
     ) -> None:
         self._submitted_at = time.monotonic()
         job, layout, seconds = self._job, self._layout, self._pace.median
+        upcoming = self._level_ahead.upcoming(control)
         report = Report(
             job_uid=layout.generation.job_uid,
             layout_generation=layout.number,
@@ -262,11 +317,13 @@ class OperatorReports:
             frozen_forward=layout.cut.frozen_forward,
             why_frozen_forward=layout.cut.why_in_place,
             bytes_budget=job.bytes_budget,
-            offers=self._forecast.offers,
+            offers=self._forecast.offers if upcoming is None else self._level_ahead.offers,
+            level=job.level,
+            upcoming=upcoming,
             checkpoint=self._checkpoint,
             loss=self._loss,
             samples_per_second=job.order.global_batch / seconds if seconds else None,
-            step_seconds=self._forecast.step_seconds,
+            step_seconds=self._forecast.step_seconds if upcoming is None else None,  # comparable with the offers
             starting_step_seconds=self._forecast.starting_step_seconds,
             total_steps=job.total_steps,
             seconds_left=self._pace.seconds_left(control, job.total_steps),

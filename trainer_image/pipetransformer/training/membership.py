@@ -42,6 +42,7 @@ class Membership:
         first_step: steps that were committed before the generation.
         outgrown: groups of the generation before, until `drop_outgrown`.
         most_steps: most steps of a round.
+        level_change: whether it continues the generation with another level's model.
         stepped: whether the generation has committed a step.
         placed_for: number of layers in whose caches units were last moved off the device or back.
         leader: None except on the leader.
@@ -61,6 +62,7 @@ class Membership:
     first_step: int
     outgrown: list[dist.ProcessGroup]
     most_steps: int = 1
+    level_change: bool = False
     stepped: bool = False
     placed_for: int = 0
     leader: Leader | None = None
@@ -123,7 +125,7 @@ class Membership:
         if self.reducer is not None:
             self.reducer.close()
             self.reducer = None  # it refers to gradients that the committer may replace
-        self.reducer = GradientReducer(committer.equip(state, layout), state, layout, self.groups)
+        self.reducer = GradientReducer(committer.equip(job, state, layout), state, layout, self.groups)
 
     def _run_ahead(self, job: Job, state: WorkerState, *, cached: bool) -> None:
         """Let the runner compute frozen forwards one round ahead, if the layout wants it and all holders have all

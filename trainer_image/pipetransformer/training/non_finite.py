@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
 from pipetransformer.job.job import Job
-from pipetransformer.models import unit_name
 from pipetransformer.state.control import Control
 
 from .membership import Membership
@@ -45,11 +44,13 @@ def find_beginning(job: Job, control: Control, vote: Vote, member: Membership, w
     if math.isfinite(vote.loss_sum):
         unit = vote.non_finite_unit
         assert unit is not None
-        return Beginning("gradient", unit_name(unit, job.num_layers))
+        return Beginning("gradient", job.at(control.visit).model.unit_name(unit))
     layout, step = member.layout, control.step - 1
     micro_batches = job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
     with watchdog.timing("search", member.groups.connections, ROUND):
         own = member.runner.first_non_finite(step, micro_batches, job.dataset.train)
         first = torch.tensor(math.inf if own is None else own, dtype=torch.float64)
         dist.all_reduce(first, op=dist.ReduceOp.MIN, group=member.world)
-    return Beginning("output", unit_name(int(first), job.num_layers)) if first.isfinite() else Beginning("loss")
+    if not first.isfinite():
+        return Beginning("loss")
+    return Beginning("output", job.at(control.visit).model.unit_name(int(first)))

@@ -43,6 +43,10 @@ class _Computed:
     staleness: Sequence[Sequence[int]] = ((),)
 
 
+#: Between two votes of a job that waits.
+_PAUSE_SECONDS = 0.1
+
+
 class Rounds:
     """One worker's rounds, through all generations."""
 
@@ -103,8 +107,7 @@ class Rounds:
             )
         if not member.stepped:
             self._end_pause(control, member)
-        if vote.saw_next:
-            kit.handler.announce(Generation.model_validate_json(member.store.get("next")))
+        self._announce(vote, member)
         return vote
 
     def _train_step(self, step: int, member: Membership) -> _Computed:
@@ -142,14 +145,42 @@ class Rounds:
         *earlier, last = (StepSums(one.loss, one.weight, sum(own)) for one, own in zip(sums, norms, strict=True))
         return _Computed(last, norms[-1], earlier, staleness.by_step)
 
+    def agree(self, control: Control, member: Membership, *, waits: bool) -> Vote:
+        """Vote without a step: on the next generation, and who leaves. A job that `waits` pauses before.
+
+        Raises:
+            RuntimeError: a connection broke.
+        """
+        kit = self._kit
+        if waits:
+            time.sleep(_PAUSE_SECONDS)
+        ballot = Vote(
+            saw_next=float(self._pass_on_next(member)),
+            leaving=float(kit.hooks.stop_requested()),
+            writing=float(kit.checkpointer.writing),
+            square_norms=[0.0] * member.layout.cut.num_units,
+        )
+        vote = ballot.reduce(member.ballots)
+        if waits and member.leader is not None:
+            member.leader.on_waiting(control)
+        self._announce(vote, member)
+        return vote
+
+    def _announce(self, vote: Vote, member: Membership) -> None:
+        """Take over the next generation that the leader has passed on, if it has."""
+        if vote.saw_next:
+            self._kit.handler.announce(Generation.model_validate_json(member.store.get("next")))
+
     def _similarities(self, state: WorkerState, policy: PolicyCopy, member: Membership, steps: int) -> list[float]:
         """Return what the policy asks about the first layer that trains. The worker that holds it tells the others."""
-        control, layout = state.control, member.layout
-        if control.boundary == self._kit.job.num_layers or not policy.needs_similarities(control.step + steps):
+        control, layout, job = state.control, member.layout, self._kit.job
+        if control.boundary == job.num_layers or not job.is_last(control.visit):
             return []
-        micro_batches = self._kit.job.probe_micro_batches(layout.micro_batch_size)
+        if not policy.needs_similarities(control.step + steps):
+            return []
+        micro_batches = job.probe_micro_batches(layout.micro_batch_size)
         front = state.units.get(control.boundary + 1)
-        train, tells = self._kit.job.dataset.train, layout.pipeline == 0
+        train, tells = job.dataset.train, layout.pipeline == 0
         own = similarities(member.runner, front, micro_batches, train, tells=tells)
         return Exchange(member.world, len(own), SIMILARITIES).sum(own)
 
@@ -168,11 +199,18 @@ class Rounds:
         member.stepped = True
         member.phases.lap("first step")
         pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds
-        self._kit.meter.on_regrouped(
-            member.layout.generation.reason, pause, phases, member.transfers, member.layout.rank
-        )
+        if not member.level_change:
+            self._kit.meter.on_regrouped(
+                member.layout.generation.reason, pause, phases, member.transfers, member.layout.rank
+            )
         if member.leader is not None:
-            member.leader.on_first_step(control, pause_seconds=pause, phases=phases, transfers=member.transfers)
+            member.leader.on_first_step(
+                control,
+                pause_seconds=pause,
+                phases=phases,
+                transfers=member.transfers,
+                level_change=member.level_change,
+            )
         member.drop_outgrown()
         self._kit.reserve.release()
         # The vote has shown that all have joined, so the first workers' addresses are in the store.

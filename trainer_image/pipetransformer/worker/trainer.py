@@ -19,12 +19,13 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.callbacks.callback import Teller
 from pipetransformer.checkpoint.checkpointer import Checkpointer
+from pipetransformer.checkpoint.level_weights import LevelWeights
 from pipetransformer.data import Readers
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
-from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupError, regroup
+from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupError, change_level, regroup
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
@@ -32,8 +33,9 @@ from pipetransformer.errors import fault_of
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
+from pipetransformer.job.levels import level_map
 from pipetransformer.metrics import Meter, Position
-from pipetransformer.state.codec import UnitCodec
+from pipetransformer.multilevel import LevelMap
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -81,8 +83,7 @@ class Trainer:
         meter: Meter | None = None,
     ) -> None:
         hooks, watchdog, meter = hooks or Hooks(), watchdog or Watchdog(), meter or Meter()
-        codec = UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties, job.predicts)
-        mirror = job.spec.mirror
+        codec, mirror = job.codec, job.spec.mirror
         self._job = job
         self._kit = Kit(
             job=job,
@@ -105,6 +106,7 @@ class Trainer:
             usable_bytes=usable_bytes(transport.device),
             host_apart=host_apart(transport.device),
         )
+        self._earlier = LevelWeights(job)
         self._prefetcher = self._kit.checkpointer.prefetcher()
         self._tools = self._make_tools()
         self._rounds = Rounds(self._kit)
@@ -140,7 +142,8 @@ class Trainer:
         return Position(
             control=self._state.control,
             layout=None if member is None else member.layout,
-            num_layers=self._job.num_layers,
+            num_layers=self._job.at(self._state.control.visit).num_layers,
+            level=self._job.at(self._state.control.visit).level,
             idle_share=None if leader is None else leader.idle_share,
         )
 
@@ -265,6 +268,8 @@ class Trainer:
         if is_done(self._job, state.control):
             between.finish(state, member)
             return Ending.FINISHED
+        if kit.job.visit_ends(state.control):
+            return self._next_visit(member)
         vote, round_seconds = self._take_round(member)
         between.check_finite(state, member, vote)
         if vote.behind and not vote.leaving:
@@ -304,6 +309,47 @@ class Trainer:
         self._kit.barrier.pass_after(None, member.groups)
         return None
 
+    def _next_visit(self, member: Membership) -> Ending | None:
+        """Begin the next visit of the job's levels. If its model is larger and does not fit, make no step until a
+        generation comes whose pipelines hold it, so that what is trained never depends on the cluster."""
+        kit, state, between = self._kit, self._state, self._between
+        larger = kit.job.grows_into(state.control.visit)
+        fits = larger is None or larger.fits(member.layout.stages)
+        if fits:
+            between.end_visit(state, member)
+        with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
+            vote = self._rounds.agree(state.control, member, waits=not fits)
+        if vote.leaving:
+            between.leave_checkpoint(state, member)
+            state.control.round_ended_at = wall_clock()
+            return self._part(member)
+        if vote.saw_next:  # with the next visit, if this one is done
+            return self._regroup(in_group=True)
+        if fits:
+            self._change_level(member)
+        else:
+            between.save(state, member, vote, moved=False)
+        return None
+
+    def _change_level(self, member: Membership) -> None:
+        """Begin the next visit, with another level's model, in the same generation. If that fails the generation is
+        over, and the next one begins the visit.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        unsettled = self._kit.committer.unsettled(self._state)
+        try:
+            result = change_level(self._tools, self._state, unsettled, member.layout, member.store)
+        except RegroupError as error:
+            if fault := fault_of(error, in_regroup=True):
+                raise fault from fault.__cause__
+            self._kit.committer.in_doubt = error.in_doubt or self._kit.committer.in_doubt
+            raise
+        self._take_over(result)
+        assert result.layout is not None
+        self._join(result, result.layout, [*member.release(), *result.groups.release_transfer()], level_change=True)
+
     def _regroup(self, *, in_group: bool) -> Ending | None:
         """Enter the next generation. If that fails, continue in the old one, or wait for another."""
         old = self._member
@@ -318,12 +364,7 @@ class Trainer:
             if old is not None and old.leader is not None:
                 self._kit.watcher.watch(self._kit.handler.current)
             return None
-        self._kit.committer.forget_pending()
-        self._kit.committer.in_doubt = None
-        self._state = result.state
-        self.why_broken = ""
-        self._kit.mirrors.forget_after(self.step)
-        self._member = None
+        self._take_over(result)
         outgrown = [] if old is None else old.release()
         if result.layout is None:
             drop_groups([*outgrown, *result.groups.release()])
@@ -332,13 +373,25 @@ class Trainer:
         self._join(result, result.layout, [*outgrown, *result.groups.release_transfer()])
         return None
 
-    def _join(self, result: Regrouped, layout: StageLayout, outgrown: list[dist.ProcessGroup]) -> None:
-        """Become a member of the committed generation. `outgrown` are the groups of the generation before."""
+    def _take_over(self, result: Regrouped) -> None:
+        """Hold the committed state, and nothing that the regroup has settled."""
+        self._kit.committer.forget_pending()
+        self._kit.committer.in_doubt = None
+        self._state = result.state
+        self.why_broken = ""
+        self._kit.mirrors.forget_after(self.step)
+        self._member = None
+
+    def _join(
+        self, result: Regrouped, layout: StageLayout, outgrown: list[dist.ProcessGroup], *, level_change: bool = False
+    ) -> None:
+        """Become a member of the committed generation. `outgrown` are the groups of the generation before, or those
+        that it had before a level change."""
         self._prefetcher.stop()
         control = self._state.control
         began = wall_clock() - result.phases.total
         # The time between a suspended job's last round and its next start is no pause.
-        started = layout.generation.reason is ResizeReason.START
+        started = layout.generation.reason is ResizeReason.START and not level_change
         self._member = member = Membership(
             layout=layout,
             groups=result.groups,
@@ -349,6 +402,7 @@ class Trainer:
             first_step=control.step,
             outgrown=outgrown,
             most_steps=self._job.spec.pipeline.most_steps,
+            level_change=level_change,
         )
         if layout.is_leader:  # before anything that may fail, so that the leader can report it
             member.leader = self._lead(layout)
@@ -375,7 +429,9 @@ class Trainer:
 
     def _lead(self, layout: StageLayout) -> Leader:
         kit = self._kit
-        return Leader(self._job, kit.reports, kit.teller, kit.run_dir, layout, self._offered, kit.meter)
+        visit = self._state.control.visit
+        job, larger = self._job.at(visit), self._job.grows_into(visit)
+        return Leader(job, kit.reports, kit.teller, kit.run_dir, layout, self._offered, kit.meter, larger)
 
     def _make_tools(self) -> RegroupTools:
         kit = self._kit
@@ -392,7 +448,12 @@ class Trainer:
             barrier=kit.barrier,
             watchdog=kit.watchdog,
             hooks=kit.hooks,
+            map_of=self._map_of,
         )
+
+    def _map_of(self, control: Control) -> LevelMap | None:
+        """The map to the next visit, if the present one is done."""
+        return level_map(self._job, control.visit, self._earlier) if control.visit_done else None
 
     def _abandon(self, why: str) -> None:
         """Drop a broken group. The committed state and pending steps stay."""

@@ -13,7 +13,7 @@ from pipetransformer_contract.api.status import (
     ResizePhase,
     State,
 )
-from pipetransformer_contract.messages import Generation
+from pipetransformer_contract.messages import Generation, Upcoming
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import says_succeeded
@@ -169,7 +169,10 @@ def _recovering(view: View, generation: Generation) -> bool:
 
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
-    if resize is None:
+    level = draft.view.awaited_level
+    if level is not None and (resize is None or resize.phase is ResizePhase.PREPARE):
+        draft.set_condition(ConditionType.RESIZING, True, Reason.WAITING_FOR_LEVEL, _awaits_level(draft, level))
+    elif resize is None:
         limit = _why_not_larger(draft)
         settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
         if settled and (before is not None or limit):
@@ -182,6 +185,16 @@ def _resizing(draft: Draft) -> None:
         to = f"{resize.to.layout.words}{schedule}"
         message = f"{resize.from_.layout.words} to {to} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
+
+
+def _awaits_level(draft: Draft, level: Upcoming) -> str:
+    generation = draft.status.generation
+    assert generation is not None
+    why = _why_not_larger(draft) if draft.status.resize is None else why_not_ready(draft.view)[1]
+    return (
+        f"level {level.level} begins before step {level.step}, and its model does not fit in"
+        f" {generation.layout.words}: the job makes no step until it has more workers; {why}"
+    )
 
 
 def _why_not_larger(draft: Draft) -> str:

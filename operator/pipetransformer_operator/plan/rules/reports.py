@@ -14,7 +14,7 @@ from .prepare import forget_failures
 
 #: Progress alone is written this often; what decides something is written at once.
 PROGRESS_INTERVAL = timedelta(seconds=30)
-_DECIDES = attrgetter("layout_generation", "boundary", "outcome", "checkpoint", "offers", "step_seconds")
+_DECIDES = attrgetter("layout_generation", "boundary", "outcome", "checkpoint", "offers", "upcoming", "step_seconds")
 
 
 def fold(draft: Draft) -> None:

@@ -43,10 +43,10 @@ def stall_timeout(view: View) -> timedelta:
 
 
 def stall_time(view: View) -> datetime | None:
-    """When the job counts as stalled unless a step is made before; None if it does not train. Before the first step the
-    time counts from the publication of a generation."""
+    """When the job counts as stalled unless a step is made before; None if it does not train, or waits for workers that
+    the next level's model needs. Before the first step the time counts from the publication of a generation."""
     report, generation = view.status.last_report, view.status.generation
-    if generation is None:
+    if generation is None or view.awaited_level is not None:
         return None
     last = latest((report.time if report else None, view.observed.since, generation.published_time))
     patience = max(stall_timeout(view), REPORTS_AWAITED * view.observed.report_pace)

@@ -49,11 +49,11 @@ class Sources:
     checkpoint: DurablePoint | None = None
     owners: tuple[int, ...] = ()
 
-    def cut(self, boundary: int, costs: object, cached_layers: int = 0) -> Cut:
+    def cut(self, control: Control) -> Cut:
         return Cut(self.spans, 1, self.owners)
 
-    def unit_bytes(self, boundary: int) -> list[int]:
-        return unit_bytes(boundary)
+    def unit_bytes(self, control: Control) -> list[int]:
+        return unit_bytes(control.boundary)
 
     def durable(self) -> DurablePoint | None:
         return self.checkpoint
@@ -73,8 +73,7 @@ def plan_for(
     inventories: list[Inventory], stages: int, pipelines: int, durable: DurablePoint | None = None
 ) -> TransferPlan:
     return make_plan(
-        inventories, Sources(cut(stages), durable), num_members=stages * pipelines, pipelines=pipelines,
-        num_units=NUM_UNITS,
+        inventories, Sources(cut(stages), durable), num_members=stages * pipelines, pipelines=pipelines
     )  # fmt: skip
 
 
@@ -130,10 +129,10 @@ def test_the_storage_is_asked_for_a_checkpoint_only_when_a_unit_is_lost() -> Non
             raise AssertionError
 
     whole = [bring(range(4), 8), bring(range(4, 8), 8)]
-    make_plan(whole, Unasked(cut(2)), num_members=2, pipelines=1, num_units=NUM_UNITS)
+    make_plan(whole, Unasked(cut(2)), num_members=2, pipelines=1)
 
     with pytest.raises(AssertionError):
-        make_plan(whole[:1], Unasked(cut(1)), num_members=1, pipelines=1, num_units=NUM_UNITS)
+        make_plan(whole[:1], Unasked(cut(1)), num_members=1, pipelines=1)
 
 
 def test_a_step_that_nobody_has_committed_is_redone() -> None:
@@ -266,7 +265,7 @@ def test_a_worker_gets_all_spans_of_its_stage_and_keeps_what_it_holds_of_them() 
     """One worker becomes two with two spans each: the second gets units 2, 3, 6 and 7."""
     inventories = [bring(range(NUM_UNITS), 8), bring([], -1)]
 
-    plan = make_plan(inventories, INTERLEAVED, num_members=2, pipelines=1, num_units=NUM_UNITS)
+    plan = make_plan(inventories, INTERLEAVED, num_members=2, pipelines=1)
 
     assert plan.roles == [(0, 0), (0, 1)]
     assert [(move.unit, move.source, move.target) for move in plan.moves] == [(unit, 0, 1) for unit in (2, 3, 6, 7)]
@@ -280,7 +279,7 @@ def test_spans_of_several_workers_become_one_stage_again() -> None:
     plan = plan_for(inventories, 1, 1)
     assert [(move.unit, move.source) for move in plan.moves] == [(unit, 1) for unit in (0, 1, 4, 5)]
 
-    plan = make_plan(inventories, INTERLEAVED, num_members=2, pipelines=1, num_units=NUM_UNITS)
+    plan = make_plan(inventories, INTERLEAVED, num_members=2, pipelines=1)
     assert plan.roles == [(0, 1), (0, 0)] and not plan.moves, "who holds the units of a stage takes its role"
 
 
@@ -358,7 +357,7 @@ def test_frozen_units_weigh_what_is_left_of_them() -> None:
     spans = [range(3), range(3, 6), range(6, 8)]
     held = [bring(range(4), 8, boundary=5), bring(range(4, 8), 8, boundary=5), bring([], -1)]
 
-    plan = make_plan(held, Sources(spans), num_members=3, pipelines=1, num_units=NUM_UNITS)
+    plan = make_plan(held, Sources(spans), num_members=3, pipelines=1)
 
     assert plan.roles == [(0, 0), (0, 2), (0, 1)]
     assert sum(unit_bytes(5)[move.unit] for move in plan.moves) == 3

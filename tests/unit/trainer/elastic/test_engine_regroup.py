@@ -78,7 +78,7 @@ def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
     leader = mock.Mock(
         cut=lambda *_: Cut([range(count)], 1), unit_bytes=lambda _: [1] * count, durable=never, map_of=lambda _: None
     )
-    plan = make_plan(inventories, leader, num_members=2, pipelines=2, num_units=count)
+    plan = make_plan(inventories, leader, num_members=2, pipelines=2)
     assert [move.unit for move in plan.moves] == [2, 3]
 
     def received(*_: object) -> dict[int, list[Tensor]]:
@@ -102,7 +102,7 @@ def test_a_mirror_is_of_a_step_as_one_generation_did_it() -> None:
     old, new = (Mirror(6, Control(step=6, last_generation=number).to_dict(), {}) for number in (1, 2))
     mirrors = Mirrors(1, CODEC, [], CPU, [old, new])
 
-    assert (mirrors.at((6, 1)), mirrors.at((6, 2)), mirrors.at((6, 3))) == (old, new, None)
+    assert (mirrors.at((6, 1, 0)), mirrors.at((6, 2, 0)), mirrors.at((6, 3, 0))) == (old, new, None)
 
 
 @pytest.mark.parametrize(

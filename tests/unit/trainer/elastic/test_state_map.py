@@ -2,7 +2,7 @@
 
 import datetime
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +57,9 @@ class Halve:
         if unit in (0, self.num_layers + 1):
             return [0 if unit == 0 else LAYERS + 1]
         return [2 * unit - 1, 2 * unit]
+
+    def prepare(self, units: Collection[int]) -> None:
+        """The old units are all that the new ones are made of."""
 
     def blank(self, unit: int) -> nn.Module:
         return block().to("meta")
@@ -117,12 +120,12 @@ def halving_plan(held: Sequence[WorkerState], stages: int, pipelines: int) -> Tr
         Inventory(units=sorted(state.units), step=state.control.step, control=state.control.to_dict()) for state in held
     ]
     sources = mock.Mock(
-        cut=lambda boundary, _: cut_halved(boundary, stages),
+        cut=lambda control: cut_halved(control.boundary, stages),
         unit_bytes=lambda _: [1] * (LAYERS + 2),
         durable=lambda: None,
         map_of=lambda _: Halve(),
     )
-    return make_plan(inventories, sources, num_members=stages * pipelines, pipelines=pipelines, num_units=LAYERS + 2)
+    return make_plan(inventories, sources, num_members=stages * pipelines, pipelines=pipelines)
 
 
 class Published:
@@ -148,12 +151,16 @@ class Published:
 
 def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
     watchdog, codec = Watchdog(), UnitCodec(ADAMW, LAYERS)
+    job = mock.Mock(
+        spec_set=["at", "cut", "data_digest"], data_digest="", cut=cut_halved
+    )  # nothing comes from the seed
+    job.at = lambda visit: job
     return RegroupTools(
         handler=GenerationRendezvousHandler(worker, own_store, source, timeout=TRANSPORT.timeout),
         transport=TRANSPORT,
         codec=codec,
         shells=[block().to("meta") for _ in range(LAYERS + 2)],
-        job=mock.Mock(spec_set=["data_digest", "cut"], data_digest="", cut=cut_halved),  # nothing comes from the seed
+        job=job,
         checkpoints=mock.Mock(spec_set=[]),
         run_dir=Path("no-record"),
         mirrors=Mirrors(None, codec, [], CPU),

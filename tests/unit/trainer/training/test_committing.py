@@ -54,7 +54,7 @@ class Worker:
         )  # fmt: skip
         units = range(self.job.num_layers + 2)
         layout = StageLayout(generation, 0, [(pipeline, 0) for pipeline in range(pipelines)], Cut([units], 16))
-        self.committer.equip(self.state, layout)
+        self.committer.equip(self.job, self.state, layout)
         return layout
 
     def take_steps(self, count: int) -> None:
@@ -146,7 +146,7 @@ def test_a_committed_step_is_pending_no_longer_and_known_by_its_generation(worke
     worker.committer.commit(worker.control, SKIPPED)
 
     assert worker.committer.pending is None
-    assert worker.control.point == (1, 5)
+    assert worker.control.point == (1, 5, 0)
 
 
 def test_the_ledger_says_what_was_trained_of_the_lost_pipelines_too(worker: Worker) -> None:

@@ -140,10 +140,8 @@ class Assembly:
         """
         plan, state_map = self.plan, self.state_map
         wanted = units_of(plan, self.rank)
-        num_layers, ties = self.state.num_layers, self.state.ties
-        if state_map is not None:
-            num_layers, ties = state_map.num_layers, state_map.ties
-        new = WorkerState(num_layers, ties)
+        model = self.sources.codec if state_map is None else state_map
+        new = WorkerState(model.num_layers, model.ties)
         control = Control.from_dict(plan.control)
         new.control = control if state_map is None else state_map.control(control)
         if plan.origin is Origin.MIRROR:
@@ -198,7 +196,7 @@ class Assembly:
             unit.to(self.device)
 
     @property
-    def _point(self) -> tuple[int, int]:
+    def _point(self) -> tuple[int, int, int]:
         return Control.from_dict(self.plan.control).point
 
     @property

@@ -23,7 +23,6 @@ class Alone:
 
     Attributes:
         sources: where units come from.
-        new: the state to fill.
         plan: the leader's, of origin `FRESH` or `CHECKPOINT`.
         wanted: units of the new role, with copies.
         copies: those of `wanted` that are copies of another stage's.
@@ -32,7 +31,6 @@ class Alone:
     """
 
     sources: StateSources
-    new: WorkerState
     plan: TransferPlan
     wanted: Sequence[int]
     copies: Sequence[int]
@@ -47,22 +45,23 @@ class Alone:
             StorageError, LookupError: a unit cannot be read from the checkpoint.
             ConnectionAbortedError: the regroup failed meanwhile.
         """
+        new = WorkerState(self.sources.codec.num_layers, self.sources.codec.ties)
         if self.plan.origin is Origin.FRESH:
             built = self.sources.job.build_units(self.wanted)
-            self.new.units = {index: unit.to(self.device) for index, unit in built.items()}
+            new.units = {index: unit.to(self.device) for index, unit in built.items()}
         else:
-            self.new.control = self.sources.checkpoints.load_control(self.plan.checkpoint)
-            self.new.control.kept_step = self.plan.kept_step
+            new.control = self.sources.checkpoints.load_control(self.plan.checkpoint)
+            new.control.kept_step = self.plan.kept_step
             for index in self.wanted:
                 if self.given_up.is_set():
                     raise ConnectionAbortedError("given up before all units were read")
                 read = self.sources.checkpoints.load_unit(index)
                 tensors = {name: tensor.to(self.device) for name, tensor in read.items()}
                 try:
-                    put_unit(self.sources, self.new, index, tensors, self.device)
+                    put_unit(self.sources, new, index, tensors, self.device)
                 except ValueError as error:
                     message = f"{self.plan.checkpoint} belongs to another model: {error}"
                     raise SpecError("spec.checkpoint.location", message) from error
-        self.new.set_apart(self.copies)
-        self.new.apply_boundary()
-        return self.new
+        new.set_apart(self.copies)
+        new.apply_boundary()
+        return new

@@ -56,6 +56,10 @@ class Mirrors:
     device: torch.device
     kept: list[Mirror] = field(default_factory=list)
 
+    def suit(self, codec: UnitCodec, shells: Sequence[nn.Module]) -> None:
+        """Mirror the units of this model from now on. Earlier mirrors keep theirs."""
+        self.codec, self.shells = codec, shells
+
     def due(self, step: int, layout: StageLayout, first_step: int) -> bool:
         """Whether to mirror after `step` committed steps: regularly, and after a layout's first step, because its
         workers hold other stages. The layout began at `first_step`."""
@@ -96,6 +100,6 @@ class Mirrors:
         """List the mirrors for the inventory of a regroup."""
         return [Mirrored(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
 
-    def at(self, point: tuple[int, int]) -> Mirror | None:
+    def at(self, point: tuple[int, int, int]) -> Mirror | None:
         """Return the mirror of the committed state `point`, or None."""
         return next((mirror for mirror in self.kept if Control.from_dict(mirror.control).point == point), None)

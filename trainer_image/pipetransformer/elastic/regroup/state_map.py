@@ -4,7 +4,7 @@ Each worker receives the old units that its new units are made of, and makes the
 therefore leaves the old model whole. Without a map, units stay the same.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -14,15 +14,17 @@ from pipetransformer.state.control import Control
 
 
 class StateMap(Protocol):
-    """Maps the units of the old model to those of the new one. Pure, and the same on all workers.
+    """Maps the units of the old model to those of the new one. The same on all workers."""
 
-    Attributes:
-        num_layers: layers of the new model.
-        ties: parameters that units of the new model share.
-    """
+    @property
+    def num_layers(self) -> int:
+        """Layers of the new model."""
+        ...
 
-    num_layers: int
-    ties: Ties
+    @property
+    def ties(self) -> Ties:
+        """Parameters that units of the new model share."""
+        ...
 
     def sources(self, unit: int) -> Sequence[int]:
         """Return the old units that a new unit is made of."""
@@ -30,6 +32,14 @@ class StateMap(Protocol):
 
     def blank(self, unit: int) -> nn.Module:
         """Return a new unit whose parameters and buffers are to be replaced."""
+        ...
+
+    def prepare(self, units: Collection[int]) -> None:
+        """Read from storage what these new units are also made of. A thread does this while the workers vote.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
         ...
 
     def make(self, unit: int, old: Mapping[str, Tensor]) -> dict[str, Tensor]:

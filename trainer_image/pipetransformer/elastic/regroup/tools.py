@@ -1,8 +1,11 @@
 """What a regroup needs of the worker: the job, the storage, and steps that are not settled."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
+
+from torch import nn
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
 from pipetransformer.elastic.transport.barrier import Barrier
@@ -10,6 +13,7 @@ from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.hooks import Hooks
 from pipetransformer.partition import Cut, ModelCosts
+from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 
@@ -20,6 +24,20 @@ from .transfer_plan import DurablePoint
 
 class ElasticJob(UnitMaker, Protocol):
     """What a regroup needs of a job; `job.Job`."""
+
+    @property
+    def codec(self) -> UnitCodec:
+        """Packs its units."""
+        ...
+
+    @property
+    def shells(self) -> Sequence[nn.Module]:
+        """All its units, used for their shapes only."""
+        ...
+
+    def at(self, visit: int) -> "ElasticJob":
+        """The job as it is in a visit of one of its levels, which may have another model."""
+        ...
 
     @property
     def data_digest(self) -> str:
@@ -97,6 +115,11 @@ class RegroupTools(StateSources):
     hooks: Hooks
     map_of: MapOf = no_map
 
+    def at(self, visit: int) -> "RegroupTools":
+        """These tools for the model of a visit."""
+        job = self.job.at(visit)
+        return self if job is self.job else replace(self, job=job, codec=job.codec, shells=job.shells)
+
 
 def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None:
     """Commit the round, or take over the decision after it, that other workers made before this worker's group broke.
@@ -109,7 +132,7 @@ def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None
         unsettled: holds the steps after this worker's last one, if they are pending.
     """
     present = state.control
-    if (present.step + unsettled.pending_steps, unsettled.pending) == control.point:
+    if (present.step + unsettled.pending_steps, unsettled.pending, present.visit) == control.point:
         unsettled.commit_late(control)
     elif present.point == control.point and present.decided_step != control.decided_step:
         state.go_on_from(control)

@@ -12,6 +12,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
 from pipetransformer.elastic.transport.barrier import Work
-from pipetransformer.elastic.transport.groups import GenerationGroups, Store
+from pipetransformer.elastic.transport.groups import GenerationGroups, PrefixStore, Store
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.errors import WorkersDifferError
 from pipetransformer.hooks import HookPoint
@@ -41,7 +42,7 @@ from .phases import Phases
 from .state_map import StateMap
 from .tools import RegroupTools, Unsettled, catch_up
 from .transfer import Progress
-from .transfer_plan import DurablePoint, Inventory, Origin, TransferPlan, make_plan, who_differs
+from .transfer_plan import DurablePoint, Inventory, Mirrored, Origin, TransferPlan, make_plan, who_differs
 
 T = TypeVar("T")
 
@@ -113,22 +114,38 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
         deadline.put_off(tools.watchdog.limit(ROUND))
     with tools.watchdog.watching(handler.connections, _Void(handler, deadline)):
         groups = GenerationGroups(connections=handler.connections)
-        joined = state.joined(unsettled.in_doubt)
-        attempt = _Attempt(tools, joined, unsettled, generation, rank, store, groups, phases, deadline)
-        try:
-            plan, new_state = attempt.run()
-        except (RuntimeError, OSError, LookupError, ValueError) as error:
-            attempt.failed.set()
-            attempt.groups.drop()
-            if len(generation.members) + len(generation.leavers) == 1 and not handler.given_up():
-                raise  # there is no other worker whose connection could have broken
-            message = f"generation {generation.layout_generation} was not committed: {error}"
-            raise RegroupError(message, attempt.assembled) from error
-    tools.hooks.on_point(HookPoint.AGREED, generation.layout_generation)
-    layout = None
-    if attempt.is_member:
-        layout = StageLayout(generation, rank, [(p, s) for p, s in plan.roles], plan.cut)
-    return Regrouped(generation, layout, new_state, attempt.groups, store, attempt.transfers, phases)
+        attempt = _Attempt(tools, state, unsettled, generation, rank, store, groups, phases, deadline)
+        return attempt.enter()
+
+
+def change_level(
+    tools: RegroupTools, state: WorkerState, unsettled: Unsettled, layout: StageLayout, store: Store
+) -> Regrouped:
+    """Begin the next visit of the job's levels within the present generation. All its members call this.
+
+    They do what a regroup does once they have met: new groups, a plan with the map to the next level's units, moves
+    into new buffers, and a vote. The generation stays the same, and so does its number.
+
+    Args:
+        tools: this worker's means to regroup.
+        state: what this worker holds; unchanged by this.
+        unsettled: nothing, unless an earlier change broke.
+        layout: the present one.
+        store: the store of the present generation.
+
+    Raises:
+        RegroupError: this worker did not commit the change; `__cause__` has the reason.
+    """
+    members_alone = layout.generation.model_copy(update={"leavers": []})
+    own_keys = PrefixStore(f"visit-{state.control.visit + 1}", store)
+    deadline = Deadline(tools.watchdog.limit(ROUND))
+    connections = tools.handler.connections
+    with tools.watchdog.watching(connections, _Void(tools.handler, deadline)):
+        groups = GenerationGroups(connections=connections)
+        attempt = _Attempt(
+            tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline
+        )  # fmt: skip
+        return attempt.enter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +191,11 @@ def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
 
 @dataclass(slots=True)
 class _Attempt(Progress):
-    """One try to enter a generation.
+    """One try to enter a generation, or the next visit within one.
 
     Attributes:
+        tools: this worker's, for the model that the plan starts from.
+        state: what this worker holds of that model.
         rank: in the transfer group, which has the members first, then the leavers.
         deadline: when the watchdog ends the attempt.
         transfers: (source, target, bytes) of all planned moves.
@@ -205,21 +224,45 @@ class _Attempt(Progress):
     def _leads(self) -> bool:
         return self.is_member and self.generation.members[self.rank].name == self.generation.leader
 
-    def run(self) -> tuple[TransferPlan, WorkerState]:
+    def enter(self) -> Regrouped:
+        """Do everything after the rendezvous.
+
+        Raises:
+            RegroupError: this worker did not commit the generation.
+        """
+        generation, handler = self.generation, self.tools.handler
+        try:
+            plan, new_state = self._run()
+        except (RuntimeError, OSError, LookupError, ValueError) as error:
+            self.failed.set()
+            self.groups.drop()
+            if len(generation.members) + len(generation.leavers) == 1 and not handler.given_up():
+                raise  # there is no other worker whose connection could have broken
+            message = f"generation {generation.layout_generation} was not committed: {error}"
+            raise RegroupError(message, self.assembled) from error
+        self.tools.hooks.on_point(HookPoint.AGREED, generation.layout_generation)
+        layout = None
+        if self.is_member:
+            layout = StageLayout(generation, self.rank, [(p, s) for p, s in plan.roles], plan.cut)
+        return Regrouped(generation, layout, new_state, self.groups, self.store, self.transfers, self.phases)
+
+    def _run(self) -> tuple[TransferPlan, WorkerState]:
         """Do everything from the rendezvous to the vote."""
         tools, number = self.tools, self.generation.layout_generation
+        self.state = self.state.joined(self.unsettled.in_doubt)
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.hooks.on_point(HookPoint.MET, number)
         self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
         plan = self._agree()
         self.phases.lap("plan")
+        tools = self._turn_to(plan)
         self._expect(plan)
         if plan.origin is Origin.PEERS and self.state.units:
             catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
         state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
         if self.is_member:
-            ties = self.state.ties if state_map is None else state_map.ties
+            ties = tools.codec.ties if state_map is None else state_map.ties
             tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages, plan.cut.pairs)
             self.phases.lap("groups")
@@ -236,17 +279,33 @@ class _Attempt(Progress):
         self.phases.lap("vote")
         return plan, new_state
 
+    def _turn_to(self, plan: TransferPlan) -> RegroupTools:
+        """Use the tools of the model that the plan starts from, and what this worker holds of it."""
+        self.tools = self.tools.at(plan.visit)
+        if (doubted := self._doubted) is not None and doubted.control.visit == plan.visit:
+            self.state = doubted
+        return self.tools
+
+    @property
+    def _doubted(self) -> WorkerState | None:
+        """What this worker made in a level change whose vote broke, if it is another model than `state`."""
+        doubted, control = self.unsettled.in_doubt, self.state.control
+        if doubted is None or not doubted.units or doubted.control.point == control.point:
+            return None
+        return doubted if doubted.control.point[:-1] == control.point[:-1] else None
+
     def _assemble(self, plan: TransferPlan, state_map: StateMap | None) -> WorkerState:
         """Return the state of this worker's new role."""
         tools, state, device = self.tools, self.state, self.tools.transport.device
         assert self.groups.transfer is not None
+        if state_map is not None:
+            self.pass_barrier(partial(state_map.prepare, units_of(plan, self.rank)))
         if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
             transfer = self.groups.transfer
             return Assembly(tools, state, plan, self.rank, transfer, device, state_map, progress=self).assemble()
         self.on_started()
-        new = WorkerState(state.num_layers, state.ties)
         wanted, copies = units_of(plan, self.rank), copies_of(plan, self.rank)
-        made = self.pass_barrier(Alone(tools, new, plan, wanted, copies, device, self.failed).make)
+        made = self.pass_barrier(Alone(tools, plan, wanted, copies, device, self.failed).make)
         assert made is not None
         return made
 
@@ -270,7 +329,7 @@ class _Attempt(Progress):
 
     def _agree(self) -> TransferPlan:
         """Tell the leader what this worker holds, and return the leader's plan."""
-        tools, state, store = self.tools, self.state, self.store
+        tools, state, store, doubted = self.tools, self.state, self.store, self._doubted
         control = state.control
         inventory = Inventory(
             units=sorted(state.units),
@@ -281,6 +340,7 @@ class _Attempt(Progress):
             control=control.to_dict(),
             data=tools.job.data_digest,
             mirrors=tools.mirrors.describe(),
+            in_doubt=None if doubted is None else _brought(doubted),
             frozen={index: read.step for index, read in dict(tools.read_ahead.units).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
@@ -296,7 +356,7 @@ class _Attempt(Progress):
 
     def plan_for_all(self) -> TransferPlan:
         """As the leader, make the plan and put it into the store for the others."""
-        tools, generation, store = self.tools, self.generation, self.store
+        generation, store = self.generation, self.store
         total = len(generation.members) + len(generation.leavers)
         inventories = [
             Inventory.model_validate_json(content)
@@ -311,7 +371,6 @@ class _Attempt(Progress):
             sources,
             num_members=len(generation.members),
             pipelines=generation.pipelines,
-            num_units=len(tools.shells),
         )
         plan.kept_step, plan.earlier_generations = sources.kept_step, sources.earlier_generations
         if plan.control and sources.asked_storage:  # the state is not the newest, and its best model may be gone
@@ -358,13 +417,14 @@ class _LeadersSources:
         self.asked_storage = False
         self.kept_step = self.earlier_generations = 0
 
-    def cut(self, boundary: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
-        generation = self._generation
-        return self._tools.job.cut(boundary, generation.stages, generation.pipelines, costs, cached_layers)
+    def cut(self, control: Control) -> Cut:
+        generation, job = self._generation, self._tools.job.at(control.visit)
+        costs = ModelCosts.model_validate(control.costs) if control.costs else None
+        return job.cut(control.boundary, generation.stages, generation.pipelines, costs, control.cached_layers)
 
-    def unit_bytes(self, boundary: int) -> Sequence[int]:
-        codec, shells = self._tools.codec, self._tools.shells
-        return [codec.size(index, shell, boundary) for index, shell in enumerate(shells)]
+    def unit_bytes(self, control: Control) -> Sequence[int]:
+        tools = self._tools.at(control.visit)
+        return [tools.codec.size(index, shell, control.boundary) for index, shell in enumerate(tools.shells)]
 
     def durable(self) -> DurablePoint | None:
         """Tell the others to wait, because storage may be slow, then ask it."""
@@ -383,6 +443,11 @@ class _LeadersSources:
         found, kept_step, generation = checkpoints.durable(), checkpoints.kept_step(), checkpoints.newest_generation()
         # The record also names generations that left nothing in the storage. Without a checkpoint it is another run's.
         return found, kept_step, max(generation, newest_generation(self._tools.run_dir)) if generation else 0
+
+
+def _brought(doubted: WorkerState) -> Mirrored:
+    control = doubted.control
+    return Mirrored(step=control.step, units=sorted(doubted.units), control=control.to_dict())
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from scipy.optimize import linear_sum_assignment
 
 from pipetransformer.freeze.boundary import first_trainable
-from pipetransformer.partition import Cut, ModelCosts
+from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 
 from .state_map import StateMap, sources_of
@@ -57,6 +57,8 @@ class Inventory(_Message):
         control: its `Control`, by field name.
         data: digest of the data that it sees.
         mirrors: its mirrors.
+        in_doubt: the smaller or larger model that it made in a level change whose vote broke; other workers may have
+            committed it.
         frozen: units that it has read from a checkpoint in which they were frozen, with the checkpoint's step.
     """
 
@@ -68,6 +70,7 @@ class Inventory(_Message):
     control: dict[str, Any] = {}
     data: str = ""
     mirrors: list[Mirrored] = []
+    in_doubt: Mirrored | None = None
     frozen: dict[int, int] = {}
 
 
@@ -85,6 +88,7 @@ class TransferPlan(_Message):
     Attributes:
         origin: where the state comes from.
         step: committed steps of that state.
+        visit: which visit of the job's levels that state belongs to, before any map.
         control: the control state to resume from, before any map; empty for `Fresh` and `Checkpoint`.
         roles: (pipeline, stage) of each member.
         cut: the spans of the model, who owns them, and how they run.
@@ -98,6 +102,7 @@ class TransferPlan(_Message):
 
     origin: Origin
     step: int
+    visit: int = 0
     control: dict[str, Any]
     roles: list[tuple[int, int]]
     cut: Cut
@@ -109,23 +114,23 @@ class TransferPlan(_Message):
 
 @dataclass(frozen=True, slots=True)
 class DurablePoint:
-    """Step and boundary of the newest durable checkpoint, and its name in the storage."""
+    """Step and boundary of the newest durable checkpoint, its name in the storage, and its visit of a level."""
 
     step: int
     boundary: int
     name: str = ""
+    visit: int = 0
 
 
 class PlanSources(Protocol):
     """What the leader looks up while it plans."""
 
-    def cut(self, boundary: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
-        """Cut the units into stages for a boundary, by measured costs where there are some. The caches have had the
-        outputs of the first `cached_layers` layers."""
+    def cut(self, control: Control) -> Cut:
+        """Cut the units into stages for a boundary and a visit, by measured costs where there are some."""
         ...
 
-    def unit_bytes(self, boundary: int) -> Sequence[int]:
-        """Bytes of each unit on the wire at a boundary: frozen units have no moments."""
+    def unit_bytes(self, control: Control) -> Sequence[int]:
+        """Bytes of each unit on the wire at a boundary, in a visit: frozen units have no moments."""
         ...
 
     def durable(self) -> DurablePoint | None:
@@ -214,7 +219,6 @@ def make_plan(
     *,
     num_members: int,
     pipelines: int,
-    num_units: int,
 ) -> TransferPlan:
     """Plan for participants with these `inventories`, in the order of the transfer group.
 
@@ -228,10 +232,9 @@ def make_plan(
         sources: looked up for cuts, sizes and checkpoints.
         num_members: number of members among the participants.
         pipelines: data-parallel width.
-        num_units: length of the list of units that the participants hold.
     """
     recut = partial(_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
-    found = next((each for each in _in_memory(inventories) if _whole(each.held, num_units)), None)
+    found = next((each for each in _in_memory(inventories) if _whole(each, sources)), None)
     state_map = (
         sources.map_of(Control.from_dict(found.control)) if found is not None and found.origin is Origin.PEERS else None
     )
@@ -240,17 +243,19 @@ def make_plan(
     checkpoint = sources.durable()
     if found is not None and (checkpoint is None or checkpoint.step <= found.step):
         return recut(found, [set[int]() for _ in inventories], state_map=state_map)
-    boundary = 0 if checkpoint is None else checkpoint.boundary
-    cut = sources.cut(boundary, None)
+    durable = checkpoint or DurablePoint(0, 0)
+    start = Control(step=durable.step, boundary=durable.boundary, visit=durable.visit)
+    cut = sources.cut(start)
     needed = [cut.held_by(stage) for stage in range(cut.stages)]
     return TransferPlan(
         origin=Origin.FRESH if checkpoint is None else Origin.CHECKPOINT,
-        step=0 if checkpoint is None else checkpoint.step,
+        step=start.step,
+        visit=start.visit,
         control={},
-        roles=assign_roles([set()] * num_members, needed, pipelines, sources.unit_bytes(boundary)),
+        roles=assign_roles([set()] * num_members, needed, pipelines, sources.unit_bytes(start)),
         cut=cut,
         moves=[],
-        checkpoint="" if checkpoint is None else checkpoint.name,
+        checkpoint=durable.name,
     )
 
 
@@ -260,8 +265,10 @@ def _still_frozen(inventory: Inventory, control: dict[str, Any]) -> set[int]:
     return {unit for unit, step in inventory.frozen.items() if unit in frozen and step >= control.get("fell_step", 0)}
 
 
-def _whole(held: Sequence[set[int]], num_units: int) -> bool:
-    return set().union(*held) >= set(range(num_units))
+def _whole(found: "_InMemory", sources: PlanSources) -> bool:
+    """Whether the participants together hold all units."""
+    num_units = len(sources.unit_bytes(Control.from_dict(found.control)))
+    return set().union(*found.held) >= set(range(num_units))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,17 +283,19 @@ class _InMemory:
 
 def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
     """Yield the committed states, newest first; the units that train come before mirrors of the same state."""
-    committed: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
-    mirrored: dict[tuple[int, int], dict[str, Any]] = {}
+    committed: dict[_Point, list[dict[str, Any]]] = defaultdict(list)
+    mirrored: dict[_Point, dict[str, Any]] = {}
     for inventory in inventories:
         if inventory.step >= 0:
             committed[_point(inventory)].append(inventory.control)
+        if inventory.in_doubt is not None:
+            committed[_point(inventory.in_doubt)].append(inventory.in_doubt.control)
         mirrored |= {_point(mirror): mirror.control for mirror in inventory.mirrors}
     for point in sorted({*committed, *mirrored}, reverse=True):
         if controls := committed.get(point):
             # One participant may have broken before it finished what follows the step, and another after.
-            control = max(controls, key=lambda one: (one.get("decided_step", -1), one.get("evaluated_step", 0)))
-            held = [_held(bring, control) if _has_done(bring, point) else set[int]() for bring in inventories]
+            control = max(controls, key=_how_far)
+            held = [_held(bring, control, point) for bring in inventories]
             yield _InMemory(Origin.PEERS, point[0], control, held)
         if point in mirrored:
             held = [
@@ -295,20 +304,34 @@ def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
             yield _InMemory(Origin.MIRROR, point[0], mirrored[point], held)
 
 
-def _held(inventory: Inventory, control: dict[str, Any]) -> set[int]:
-    """Return the units that a participant can give. It drops copies as soon as it hears of another boundary."""
+def _how_far(control: dict[str, Any]) -> tuple[int, int, bool]:
+    """Order control states of one point by what their participants have done after the step."""
+    return control.get("decided_step", -1), control.get("evaluated_step", 0), control.get("visit_done", False)
+
+
+def _held(inventory: Inventory, control: dict[str, Any], point: "_Point") -> set[int]:
+    """Return the units of a state that a participant can give. It drops copies as soon as it hears of another
+    boundary."""
+    if not _has_done(inventory, point):
+        doubted = inventory.in_doubt
+        return set(doubted.units) if doubted is not None and _point(doubted) == point else set()
     same = inventory.control.get("boundary") == control.get("boundary")
     return {*inventory.units, *(inventory.copies if same else ())}
 
 
-def _point(brought: Inventory | Mirrored) -> tuple[int, int]:
-    """Return the same as `Control.point`."""
-    return brought.step, int(brought.control.get("last_generation", 0))
+#: `Control.point`.
+_Point = tuple[int, int, int]
 
 
-def _has_done(inventory: Inventory, point: tuple[int, int]) -> bool:
+def _point(brought: Inventory | Mirrored) -> _Point:
+    control = brought.control
+    return brought.step, int(control.get("last_generation", 0)), int(control.get("visit", 0))
+
+
+def _has_done(inventory: Inventory, point: _Point) -> bool:
     """Whether a participant has committed this state, or can commit it late."""
-    return point in (_point(inventory), (inventory.step + inventory.pending_steps, inventory.pending))
+    step, _, visit = _point(inventory)
+    return point in (_point(inventory), (step + inventory.pending_steps, inventory.pending, visit))
 
 
 def _from_memory(
@@ -323,17 +346,17 @@ def _from_memory(
     control, held = found.control, found.held
     before = Control.from_dict(control)
     after = before if state_map is None else state_map.control(before)
-    costs = ModelCosts.model_validate(after.costs) if after.costs else None
-    cut = sources.cut(after.boundary, costs, after.cached_layers)
+    cut = sources.cut(after)
     wanted_units = [cut.held_by(stage) for stage in range(cut.stages)]
     needed = [set(units) if state_map is None else sources_of(units, state_map) for units in wanted_units]
     there = [units | more for units, more in zip(held, read, strict=True)]
-    sizes = sources.unit_bytes(before.boundary)
+    sizes = sources.unit_bytes(before)
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)
     wanted = [needed[stage] - read[rank] for rank, (_, stage) in enumerate(roles)]
     return TransferPlan(
         origin=found.origin,
         step=found.step,
+        visit=before.visit,
         control=control,
         roles=roles,
         cut=cut,

@@ -9,7 +9,7 @@ from .build import (
     save_pretrained,
     skeleton,
 )
-from .configuration import check_before_data
+from .configuration import check_before_data, widths
 
 __all__ = [
     "build_units",
@@ -20,4 +20,5 @@ __all__ = [
     "load_trained",
     "save_pretrained",
     "skeleton",
+    "widths",
 ]

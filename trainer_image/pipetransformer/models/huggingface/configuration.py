@@ -12,6 +12,8 @@ from pipetransformer_contract.spec import Model
 from .attention import NAME
 from .families import DEFAULT_ARCHITECTURES
 
+#: Sizes that a narrower model has less of, where a configuration has them.
+_WIDTHS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "n_inner")
 #: Largest vocabulary of a byte model, with padding; a model with a tokenizer has thousands of tokens.
 _MOST_OF_BYTES = 512
 
@@ -67,6 +69,17 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
     config._attn_implementation = NAME
     _check(config, architecture, spec, info)
     return config, architecture
+
+
+def widths(spec: Model, info: DataInfo) -> tuple[str, dict[str, int]]:
+    """The class that the spec selects, and its widths by their names in the configuration.
+
+    Raises:
+        SpecError: as `make_config`.
+    """
+    config, architecture = make_config(spec, info)
+    found = {name: getattr(config, name, None) for name in _WIDTHS}
+    return architecture.name, {name: size for name, size in found.items() if isinstance(size, int)}
 
 
 def _check_task(architecture: Architecture, task: Task | None) -> None:

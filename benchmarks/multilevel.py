@@ -1,0 +1,274 @@
+"""What a V-cycle saves a small GPT, in floating-point operations, against two baselines: the large and the small model.
+
+The large model gets the best of three learning rates and its full schedule. The V-cycle gets 75 % of its operations.
+The small model alone gets as many as the V-cycle: in a short run it beats both, so without it nothing is shown. All are
+whole jobs of one worker, paired by seed. A level change is timed on two workers, beside a regroup of the same job.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from pipetransformer.data.tokens import VOCABULARY
+from pipetransformer_contract.spec import TrainerSpec
+from tests.testkit import ROOT
+from tests.testkit.results import RESULTS, print_table, write_result
+from tests.testkit.trainer.harness import Ran, Scripted, run_job
+
+LENGTH, BATCH = 64, 32
+RATES = (2e-3, 4e-3, 8e-3)
+SMALL_RATES = (4e-3, 6e-3, 8e-3)
+#: The V-cycle's operations over the large model's.
+BUDGET = 0.75
+#: Most of a level change over a regroup.
+CHANGE_FACTOR = 1.5
+LARGE, SMALL, CYCLE = "large model", "small model alone", "V-cycle"
+
+
+@dataclass(frozen=True)
+class Size:
+    """A GPT of this many layers, heads and channels."""
+
+    layers: int
+    heads: int
+    width: int
+
+    @property
+    def token_flops(self) -> int:
+        """Operations of training one token: three times those of the forward's products of matrices.
+
+        A layer has 12 d^2 weights. Attention multiplies with the keys and the values of all positions.
+        """
+        layer = 2 * 12 * self.width**2 + 2 * 2 * LENGTH * self.width
+        return 3 * (self.layers * layer + 2 * self.width * VOCABULARY)
+
+    @property
+    def step_flops(self) -> int:
+        """Operations of one step."""
+        return BATCH * LENGTH * self.token_flops
+
+
+BIG, LITTLE = Size(4, 4, 64), Size(2, 2, 32)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of each run. `descent` and `ascent` are the V-cycle's."""
+
+    large: int
+    descent: int
+    ascent: int
+    evaluations: int = 25
+
+    @property
+    def flops(self) -> float:
+        """What V-cycle and small model may take."""
+        return BUDGET * self.large * BIG.step_flops
+
+    @property
+    def cycle(self) -> int:
+        """Steps of the whole V-cycle."""
+        last = (self.flops - self.ascent * LITTLE.step_flops) / BIG.step_flops - self.descent
+        return self.descent + self.ascent + int(last)
+
+    @property
+    def small(self) -> int:
+        return int(self.flops / LITTLE.step_flops)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Held-out loss by the operations up to it."""
+
+    flops: list[float]
+    losses: list[float]
+
+    @property
+    def final(self) -> float:
+        return self.losses[-1]
+
+    def flops_at(self, loss: float) -> float | None:
+        """Operations until the loss is reached; None if it is not."""
+        return next((flops for flops, here in zip(self.flops, self.losses, strict=True) if here <= loss), None)
+
+
+def spec_of(size: Size, steps: int, rate: float, seed: int, plan: Plan, folder: Path, *, levels: bool) -> TrainerSpec:
+    cycle = {"levels": 2, "alpha": 0.5, "descentSteps": plan.descent, "ascentSteps": plan.ascent}
+    return TrainerSpec.model_validate(
+        {
+            "model": {
+                "name": "huggingface",
+                "numLayers": size.layers,
+                "options": {
+                    "model_type": "gpt2", "n_embd": size.width, "n_head": size.heads, "n_positions": LENGTH,
+                    "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+                },
+            },
+            "data": {"name": "text", "options": {"length": LENGTH}},
+            "training": {
+                "steps": steps,
+                "globalBatchSize": BATCH,
+                "optimizer": {"learningRate": rate, "weightDecay": 0.01},
+                "learningRateSchedule": {"shape": "Cosine"},
+                "maxGradientNorm": 1.0,
+                "seed": seed,
+            },
+            "evaluation": {"everySteps": max(1, steps // plan.evaluations)},
+            "checkpoint": {"location": str(folder / "checkpoints")},
+            **({"multiLevel": cycle} if levels else {}),
+        }
+    )  # fmt: skip
+
+
+def curve(size: Size, steps: int, rate: float, seed: int, plan: Plan, *, levels: bool = False) -> Curve:
+    """Train one job and read its record."""
+    with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
+        folder = Path(temporary)
+        spec = spec_of(size, steps, rate, seed, plan, folder, levels=levels)
+        run = run_job(spec, [Scripted(1, 1, [0])], folder / "run")
+        spent, total = [0.0], 0.0
+        for line in run.steps:
+            total += (LITTLE if line["level"] else size).step_flops
+            spent.append(total)
+        found = evaluations(run)
+    return Curve([spent[step] for step, _ in found], [loss for _, loss in found])
+
+
+def evaluations(run: Ran) -> list[tuple[int, float]]:
+    """Committed steps and held-out loss of each evaluation."""
+    lines = map(json.loads, (run.run_dir / "events.jsonl").read_text().splitlines())
+    return [(line["step"], line["metrics"]["loss"]) for line in lines if line["kind"] == "Evaluated"]
+
+
+def best_rate(size: Size, steps: int, rates: Sequence[float], plan: Plan) -> float:
+    """The learning rate of the least final loss, for the first seed."""
+    finals = {rate: curve(size, steps, rate, 0, plan).final for rate in rates}
+    print(f"{size}: final loss by learning rate {finals}", flush=True)
+    return min(finals, key=lambda rate: finals[rate])
+
+
+def level_change(folder: Path, width: int) -> dict[str, Any]:
+    """Time level changes of 12 layers on two workers, and regroups of the same job that replace a worker.
+
+    Both are from the end of the last step before to the end of the first one after, less a steady step.
+    """
+    visit = 8
+    spec = TrainerSpec.model_validate(
+        {
+            "model": {"name": "vit", "numLayers": 12, "hiddenSize": width, "numHeads": 4, "mlpSize": 4 * width,
+                      "patchSize": 8},
+            "data": {"name": "digits"},
+            "training": {"steps": 5 * visit, "globalBatchSize": 16},
+            "pipeline": {"stages": 2, "microBatchSize": 4},
+            "checkpoint": {"location": str(folder / "checkpoints"), "everySteps": 1000},
+            "multiLevel": {"descentSteps": visit, "ascentSteps": visit},
+            "workers": 2,
+        }
+    )  # fmt: skip
+    script = [Scripted(2, 1, [0, 1]), Scripted(2, 1, [0, 2], at_step=3 * visit, leavers=[1]),
+              Scripted(2, 1, [0, 3], at_step=4 * visit, leavers=[2])]  # fmt: skip
+    run = run_job(spec, script, folder / "run")
+    lines = list(map(json.loads, (run.run_dir / "events.jsonl").read_text().splitlines()))
+    changes = [line for line in lines if line["kind"] == "LevelChanged"]
+    regroups = [line for line in lines if line["kind"] == "GenerationCommitted"][1:]
+    changed, moved = [_pause(run, line) for line in changes], [_pause(run, line) for line in regroups]
+    ratio = max(changed) / statistics.median(moved)
+    return {
+        "level_change_seconds": max(changed),
+        "level_change_bytes": [line["bytesMoved"] for line in changes],
+        "level_change_phases": [line["phases"] for line in changes],
+        "regroup_seconds": statistics.median(moved),
+        "regroup_bytes": [line["bytesMoved"] for line in regroups],
+        "level_change_over_regroup": ratio,
+    }
+
+
+def _pause(run: Ran, event: dict[str, Any]) -> float:
+    first = event["firstStep"]
+    steady: float = statistics.median(16 / line["samplesPerSecond"] for line in run.steps[first + 2 : first + 7])
+    return float(event["pauseSeconds"]) - steady
+
+
+def draw(curves: dict[str, list[Curve]], path: Path) -> None:
+    """Held-out loss by operations, one line a run."""
+    figure = Figure(figsize=(6.4, 4))
+    axes = figure.add_subplot()
+    for (name, runs), colour in zip(curves.items(), ("#3b6ea5", "#b8860b", "#2e8b57"), strict=True):
+        for number, run in enumerate(runs):
+            label = name if number == 0 else None
+            axes.plot([flops / 1e12 for flops in run.flops], run.losses, color=colour, linewidth=1.2, label=label)
+    axes.set(xlabel="operations of training, 10^12", ylabel="held-out loss")
+    axes.legend(fontsize=8, frameon=False)
+    axes.grid(color="#dfe5ea", linewidth=0.6)
+    axes.spines[:].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2500, help="of the large model; the others' follow")
+    parser.add_argument("--width", type=int, default=256, help="of the model whose level change is timed; 256: 100 MB")
+    parser.add_argument("--dry", action="store_true", help="write no result")
+    arguments = parser.parse_args()
+    plan = Plan(arguments.steps, descent=round(0.06 * arguments.steps), ascent=round(0.6 * arguments.steps))
+    with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
+        change = level_change(Path(temporary), arguments.width)
+    print(f"level change {change['level_change_seconds']:.3f} s, regroup {change['regroup_seconds']:.3f} s", flush=True)
+    rate = best_rate(BIG, plan.large, RATES, plan)
+    small_rate = best_rate(LITTLE, plan.small, SMALL_RATES, plan)
+    curves: dict[str, list[Curve]] = {LARGE: [], SMALL: [], CYCLE: []}
+    for seed in range(arguments.seeds):
+        curves[LARGE].append(curve(BIG, plan.large, rate, seed, plan))
+        curves[SMALL].append(curve(LITTLE, plan.small, small_rate, seed, plan))
+        curves[CYCLE].append(curve(BIG, plan.cycle, rate, seed, plan, levels=True))
+        print(f"seed {seed}: " + ", ".join(f"{name} {runs[-1].final:.4f}" for name, runs in curves.items()), flush=True)
+    figures = {**change, **compared(curves, plan), "learning_rate": rate, "small_learning_rate": small_rate}
+    print_table(
+        f"{arguments.seeds} seeds: final held-out loss",
+        ["", "operations, 10^12", *(f"seed {seed}" for seed in range(arguments.seeds))],
+        [[name, runs[0].flops[-1] / 1e12, *(run.final for run in runs)] for name, runs in curves.items()],
+    )
+    print({name: value for name, value in figures.items() if not isinstance(value, (list, dict))})
+    if not arguments.dry:
+        draw(curves, RESULTS / "multilevel.png")
+        path = write_result("multilevel", figures)
+        print(f"written to {path.relative_to(ROOT)} and multilevel.png")
+    met = figures["loss_difference_mean"] <= 0 and figures["flops_saving_median"] >= 1 - BUDGET
+    return 0 if met and figures["beats_small_alone"] and change["level_change_over_regroup"] <= CHANGE_FACTOR else 1
+
+
+def compared(curves: dict[str, list[Curve]], plan: Plan) -> dict[str, Any]:
+    """The V-cycle's loss less the large model's, and what it saves until that loss. A loss that it never reaches saves
+    nothing."""
+    pairs = list(zip(curves[CYCLE], curves[LARGE], strict=True))
+    savings = []
+    for cycle, large in pairs:
+        reached = cycle.flops_at(large.final)
+        savings.append(0.0 if reached is None else 1 - reached / (plan.large * BIG.step_flops))
+    return {
+        "loss_difference_mean": statistics.mean(cycle.final - large.final for cycle, large in pairs),
+        "loss_differences": [cycle.final - large.final for cycle, large in pairs],
+        "flops_saving_median": statistics.median(savings),
+        "flops_savings": savings,
+        "loss_large": [run.final for run in curves[LARGE]],
+        "loss_small_alone": [run.final for run in curves[SMALL]],
+        "loss_vcycle": [run.final for run in curves[CYCLE]],
+        "beats_small_alone": all(
+            cycle.final < small.final for cycle, small in zip(curves[CYCLE], curves[SMALL], strict=True)
+        ),
+        "curves": {name: [{"flops": run.flops, "loss": run.losses} for run in runs] for name, runs in curves.items()},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

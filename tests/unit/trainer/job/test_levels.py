@@ -1,0 +1,115 @@
+"""Levels that cannot be made are refused before any worker is ready, and a level is a job of its own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer.errors import SpecError
+from pipetransformer.job.load import load_job
+from pipetransformer.state.control import Control
+from pipetransformer_contract.spec import TrainerSpec
+from tests.testkit.trainer.levels import level_job, level_spec
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "heads": (
+        {"levels": {"widthFactor": 3}},
+        "spec.multiLevel.widthFactor: GPT2LMHeadModel has hidden_size 32, which cannot be divided by 3",
+    ),
+    "layers": (
+        {"num_layers": 3},
+        "spec.multiLevel.depthFactor: the model has 3 layers, which cannot be divided by 2",
+    ),
+    "layers of three levels": (
+        {"levels": {"levels": 3}, "num_layers": 6, "training": {"steps": 30}},
+        "spec.multiLevel.depthFactor: the model has 6 layers, which cannot be divided by 4",
+    ),
+    "stages": (
+        {"pipeline": {"stages": 4}, "workers": 4},
+        "spec.multiLevel.levels: the smallest level has 2 layers, fewer than the 4 stages",
+    ),
+    "no step left": ({"training": {"steps": 6}}, "spec.multiLevel: multiLevel needs training.steps above"),
+    "no checkpoint": ({"checkpoint": None}, "spec.multiLevel: multiLevel needs spec.checkpoint"),
+    "no difference": (
+        {"levels": {"depthFactor": 1, "widthFactor": 1}},
+        "spec.multiLevel.depthFactor: a depthFactor or widthFactor above 1 is needed",
+    ),
+    "freezing inside": (
+        {"freeze": {"policy": "Explicit", "boundaries": [{"step": 5, "boundary": 1}]}},
+        "spec.freeze.boundaries: layers would freeze after 5 steps, but multiLevel trains smaller models until step 6",
+    ),
+    "freezing from a step": (
+        {"freeze": {"policy": "PaperSchedule", "startAfterSteps": 3}},
+        "spec.freeze.startAfterSteps: layers would freeze after 3 steps",
+    ),
+    "constants": ({"freeze": {"always": ["embedding"]}}, "spec.freeze.always: cannot be used with multiLevel"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_levels_that_cannot_be_made_are_refused(case: str, tmp_path: Path) -> None:
+    fields, words = REFUSED[case]
+
+    with pytest.raises(SpecError) as refused:
+        level_job("gpt2-tied", tmp_path, **fields)
+
+    assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize("heads", [{"num_attention_heads": 4, "num_key_value_heads": 1}])
+def test_heads_of_keys_have_to_divide_too(heads: dict[str, int], tmp_path: Path) -> None:
+    spec = level_spec("llama", tmp_path)
+    model = spec.model.model_copy(update={"options": {**spec.model.options, **heads}})
+
+    with pytest.raises(SpecError, match=r"widthFactor: LlamaForCausalLM has num_key_value_heads 1"):
+        load_job(spec.model_copy(update={"model": model}))
+
+
+def own_model(width_factor: int, folder: Path) -> TrainerSpec:
+    causal = "tests.testkit.user_code.causal_model"
+    return TrainerSpec.model_validate(
+        {
+            "model": {"name": f"{causal}:make_model", "numLayers": 4, "options": {"num_layers": 4}},
+            "data": {"name": f"{causal}:make_data"},
+            "training": {"steps": 12, "globalBatchSize": 8},
+            "checkpoint": {"location": str(folder)},
+            "multiLevel": {"descentSteps": 2, "ascentSteps": 4, "widthFactor": width_factor},
+        }
+    )
+
+
+def test_a_users_own_model_may_change_in_depth_alone(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"widthFactor: must be 1, because it is unknown how .*causal_model"):
+        load_job(own_model(2, tmp_path))
+
+    small = load_job(own_model(1, tmp_path)).at(1)
+
+    assert small.num_layers == 2
+    assert [tie.places[-1][0] for tie in small.model.ties.all] == [3], "the head is unit 3 now"
+
+
+def test_a_level_is_a_job_with_another_model_and_the_same_run(tmp_path: Path) -> None:
+    training = {"optimizer": {"noDecay": ["*.bias", "blocks.3.*"]}, "steps": 40}
+    job = level_job("own-vit", tmp_path, levels={"levels": 3, "grouping": "Adjacent"}, training=training, num_layers=8)
+
+    levels = [job.at(visit) for visit in range(5)]
+
+    assert [level.level for level in levels] == [0, 1, 2, 1, 0]
+    assert [level.num_layers for level in levels] == [8, 4, 2, 4, 8]
+    assert [level.model.activation[-1] for level in levels] == [32, 16, 8, 16, 32]
+    assert levels[1] is levels[3] and levels[4] is job
+    assert all(level.identity == job.identity and level.bytes_budget == job.bytes_budget for level in levels)
+    assert sum(levels[1].unit_bytes) < sum(job.unit_bytes) / 4
+    assert "blocks.0.mlp.0.bias" in levels[2].no_decay and "blocks.0.mlp.0.weight" not in levels[2].no_decay
+    assert job.identity["multiLevel"]["descentSteps"] == 2
+
+
+def test_a_visit_ends_at_the_step_that_the_spec_fixes(tmp_path: Path) -> None:
+    job = level_job("own-vit", tmp_path)
+
+    ends = [
+        job.visit_ends(Control(step=step, visit=visit)) for visit, step in ((0, 1), (0, 2), (1, 5), (1, 6), (2, 12))
+    ]
+
+    assert ends == [False, True, False, True, False]
+    assert [job.is_last(visit) for visit in range(3)] == [False, False, True]

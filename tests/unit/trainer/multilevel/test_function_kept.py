@@ -1,0 +1,71 @@
+"""A model that grows in width alone, without a share of earlier weights, computes what the small one did."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from pipetransformer.errors import StorageError
+from pipetransformer.job.levels import level_map
+from tests.testkit.trainer.levels import CASES, level_job, logits, random_state
+
+
+def in_float64(norm: LlamaRMSNorm, x: Tensor) -> Tensor:
+    """What the norm computes; transformers computes it in float32, whatever the type of the weights."""
+    scaled: Tensor = norm.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+    return scaled
+
+
+@pytest.mark.parametrize("grouping", ["Halves", "Adjacent"])
+@pytest.mark.parametrize("family", CASES)
+def test_the_widened_models_logits_equal_the_small_ones(
+    family: str, grouping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaRMSNorm, "forward", in_float64)
+    levels = {"depthFactor": 1, "alpha": 1.0, "grouping": grouping}
+    job = level_job(family, tmp_path, levels=levels)
+    small, up = job.at(1), level_map(job, 1, None)
+    state = random_state(small)
+
+    wide = {name: tensor for unit in range(job.num_layers + 2) for name, tensor in up.make(unit, state).items()}
+
+    ours, theirs = logits(job, wide), logits(small, state)
+    assert theirs.std() > 0.01, "they depend on the sample and the class"
+    assert float((ours - theirs).abs().max() / theirs.abs().max()) <= 1e-10
+
+
+class Kept:
+    """Weights that are all equal."""
+
+    def __init__(self, value: float, state: dict[str, Tensor]) -> None:
+        self._tensors = {name: torch.full_like(tensor, value) for name, tensor in state.items()}
+        self.asked: list[tuple[int, int]] = []
+
+    def read(self, level: int, unit: int) -> dict[str, Tensor]:
+        self.asked.append((level, unit))
+        return self._tensors
+
+
+def test_interpolation_takes_its_share_of_the_levels_own_earlier_weights(tmp_path: Path) -> None:
+    job = level_job("own-vit", tmp_path, levels={"alpha": 0.25})
+    kept = Kept(8.0, random_state(job))
+    grown, plain = level_map(job, 1, kept), level_map(job, 1, Kept(0.0, {}))
+    plain.alpha = 1.0
+    small = random_state(job.at(1))
+
+    grown.prepare([2])
+    plain.prepare([2])
+
+    assert kept.asked == [(0, 2)], "only what this worker needs"
+    for name, tensor in grown.make(2, small).items():
+        torch.testing.assert_close(tensor, 0.75 * 8.0 + 0.25 * plain.make(2, small)[name], rtol=1e-12, atol=0)
+
+
+def test_going_down_reads_nothing(tmp_path: Path) -> None:
+    class Never:
+        def read(self, level: int, unit: int) -> dict[str, Tensor]:
+            raise StorageError
+
+    level_map(level_job("own-vit", tmp_path), 0, Never()).prepare(range(3))

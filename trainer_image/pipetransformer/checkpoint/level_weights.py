@@ -1,0 +1,64 @@
+"""The weights that each level had when it was left on the way down, kept in `levels/` beside the checkpoints.
+
+The level gets a share of them back on the way up. They outlive all workers, and cost no memory meanwhile.
+"""
+
+from torch import Tensor
+
+from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.errors import StorageError, storing
+from pipetransformer.job.job import Job
+from pipetransformer.models import unit_name
+from pipetransformer.state.layout import StageLayout
+from pipetransformer.state.worker_state import WorkerState
+from pipetransformer.storage import latest, load_unit
+
+from .best_model import save_weights
+
+
+def keep_level(job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
+    """Keep the weights of the level that is being left, durably when this returns. All members call this.
+
+    Raises:
+        StorageError: they cannot be written.
+        RuntimeError: a connection broke.
+    """
+    save_weights(_location(job, job.at(state.control.visit).level), state, layout, groups, barrier)
+
+
+def level_locations(job: Job) -> list[str]:
+    """Where the weights of all levels are kept."""
+    if job.spec.checkpoint is None:
+        return []
+    return [_location(job, level) for level in range(len(job.smaller))]
+
+
+class LevelWeights:
+    """Reads kept weights (`multilevel.EarlierWeights`). `job` is that of level 0."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def read(self, level: int, unit: int) -> dict[str, Tensor]:
+        """Return a unit's parameters and buffers by whole-model name, on the CPU.
+
+        Raises:
+            StorageError: they cannot be read, or were kept at another step than this job leaves the level.
+        """
+        location = _location(self._job, level)
+        left = next(visit.end for visit in self._job.visits if visit.level == level)
+        with storing(f"spec.checkpoint.location: {location}"):
+            info = latest(location)
+            if info is None or info.step != left:
+                found = "holds none" if info is None else f"holds those of step {info.step}"
+                raise StorageError(
+                    f"spec.checkpoint.location: the model needs its weights of step {left} to grow back, and {location}"
+                    f" {found}: resume a checkpoint from before that step, or begin from the start"
+                )
+            return load_unit(location, info, unit_name(unit, info.num_layers))
+
+
+def _location(job: Job, level: int) -> str:
+    assert job.spec.checkpoint is not None
+    return f"{job.spec.checkpoint.location.rstrip('/')}/levels/{level}"

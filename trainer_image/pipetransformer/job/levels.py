@@ -1,0 +1,168 @@
+"""Makes the jobs of the smaller levels of `multiLevel`, and refuses levels that cannot be made."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from pipetransformer.errors import SpecError
+from pipetransformer.models import PipelineModel, build_model, name_of, narrowed, widths_of
+from pipetransformer.multilevel import EarlierWeights, Groups, Heads, LevelMap, Levels, family_of
+from pipetransformer_contract.spec import FreezePolicyName, MultiLevel
+
+from .job import Job
+
+
+def with_levels(job: Job) -> Job:
+    """The job with the jobs of its smaller levels, if it has any.
+
+    Raises:
+        SpecError: the levels do not fit the model, the stages or the freezing.
+    """
+    spec = job.spec.multi_level
+    if spec is None:
+        return job
+    _check_layers(job, spec)
+    _check_freezing(job, spec)
+    models = [job.model, *(_model(job, spec, level) for level in range(1, spec.levels))]
+    smaller: list[Job] = []
+    for level, model in enumerate(models[1:], start=1):
+        above = smaller[-1] if smaller else job
+        smaller.append(_smaller(job, above, level, model))
+        _try_out(above, smaller[-1])
+    return replace(job, smaller=smaller)
+
+
+def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:
+    """The map from a visit's units to those of the next visit.
+
+    Args:
+        job: of level 0.
+        visit: the present one, not the last.
+        earlier: reads the weights that the levels had before they became smaller; None if `alpha` is 1.
+    """
+    spec, now, after = job.spec.multi_level, job.at(visit), job.at(visit + 1)
+    assert spec is not None
+    down = after.level > now.level
+    levels = _between(*((now, after) if down else (after, now)))
+    return LevelMap(levels, down, after.level, spec.alpha, earlier)
+
+
+def _between(large: Job, small: Job) -> Levels:
+    """Two levels next to each other."""
+    spec = large.spec.multi_level
+    assert spec is not None
+    depth, width = Groups(spec.depth_factor, spec.grouping), Groups(spec.width_factor, spec.grouping)
+    if spec.width_factor == 1:
+        return Levels(large.model, small.model, depth, width)
+    found = widths_of(large.spec.model, large.dataset.info)
+    assert found is not None
+    earlier_factor = spec.width_factor**large.level
+    shared = any(tie.places[0][0] == 0 and tie.last_unit == large.num_layers + 1 for tie in large.model.ties.all)
+    heads = Heads(found.heads // earlier_factor, found.key_heads // earlier_factor, shared)
+    return Levels(large.model, small.model, depth, width, family_of(found.model), heads)
+
+
+def _check_layers(job: Job, spec: MultiLevel) -> None:
+    layers, divisor = job.num_layers, spec.depth_factor ** (spec.levels - 1)
+    if layers % divisor:
+        raise SpecError(
+            "spec.multiLevel.depthFactor",
+            f"the model has {layers} layers, which cannot be divided by {divisor} for the smallest level",
+        )
+    if layers // divisor < (stages := job.spec.pipeline.stages):
+        raise SpecError(
+            "spec.multiLevel.levels",
+            f"the smallest level has {layers // divisor} layers, fewer than the {stages} stages of a pipeline: lower"
+            " pipeline.stages, levels or depthFactor",
+        )
+
+
+def _check_freezing(job: Job, spec: MultiLevel) -> None:
+    """Refuse freezing before the last visit, because a smaller level would change frozen layers."""
+    freeze, begins = job.spec.freeze, spec.cycle_steps
+    if freeze.always:
+        raise SpecError("spec.freeze.always", "cannot be used with multiLevel, which changes all parameters")
+    epochs = freeze.start_after_epochs
+    starts: dict[str, int | None] = {
+        "startAfterSteps": freeze.start_after_steps,
+        "startAfterEpochs": None if epochs is None else epochs * job.order.steps_per_epoch,
+        "boundaries": min((point.step for point in freeze.boundaries if point.boundary), default=None),
+    }
+    if freeze.policy == FreezePolicyName.NONE:
+        return
+    for name, step in starts.items():
+        if step is not None and step < begins:
+            raise SpecError(
+                f"spec.freeze.{name}",
+                f"layers would freeze after {step} steps, but multiLevel trains smaller models until step {begins}:"
+                " freezing begins after that",
+            )
+
+
+def _model(job: Job, spec: MultiLevel, level: int) -> PipelineModel:
+    """The model of a level, on the meta device."""
+    model = job.model
+    if spec.width_factor > 1:
+        own, info = job.spec.model, job.dataset.info
+        widths = widths_of(own, info)
+        if widths is None or family_of(widths.model) is None:
+            raise SpecError(
+                "spec.multiLevel.widthFactor",
+                f"must be 1, because it is unknown how {name_of(own)} becomes narrower: only the depth can change",
+            )
+        smallest = spec.width_factor ** (spec.levels - 1)
+        narrowed(own, widths, smallest)  # refuses sizes that cannot be divided
+        spec_of_level = narrowed(own, widths, spec.width_factor**level)
+        model = build_model(spec_of_level, info, seed=job.spec.training.seed, dtype=job.dtype, units=())
+    return model.with_layers(job.num_layers // spec.depth_factor**level)
+
+
+def _smaller(job: Job, above: Job, level: int, model: PipelineModel) -> Job:
+    """The job of a smaller level."""
+    made = replace(
+        job,
+        model=model,
+        build_units=_never_built,
+        unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
+        level=level,
+        whole=job,
+    )
+    levels = _between(above, made)
+    no_decay = {
+        f"{model.unit_name(unit)}.{name}"
+        for unit, shell in enumerate(model.units)
+        for name, _ in shell.named_parameters()
+        if f"{above.model.unit_name(levels.members(unit)[0])}.{name}" in above.no_decay
+    }
+    return replace(made, no_decay=no_decay)
+
+
+def _never_built(indices: Collection[int]) -> dict[int, nn.Module]:
+    raise AssertionError(f"units {list(indices)} of a smaller level are made of those of a larger one")
+
+
+def _try_out(large: Job, small: Job) -> None:
+    """Map all shapes down and up again.
+
+    Raises:
+        SpecError: the family does not know a parameter, or layers of a group differ.
+    """
+    levels = _between(large, small)
+    for down, old, new in ((True, large, small), (False, small, large)):
+        found = LevelMap(levels, down, new.level)
+        units: Sequence[nn.Module] = new.shells
+        for unit, shell in enumerate(units):
+            sources = {
+                f"{old.model.unit_name(source)}.{name}": tensor
+                for source in found.sources(unit)
+                for name, tensor in old.shells[source].state_dict().items()
+            }
+            made = found.make(unit, sources)
+            for name, wanted in shell.state_dict().items():
+                full = f"{new.model.unit_name(unit)}.{name}"
+                if made[full].shape != wanted.shape:
+                    raise SpecError(
+                        "spec.multiLevel.widthFactor",
+                        f"must be 1, because {full} would become {tuple(made[full].shape)}, not {tuple(wanted.shape)}",
+                    )

@@ -1,0 +1,60 @@
+"""The sizes that shrink together in a narrower model: heads, hidden size and the MLP. A head keeps its size."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipetransformer.data import DataInfo
+from pipetransformer.errors import SpecError
+from pipetransformer_contract.spec import Model
+
+from .build import HUGGINGFACE, VIT, import_huggingface
+
+
+@dataclass(frozen=True, slots=True)
+class Widths:
+    """The widths of the model of a spec.
+
+    Attributes:
+        model: what the user calls the model: `vit`, or a class of transformers.
+        sizes: by field of the spec, or by name in the configuration of transformers.
+        heads: attention heads of queries.
+        key_heads: attention heads of keys and values.
+    """
+
+    model: str
+    sizes: Mapping[str, int]
+    heads: int
+    key_heads: int
+
+
+def widths_of(spec: Model, info: DataInfo) -> Widths | None:
+    """The widths of a model; None for a model of the user's own code, which may have any sizes."""
+    if spec.name == HUGGINGFACE:
+        model, sizes = import_huggingface().widths(spec, info)
+        heads = sizes.get("num_attention_heads", 1)
+        return Widths(model, sizes, heads, sizes.get("num_key_value_heads", heads))
+    if spec.name != VIT:
+        return None
+    sizes = {"hidden_size": spec.hidden_size, "num_heads": spec.num_heads, "mlp_size": spec.mlp_size}
+    return Widths(VIT, sizes, spec.num_heads, spec.num_heads)
+
+
+def narrowed(spec: Model, widths: Widths, factor: int) -> Model:
+    """The spec of a narrower model.
+
+    Args:
+        spec: of the model.
+        widths: of the model.
+        factor: of its widths over those of the result.
+
+    Raises:
+        SpecError: a size cannot be divided.
+    """
+    for name, size in widths.sizes.items():
+        if size % factor:
+            raise SpecError(
+                "spec.multiLevel.widthFactor",
+                f"{widths.model} has {name} {size}, which cannot be divided by {factor} for the smallest level",
+            )
+    sizes = {name: size // factor for name, size in widths.sizes.items()}
+    return spec.model_copy(update=sizes if spec.name == VIT else {"options": {**spec.options, **sizes}})

@@ -1,0 +1,186 @@
+"""Makes the units of one level from those of the level above or below, during a regroup or a level change.
+
+Going down, layers become the mean of their groups and each parameter becomes narrower. Going up, copies take the place
+of means. The level's own earlier weights then break the symmetry of the copies (interpolation).
+"""
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.errors import SpecError
+from pipetransformer.models import PipelineModel, Ties
+from pipetransformer.state.control import Control
+
+from .axes import Family, Heads
+from .operators import Axes, Groups, mean, narrow, widen
+
+
+class EarlierWeights(Protocol):
+    """Reads the weights that this run kept when it left a level on the way down."""
+
+    def read(self, level: int, unit: int) -> dict[str, Tensor]:
+        """Return a unit's parameters and buffers by whole-model name, on the CPU.
+
+        Raises:
+            StorageError: they cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """Two levels next to each other, and how the parameters of one become those of the other.
+
+    Attributes:
+        large: the model of the larger level; its units are on the meta device.
+        small: the model of the next level.
+        depth: groups of layers; a factor of 1 leaves them alone.
+        width: groups of heads and channels; a factor of 1 leaves them alone.
+        family: the axes of the parameters; None if the width stays.
+        heads: of the larger level; None if the width stays.
+    """
+
+    large: PipelineModel
+    small: PipelineModel
+    depth: Groups
+    width: Groups
+    family: Family | None = None
+    heads: Heads | None = None
+
+    def axes(self, name: str) -> Axes:
+        """The axes of a parameter that change, by its name inside its unit.
+
+        Raises:
+            SpecError: the family does not know the parameter.
+        """
+        if self.family is None or self.heads is None:
+            return ()
+        letters = self.family.letters(name)
+        if letters is None:
+            raise SpecError(
+                "spec.multiLevel.widthFactor", f"must be 1, because it is unknown how the parameter {name} is narrowed"
+            )
+        return self.heads.axes(letters, self.width)
+
+    def gain(self, name: str) -> int:
+        """The factor of a parameter going down, whose inverse it has going up: more than 1 for a scaled final norm."""
+        if self.family is None or self.heads is None or not self.heads.shared_table:
+            return 1
+        return self.width.factor if self.family.letters(name) == "n" else 1
+
+    def members(self, unit: int) -> list[int]:
+        """The large units that become a small unit."""
+        layers = self.large.num_layers
+        if unit in (0, self.small.num_layers + 1):
+            return [0 if unit == 0 else layers + 1]
+        return [1 + member for member in self.depth.members(unit - 1, layers)]
+
+    def group(self, unit: int) -> int:
+        """The small unit that a large unit is made of."""
+        layers = self.large.num_layers
+        if unit in (0, layers + 1):
+            return 0 if unit == 0 else self.small.num_layers + 1
+        return 1 + self.depth.group(unit - 1, layers)
+
+
+@dataclass(slots=True)
+class LevelMap:
+    """Makes the next visit's units of the present one's (`elastic.regroup.StateMap`).
+
+    Attributes:
+        levels: the present and the next level, in the order of their sizes.
+        down: whether the smaller one is next.
+        level: the next level.
+        alpha: share of the smaller level in the result going up.
+        earlier: reads the next level's own earlier weights; needed to go up with `alpha` below 1.
+    """
+
+    levels: Levels
+    down: bool
+    level: int
+    alpha: float = 1.0
+    earlier: EarlierWeights | None = None
+    _kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+    @property
+    def _old(self) -> PipelineModel:
+        return self.levels.large if self.down else self.levels.small
+
+    @property
+    def _new(self) -> PipelineModel:
+        return self.levels.small if self.down else self.levels.large
+
+    @property
+    def num_layers(self) -> int:
+        return self._new.num_layers
+
+    @property
+    def ties(self) -> Ties:
+        return self._new.ties
+
+    def sources(self, unit: int) -> Sequence[int]:
+        return self.levels.members(unit) if self.down else [self.levels.group(unit)]
+
+    def blank(self, unit: int) -> nn.Module:
+        return copy.deepcopy(self._new.units[unit])
+
+    def prepare(self, units: Collection[int]) -> None:
+        if self.earlier is not None and not self.down and self.alpha < 1:
+            self._kept = {unit: self.earlier.read(self.level, unit) for unit in units}
+
+    def make(self, unit: int, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        shell = self._new.units[unit]
+        constants = {name for name, _ in shell.named_buffers(remove_duplicate=False)}
+        prefixes = [self._old.unit_name(source) for source in self.sources(unit)]
+        made = {}
+        for name in shell.state_dict():
+            full = f"{self._new.unit_name(unit)}.{name}"
+            sources = [old[f"{prefix}.{name}"] for prefix in prefixes if f"{prefix}.{name}" in old]
+            _check(sources, len(prefixes), full)
+            made[full] = sources[0].clone() if name in constants else self._parameter(unit, name, full, sources)
+        return made
+
+    def _parameter(self, unit: int, name: str, full: str, sources: Sequence[Tensor]) -> Tensor:
+        levels, axes = self.levels, self.levels.axes(name)
+        if self.down:
+            return narrow(mean(sources), axes, levels.width) * levels.gain(name)
+        grown = widen(sources[0], axes, levels.width) / levels.gain(name)
+        if self.alpha == 1:
+            return grown.clone()
+        return torch.lerp(self._kept[unit][full].to(grown), grown, self.alpha)
+
+    def control(self, old: Control) -> Control:
+        """The state at the next visit's start: nothing is frozen, and nothing of the old model is remembered."""
+        return replace(
+            old,
+            visit=old.visit + 1,
+            visit_done=False,
+            boundary=0,
+            boundary_step=old.step,
+            decided_step=old.step,
+            best={},
+            best_step=0,
+            kept_step=0,
+            evaluations_since_best=0,
+            costs=None,
+            slice_costs=None,
+            last_vote=[],
+            last_similarities=[],
+        )
+
+
+def _check(sources: Sequence[Tensor], wanted: int, name: str) -> None:
+    """Refuse to take a mean of layers that differ.
+
+    Raises:
+        SpecError: a layer of the group lacks the parameter, or has it in another shape.
+    """
+    if len(sources) < wanted or any(source.shape != sources[0].shape for source in sources):
+        raise SpecError(
+            "spec.multiLevel.depthFactor", f"must be 1, because {name} would be the mean of layers that are not alike"
+        )
