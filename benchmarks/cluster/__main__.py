@@ -120,7 +120,8 @@ class Results:
 
     def one(self, case: Case) -> Mapping[str, float]:
         """The figures of one case."""
-        return self._found[_key(case)]
+        found: Mapping[str, float] = self._found[_key(case)]
+        return found
 
     def cell(self, policy: Policy, case: Case, seeds: Sequence[int]) -> dict[str, Any]:
         """Means, deviations and ratios of a policy."""

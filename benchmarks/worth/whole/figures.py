@@ -72,7 +72,7 @@ def fallen(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]:
 def _of_way(case: Case, way: Way | Rival, runs: Sequence[Took]) -> dict[str, Any]:
     seconds = [run.seconds for run in runs]
     typical = runs[seconds.index(statistics.median_low(seconds))]
-    found = {
+    found: dict[str, Any] = {
         "about": way.about,
         "seconds": statistics.median(seconds),
         "seconds_of_runs": [round(one, 2) for one in seconds],

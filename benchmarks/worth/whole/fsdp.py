@@ -199,8 +199,10 @@ class _Sharded:
         for layer in self._layers[: frozen - first]:
             layer.requires_grad_(False)
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        sharded = [fully_shard(layer, mesh=mesh) for layer in self._layers]
-        self._model = fully_shard(nn.Sequential(*self._layers), mesh=mesh)
+        sharded: list[Any] = [fully_shard(layer, mesh=mesh) for layer in self._layers]
+        model = nn.Sequential(*self._layers)
+        fully_shard(model, mesh=mesh)
+        self._model = model
         for layer, later in itertools.pairwise(sharded):
             layer.set_modules_to_forward_prefetch([later])
         for layer in self._model.modules():

@@ -1,7 +1,8 @@
 """A picture of a case's runs: GPUs held over time. The area is the bill."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -19,7 +20,7 @@ def draw(case: Case, runs: Mapping[str, Took], about: Mapping[str, str], path: P
         path: of the PNG file.
     """
     figure = Figure(figsize=(7.2, 0.55 * len(runs) + 0.9), dpi=140, facecolor="white")
-    panels: Sequence[object] = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    panels: Any = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     longest = max(run.seconds for run in runs.values())
     for axes, (name, run) in zip(panels, runs.items(), strict=True):
         times = [*(begun for begun, _ in run.held), run.seconds]

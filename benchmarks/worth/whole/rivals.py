@@ -119,7 +119,7 @@ class DataParallel:
         set_micro_batch(MicroBatchContext(step, tuple(ids)))
         loss = nn.functional.cross_entropy(self._trained(self._after_frozen(ids, inputs)), labels)
         self._optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         return loss.item() / ranks
 

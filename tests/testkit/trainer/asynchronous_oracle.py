@@ -49,7 +49,7 @@ class Weight:
         return after
 
     @property
-    def direction(self) -> Array | float:
+    def direction(self) -> Any:
         """What the last step moved the value by, over the rate and without decoupled decay; 0 before the first."""
         if not self.steps:
             return 0.0
