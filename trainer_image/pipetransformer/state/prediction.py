@@ -44,7 +44,7 @@ def predict(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def _by_moments(weight: Tensor, state: dict[str, Tensor], group: dict[str, Any], factor: float) -> None:
-    steps = float(state["step"])
+    steps = float(state.get("step", 0.0))
     if not steps:
         return
     beta1, beta2 = group["betas"]
