@@ -171,7 +171,7 @@ def test_a_round_of_several_steps_goes_back_bit_for_bit_and_can_still_be_committ
         worker.take_steps(3)
     made = late.everything()
     quick.committer.commit(quick.control, vote)
-    assert quick.control.point == (3, 1)
+    assert quick.control.point == (3, 1, 0)
     assert [line["step"] for line in [*quick.control.earlier_steps, quick.control.last_step]] == [0, 1, 2]
 
     late.committer.go_back()
@@ -195,7 +195,7 @@ def test_a_round_with_a_step_that_is_not_finite_goes_back_and_is_done_one_by_one
 
     assert worker.committer.refuse(worker.control, bad)
     assert same_bits(worker.everything(), start)
-    assert worker.control.point == (0, 0)
+    assert worker.control.point == (0, 0, 0)
     assert worker.control.one_a_round_until == 3
     assert worker.committer.pending is None
 
