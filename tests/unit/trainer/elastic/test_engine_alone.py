@@ -93,7 +93,7 @@ def enter(job: Job, mirrors: Mirrors, hosted: tuple[TCPStore, str]) -> Regrouped
         hooks=Hooks(),
     )
     state = WorkerState(job.num_layers, job.model.ties)
-    return regroup(tools, state, mock.Mock(pending=None, in_doubt=None), in_group=False)
+    return regroup(tools, state, mock.Mock(pending=None, pending_steps=1, in_doubt=None), in_group=False)
 
 
 def mirrored(job: Job, control: Control) -> Mirrors:

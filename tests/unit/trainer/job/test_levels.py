@@ -28,6 +28,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"pipeline": {"stages": 4}, "workers": 4},
         "spec.multiLevel.levels: the smallest level has 2 layers, fewer than the 4 stages",
     ),
+    "steps of their own": (
+        {"pipeline": {"schedule": "PipeDream", "stages": 2}, "workers": 2},
+        "spec.multiLevel: multiLevel needs another schedule than",
+    ),
     "no step left": ({"training": {"steps": 6}}, "spec.multiLevel: multiLevel needs training.steps above"),
     "no checkpoint": ({"checkpoint": None}, "spec.multiLevel: multiLevel needs spec.checkpoint"),
     "no difference": (

@@ -14,8 +14,9 @@ from pipetransformer_contract.spec import Cache, CachePolicy, FreezePoint, Freez
 from tests.testkit import ROOT
 from tests.testkit.trainer.script import run
 
-#: Events of runs that fail, skip a step, put freezes on trial, have levels, or have a manifest beside the script.
-RARE = {"StepSkipped", "FreezeKept", "LevelChanged", "Overruled", "Failed"}
+#: Events of runs that fail, skip a step, put freezes on trial, have levels or a manifest beside the script, or move
+#: frozen layers off the device.
+RARE = {"StepSkipped", "FreezeKept", "LayersOffloaded", "LevelChanged", "Overruled", "Failed"}
 ROLE = {"worker", "pipeline", "stage", "layers"}
 
 
