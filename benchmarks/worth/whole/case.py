@@ -169,7 +169,13 @@ def _declared_costs(device_bytes: int | None, dilate: float) -> ModelCosts:
     sizes = kept.micro_batch_sizes
     small, large = ([_cost(*each, size) for each in zip(times, units, strict=True)]
                     for units, size in zip((kept.small, kept.large), sizes, strict=True))  # fmt: skip
-    return ModelCosts(micro_batch_sizes=sizes, small=small, large=large, worker_bytes=device_bytes)
+    return ModelCosts(
+        micro_batch_sizes=sizes,
+        small=small,
+        large=large,
+        worker_bytes=device_bytes,
+        host_apart=device_bytes is not None,
+    )
 
 
 def _cost(times: UnitTimes, measured: UnitCost, samples: int) -> UnitCost:
