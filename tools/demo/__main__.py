@@ -39,7 +39,7 @@ def main() -> int:
     if any((arguments.run_dir / name).exists() for name in ("unfrozen", "freezing")):
         parser.error(f"{arguments.run_dir} holds an earlier demo: remove it, or name another folder by --run-dir")
     (document,) = read_documents(MANIFEST)
-    demo = _Demo(local_manifest(document), arguments.run_dir, arguments.seed)
+    demo = Demo(local_manifest(document), arguments.run_dir, arguments.seed)
     try:
         if arguments.record_baseline:
             save(demo.unfrozen(), RECORDED)
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-class _Demo:
+class Demo:
     """Both runs and what is made of them."""
 
     def __init__(self, manifest: dict[str, Any], folder: Path, seed: int | None) -> None:

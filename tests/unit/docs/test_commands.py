@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -92,7 +93,7 @@ in_short_and_whole = pytest.mark.parametrize(
 def test_the_demo_compares_two_runs_and_their_records_are_drawn(checkout: Path, shorter: bool) -> None:
     if shorter:
         shorten(checkout / DEMO, epochs=1, freeze={"startAfterSteps": 10, "intervalSteps": 10}, workers=1)
-    said = run(checkout, *recipe("make demo"))
+    said = run(checkout, *recipe(documented("make demo")))
     (drawn,) = documented("pipetransformer timeline")
     run(checkout, *documented("source .venv/bin/activate"), drawn)
     folder = checkout / "runs" / "demo"
@@ -119,15 +120,15 @@ def test_the_shared_demo_starts_the_second_job_on_what_the_first_releases(checko
         examples = checkout / "examples" / "shared-cluster"
         shorten(examples / "first.yaml", epochs=4, freeze={"startAfterEpochs": 0, "intervalEpochs": 1})
         shorten(examples / "second.yaml", epochs=1, freeze={"startAfterEpochs": 0, "intervalEpochs": 1})
-    said = run(checkout, *recipe("make demo-shared"))
+    said = run(checkout, *recipe(documented("make demo-shared")))
     assert "first holds 2, second holds 2" in said
     assert "started while the first trained" in said.splitlines()[-1]
     assert (checkout / "runs" / "demo-shared" / "gpus.svg").exists()
 
 
-def recipe(command: str) -> list[str]:
-    """What a documented command of make would run, without the set-up of the environment."""
-    (made,) = documented(command)
+def recipe(found: Sequence[str]) -> list[str]:
+    """What the one documented command of make would run, without the set-up of the environment."""
+    (made,) = found
     lines = subprocess.run([*made.split(), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return [line for line in lines.splitlines() if " runs/" in line]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib import image
 
 from pipetransformer_client.timeline.record import Evaluation, Freeze, Held, Record, Regroup, Span, Step
 from tools.demo import picture
+from tools.demo.__main__ import RECORDED, Demo
 from tools.demo.compare import compare, figures, paired_error, sentence
 from tools.demo.lines import at_step, decisions
 from tools.demo.measured import Measured, load, save
@@ -152,11 +154,24 @@ def test_without_a_recorded_baseline_the_error_names_the_command(tmp_path: Path)
 
 
 def test_the_recorded_baseline_is_of_all_test_images_and_froze_nothing() -> None:
-    recorded = load(Path(picture.__file__).with_name("baseline.json"))
+    recorded = load(RECORDED)
     assert recorded.tested == 364
     assert recorded.machine
     assert {regroup.stages for regroup in recorded.record.regroups} == {4}
     assert recorded.record.freezes == ()
+
+
+def test_a_comparison_with_the_recorded_baseline_names_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = load(RECORDED)
+    demo = Demo({"spec": {"training": {}}}, tmp_path, 5)
+    monkeypatch.setattr(demo, "freezing", lambda unfrozen: replace(recorded, machine="this machine"))
+    demo.whole(recorded=True, began=time.monotonic())
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith("saved 0% of GPU-seconds")
+    assert said.endswith(f"against the same job without freezing, recorded earlier on {recorded.machine}.")
+    assert json.loads((tmp_path / "summary.json").read_text())["seed"] == 5
 
 
 def test_the_picture_is_drawn_wide_and_narrow(tmp_path: Path) -> None:
