@@ -159,7 +159,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth-ideal
+.PHONY: bench-cache bench-channel bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth-accuracy bench-worth-ideal
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.
 	$(BIN)/python -m benchmarks.cache
 
@@ -198,6 +198,9 @@ bench-sharing: $(STAMP) ## Jobs of mixed priorities on 200 random clusters in si
 
 bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing begins (8 min).
 	$(BIN)/python -m benchmarks.tuning
+
+bench-worth-accuracy: $(STAMP) ## Freezing against fewer epochs, top layers alone and LoRA at equal work (8 min); FULL=1: all tasks and seeds (2 h of a core).
+	$(BIN)/python -m benchmarks.worth.accuracy $(if $(FULL),--full)
 
 bench-worth-ideal: $(STAMP) ## What freezing, elastic layouts and the cache can save at best, computed, and the ideal against brute force (1 min).
 	$(BIN)/python -m benchmarks.worth.ideal
