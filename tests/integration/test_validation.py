@@ -7,7 +7,7 @@ from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.validate import validate_manifest, validate_update
 from pipetransformer_operator.controller.ports import Refused
 from tests.testkit.operator.bounds import violations
-from tests.testkit.operator.manifests import CHANGED, REFUSED, VALID, old_job
+from tests.testkit.operator.manifests import CHANGED, REFUSED, VALID
 from tests.testkit.operator.namespace import Namespace
 
 pytestmark = pytest.mark.timeout(180)
@@ -52,13 +52,15 @@ async def test_each_bound_is_kept_by_the_server(namespace: Namespace) -> None:
 
 
 async def test_each_forbidden_change_is_refused_by_the_server(namespace: Namespace) -> None:
-    old = old_job().manifest()
-    assert await refusal(namespace, old) == ""
-    for job, _ in CHANGED:
-        text = ""
+    created: set[str] = set()
+    for old, job, _ in CHANGED:
+        text, name = "", old.manifest()["metadata"]["name"]
+        if name not in created:
+            assert await refusal(namespace, old.manifest()) == ""
+            created.add(name)
         try:
-            await namespace.patch("digits", job.manifest()["spec"])
+            await namespace.patch(name, job.manifest()["spec"])
         except Refused as error:
             text = str(error)
-        messages = [error.message for error in validate_update(old_job().manifest(), job.manifest())]
+        messages = [error.message for error in validate_update(old.manifest(), job.manifest())]
         assert [message for message in messages if message not in text] == [], text or "taken"

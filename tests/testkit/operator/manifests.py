@@ -8,7 +8,15 @@ def causal_job() -> JobBuilder:
     return make_job().set("model", {"name": "huggingface", "options": {"model_type": "gpt2"}}).set("data.name", "text")
 
 
+def levels_job(**changed: object) -> JobBuilder:
+    """A job that trains a smaller model for a while."""
+    levels = {"descentSteps": 2, "ascentSteps": 6} | changed
+    return make_job("levels").checkpoint("/checkpoints").set("training", {"steps": 20}).set("multiLevel", levels)
+
+
 VALID = [
+    levels_job(),
+    levels_job(levels=3, widthFactor=1, descentSteps=1),
     make_job(),
     make_job().stages(4).workers(8, most=16),
     make_job().stages(2).workers(4).release(),
@@ -38,6 +46,12 @@ GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 
 
 REFUSED = [
+    (levels_job(depthFactor=1, widthFactor=1), "spec.multiLevel.depthFactor"),
+    (levels_job(alpha=0), "spec.multiLevel.alpha"),
+    (levels_job(levels=1), "spec.multiLevel.levels"),
+    (levels_job(ascentSteps=18), "spec.multiLevel"),
+    (levels_job().drop("checkpoint"), "spec.multiLevel"),
+    (levels_job().set("pipeline.schedule", "PipeOptim"), "spec.multiLevel"),
     (make_job("a" * 51), "metadata.name"),
     (make_job("a/b"), "metadata.name"),
     (make_job("Digits"), "metadata.name"),
@@ -154,7 +168,7 @@ def old_job() -> JobBuilder:
     return make_job().set("podTemplate.spec.containers", [{"name": "trainer", "image": "trainer"} | GPU])
 
 
-CHANGED = [
+_CHANGES = [
     (old_job().set("model.options", {"a": 2}), "spec.model"),
     (old_job().set("data.path", "/elsewhere"), "spec.data"),
     (old_job().set("training.epochs", 5), "spec.training"),
@@ -168,4 +182,9 @@ CHANGED = [
     (old_job().set("mirror.everySteps", 5), "spec.mirror"),
     (old_job().set("managedBy", "someone/else"), "spec.managedBy"),
     (old_job().set("podTemplate.spec.hostNetwork", True), "spec.podTemplate"),
+]
+#: (old job, changed job, where the error is)
+CHANGED = [
+    *((old_job(), changed, path) for changed, path in _CHANGES),
+    (levels_job(), levels_job(alpha=0.25), "spec.multiLevel"),
 ]
