@@ -329,6 +329,8 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
 def rows(figure: Figure, result: Mapping[str, Any]) -> Iterator[list[str]]:
     """What a figure stands for in a result: its place, meaning, value, aim, and whether that is met."""
     for place, found, around in found_at(figure.path.split("."), result):
+        if found is None:
+            continue  # such as a bound that too few seeds give
         value = len(found) if isinstance(found, list) else found
         limit = around[figure.at_most] if isinstance(figure.at_most, str) else figure.at_most
         aim, met = "", True

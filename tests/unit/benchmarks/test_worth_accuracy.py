@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from benchmarks.worth.accuracy import lora
 from benchmarks.worth.accuracy.paired import Point, at_equal_work, difference
 from benchmarks.worth.accuracy.policies import HEAD_ONLY, LORA, NONE, PAPER, policies
-from benchmarks.worth.accuracy.report import Row, Table
+from benchmarks.worth.accuracy.report import Row, Table, over_tasks
 from benchmarks.worth.accuracy.runs import Kept, Run, fine_tune
 from benchmarks.worth.accuracy.tasks import Samples, Task
 from benchmarks.worth.accuracy.work import work
@@ -224,3 +224,17 @@ class TestReport:
         figures = row.figures(self._NONE)
         assert figures["mean"] == pytest.approx(90)
         assert figures["difference"] == figures["difference_low95"] == pytest.approx(-1)
+
+    def test_over_tasks_the_best_bound_and_the_worst_mean_count(self) -> None:
+        key = "recommended_minus_fewer_epochs_at_equal_work"
+        one, other = {"mean": 2.0, "low95": 1.0}, {"mean": -1.0, "low95": -2.0}
+        found = over_tasks({"near": {key: one}, "far": {key: other}, "brown": {key: {"mean": -9.0, "low95": None}}})
+        assert found == {key: {"best_low95": 1.0, "worst_mean": -1.0}}
+
+    def test_runs_that_confirm_a_setting_do_not_change_the_choice(self) -> None:
+        changed = _row(PAPER, {0: 0.91, 1: 0.93}, 0.55)
+        later = replace(changed.runs[0], seed=2, work_cached=0.99)
+        table = self._table(replace(changed, runs={**changed.runs, 2: later}))
+        found = table.recommended()
+        assert found is not None
+        assert found.policy.name == PAPER
