@@ -148,6 +148,9 @@ def main() -> int:
         if NONE in table.rows:
             _print(part, table)
             tables[part] = (task, table)
+    if not tables:
+        print("nothing was run, so there is nothing to compare")
+        return 1
     if arguments.full:
         draw({part.name: table for part, (_, table) in tables.items()}, RESULTS / "worth-accuracy.png")
         accuracy = {part.name: _said(part, *tables[part]) for part in tables}

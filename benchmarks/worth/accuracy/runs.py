@@ -106,12 +106,12 @@ def fine_tune(task: Task, policy: Policy, seed: int) -> Run:
 
 def settings(task: Task, policy: Policy) -> str:
     """Digest of the task, its pretrained weights and the policy."""
-    said = {
-        "model": task.model.model_dump(mode="json", exclude={"path"}),
+    said = {  # without defaults, so that a new field of the spec changes nothing
+        "model": task.model.model_dump(mode="json", exclude={"path"}, exclude_defaults=True),
         "weights": _digest(task.weights_file()),
         "count": task.count,
-        "training": task.training(0, policy.share, policy.rate).model_dump(mode="json"),
-        "freeze": policy.spec(task).model_dump(mode="json"),
+        "training": task.training(0, policy.share, policy.rate).model_dump(mode="json", exclude_defaults=True),
+        "freeze": policy.spec(task).model_dump(mode="json", exclude_defaults=True),
         "adapters": policy.adapters,
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
