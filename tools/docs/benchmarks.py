@@ -253,51 +253,6 @@ FIGURES = {
         Figure("cluster_real.slowness", "step over its declared time, on other jobs"),
         Figure("cluster_real.start_seconds", "seconds until admitted jobs train, on other jobs"),
     ),
-    "worth-accuracy": (
-        Figure("accuracy.*.none.mean", "accuracy in % with nothing frozen, mean of the seeds"),
-        Figure("accuracy.*.recommended.difference", "the recommended setting less that, in points"),
-        Figure(
-            "accuracy.near.recommended.difference_low95",
-            "the same for digits from MNIST: one-sided 95 % bound",
-            at_least=-0.5,
-        ),
-        Figure(
-            "accuracy.brown.recommended.difference_low95",
-            "the same for a real BERT: one-sided 95 % bound",
-            at_least=-1.0,
-        ),
-        Figure(
-            "accuracy.*.recommended.work_cached", "work of the recommended setting with the cache, nothing frozen = 1"
-        ),
-        Figure("accuracy.*.recommended.confirmed", "measured on seeds that it was not chosen on"),
-        Figure(
-            "accuracy.*.recommended_minus_fewer_epochs_at_equal_work.mean",
-            "the recommended setting less fewer epochs at equal work, in points",
-            at_least=-0.5,
-        ),
-        Figure(
-            "accuracy.*.recommended_minus_fewer_epochs_at_equal_work.low95",
-            "the same: one-sided 95 % bound of the task",
-        ),
-        Figure(
-            "over_tasks.recommended_minus_fewer_epochs_at_equal_work.best_low95",
-            "the same: the best bound of a task, above 0 if freezing beats fewer epochs anywhere",
-            at_least=0.0,
-        ),
-        Figure(
-            "accuracy.*.recommended_minus_best_top_n_at_equal_work.mean",
-            "the recommended setting less the best top-n at equal work, in points",
-            at_least=-0.5,
-        ),
-        Figure(
-            "over_tasks.recommended_minus_best_top_n_at_equal_work.best_low95",
-            "the same: the best bound of a task, above 0 if freezing beats top-n anywhere",
-            at_least=0.0,
-        ),
-        Figure("accuracy.*.trial_minus_no_trial.mean", "all policies on trial less the same without, in points"),
-        Figure("accuracy.*.trial_minus_no_trial.thaws", "the same: trials that failed"),
-        Figure("accuracy.*.paper_alpha_third.difference", "the paper's schedule from the first eighth on, in points"),
-    ),
     "worth-ideal": (
         Figure(
             "ideal.brute_force_worst_ratio",
