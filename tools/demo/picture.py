@@ -20,6 +20,8 @@ UNFROZEN, FREEZING, SAVED = "#8f9ba6", "#2a7fb8", "#c3ccd4"
 #: Width in inches and size of the text by the end of the file's name. The second fits a phone.
 _SHAPES = {"": (9.0, 9.0), "-narrow": (3.6, 8.0)}
 _HEIGHT, _DPI = 7.2, 120
+#: Pixels of the smallest text in any of them.
+LEAST_TEXT_PIXELS = min(size for _, size in _SHAPES.values()) * _DPI / 72
 
 
 def draw(unfrozen: Measured, freezing: Measured, folder: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import pytest
 from tests.testkit import ROOT
 from tests.testkit.phone import LEAST_TEXT, WIDTH, look
 from tools.browser import Browser
+from tools.demo.picture import LEAST_TEXT_PIXELS
 
 #: The front page, a page of reference of each kind, and pages with tables of five columns.
 PAGES = ("index", "start", "api", "metrics", "operations", "values", "commands", "benchmarks", "python")
@@ -60,9 +61,11 @@ def file_of(url: str) -> Path:
     return Path(unquote(urlparse(url).path))
 
 
-def least_text(svg: Path, width: float) -> float:
+def least_text(picture: Path, width: float) -> float:
     """Pixels of the smallest text of a picture that is shown in this width; a logo has none."""
-    root = ET.parse(svg).getroot()
+    if picture.suffix == ".png":  # the demo's; its width is in the header
+        return LEAST_TEXT_PIXELS * width / int.from_bytes(picture.read_bytes()[16:20], "big")
+    root = ET.parse(picture).getroot()
     styles = "".join(text for element in root.iter() for text in (element.text or "", *element.attrib.values()))
     sizes = [float(size) for size in re.findall(r"font-size:\s*([\d.]+)px", styles)]
     sizes += [float(element.attrib["font-size"]) for element in root.iter() if "font-size" in element.attrib]
