@@ -55,17 +55,18 @@ def layouts(plan: dict[str, Any]) -> list[tuple[int, int]]:
 def test_the_demos_plan_is_what_its_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (typed,) = documented("pipetransformer plan")
+    (typed,) = documented("pipetransformer plan examples/finetune-digits.yaml")
     plan = planned(REPOSITORY / typed.split()[-1], tmp_path, monkeypatch, capsys)
     assert layouts(plan) == [(4, 1), (2, 2), (1, 4)]
-    # 45 steps an epoch; the first decision comes three epochs after the 20 without freezing
+    # the first decision comes an interval after the 15 steps without freezing
     assert [(phase["firstStep"], phase["frozenLayers"]) for phase in plan["phases"]] == [
         (0, 0),
-        (23 * 45, 4),
-        (26 * 45, 7),
-        (29 * 45, 9),
-        (32 * 45, 10),
-        (35 * 45, 11),
+        (55, 4),
+        (95, 7),
+        (135, 9),
+        (175, 10),
+        (215, 11),
+        (295, 12),
     ]
     assert 0 < plan["saved"]["time"] < 1
     assert plan["saved"]["time"] == pytest.approx(plan["saved"]["gpuTime"])
