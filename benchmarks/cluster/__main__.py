@@ -106,12 +106,13 @@ class Results:
         with ProcessPoolExecutor(processes) as pool:
             running = {pool.submit(case.run): case.name for case in missing}
             for done in as_completed(running):
-                name, kept[running[done]] = running[done], done.result()
+                name = running[done]
+                kept[name] = done.result()
                 print(f"{name}: {kept[name][1]:.0f} s", file=sys.stderr)
                 if keep is not None:
                     with keep.open("a") as file:
                         file.write(json.dumps([name, kept[name]]) + "\n")
-        self._found = {case: kept[case.name][0] for case in cases}
+        self._found: dict[Case, Mapping[str, float]] = {case: kept[case.name][0] for case in cases}
         self._seconds = {case: float(kept[case.name][1]) for case in cases}
 
     def slowest_seconds(self, *, by_plan: bool) -> float:
