@@ -98,8 +98,10 @@ class Rigid:
         )
 
 
-#: Answers of `choose` with no end in sight, and with how few steps left they were the same; for jobs of one policy.
-Known = dict[object, tuple[Layout | None, float]]
+#: By number of workers: what `choose` said with no end in sight, and with how few steps left it said the same.
+Answers = dict[int, tuple[Layout | None, float]]
+#: Answers for jobs of one policy, by all else that they depend on.
+Known = dict[object, Answers]
 
 
 @dataclass(eq=False)
@@ -138,6 +140,7 @@ class Elastic(Rigid):
         self._remaining, self._reported = run.total, 0.0
         self._failures, self._next_resize, self._next_grant, self._published = 0, 0.0, 0.0, 0.0
         self._turned = 0.0
+        self._answers: Answers | None = None  # in the present situation
         self._chosen_for, self._saved = 0, -1  # boundaries: of the layout, and of the newest checkpoint
 
     def on_admitted(self) -> None:
@@ -145,7 +148,7 @@ class Elastic(Rigid):
         self.cluster.take(self.run, self.run.needs, self._start)
 
     def on_trains(self) -> None:
-        self._trains = True
+        self._trains, self._answers = True, None
         if self._claims:
             self._forget_failures()
         self._report(decides=True)
@@ -157,6 +160,7 @@ class Elastic(Rigid):
         self._turn()
 
     def on_frozen(self) -> None:
+        self._answers = None
         self._report(decides=True)
         self._turn()
 
@@ -261,7 +265,7 @@ class Elastic(Rigid):
         if not shrinks:
             self.joining = []
         self.leaving = max(0, self.members - layout.workers)
-        self._layout, self.members, self._trains = layout, layout.workers, False
+        self._layout, self.members, self._trains, self._answers = layout, layout.workers, False, None
         self.generation, self._published = self.generation + 1, self.cluster.now
         self._chosen_for = self.run.frozen.boundary
         if shrinks and limited:
@@ -329,17 +333,19 @@ class Elastic(Rigid):
 
         All changes cost the same pause. So the steps that are left do not decide which layout is best, but whether it
         is worth the pause; and if it is, it is with more steps left."""
-        run, present = self.run, self._present()
-        key = (run.scaling, run.frozen, run.cut_when, self._layout, self._trains, workers)
-        if key not in self._known:
-            self._known[key] = self._choose(workers, replace(present, remaining_steps=None)), math.inf
-        without_end, least = self._known[key]
-        remaining = math.inf if present.remaining_steps is None else present.remaining_steps
+        if self._answers is None:
+            situation = (self.run.scaling, self.run.frozen, self.run.cut_when, self._layout, self._trains)
+            self._answers = self._known.setdefault(situation, {})
+        if workers not in self._answers:
+            endless = replace(self._present(), remaining_steps=None)
+            self._answers[workers] = self._choose(workers, endless), math.inf
+        without_end, least = self._answers[workers]
+        remaining = self._remaining if self._trains else math.inf
         if remaining >= least:
             return without_end
-        found = self._choose(workers, present)
+        found = self._choose(workers, self._present())
         if found == without_end:
-            self._known[key] = without_end, remaining
+            self._answers[workers] = without_end, remaining
         return found
 
     def _choose(self, workers: int, present: Present) -> Layout | None:
