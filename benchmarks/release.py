@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -245,16 +244,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=10, help="two releases each")
     parser.add_argument("--dry", action="store_true", help="write no result")
     arguments = parser.parse_args()
-    layout = Layout()
-    was_up = cluster.is_up(layout)
-    cluster.up(layout)
-    try:
+    with cluster.started() as layout:
         references = images.publish(layout)
         with operator(layout, references["operator"]):
             releases = asyncio.run(_in_namespace(layout, references, arguments.jobs))
-    finally:
-        if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":
-            cluster.down(layout)
     phases = {name: [release[name] for release in releases] for name in PHASES}
     usable = [sum(release[name] for name in USABLE) for release in releases]
     running = [sum(release.values()) for release in releases]

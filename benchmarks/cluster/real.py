@@ -9,7 +9,6 @@ all jobs are admitted at once, so that the operator makes room for them. It need
 
 import argparse
 import asyncio
-import os
 import random
 import shutil
 import statistics
@@ -306,19 +305,13 @@ def main() -> int:
     arguments = parser.parse_args()
     jobs = jobs_of(arguments.jobs, arguments.seed)
     others = jobs_of(max(2, arguments.jobs // 4), arguments.seed + 1000)
-    layout = Layout()
-    was_up = cluster.is_up(layout)
-    cluster.up(layout)
-    try:
+    with cluster.started() as layout:
         references = images.publish(layout)
         with operator(layout, references["operator"]):
             image = references["trainer"]
             slowness, start = fitted(others, asyncio.run(_measure(layout, image, STATIC, others, "others")))
             print(f"steps take {slowness:.3f} of their declared times, and starts {start:.1f} s", file=sys.stderr)
             real = {one.name: asyncio.run(_measure(layout, image, one, jobs, one.name)) for one in POLICIES}
-    finally:
-        if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":
-            cluster.down(layout)
     delays = replace(measured(), start=start)
     said = {policy.name: simulated(jobs, policy, delays, slowness) for policy in POLICIES}
     return _write(jobs, real, said, {"slowness": slowness, "start_seconds": start}, dry=arguments.dry)

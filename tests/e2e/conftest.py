@@ -22,7 +22,7 @@ from tests.testkit.cluster.cluster import SYSTEM_NAMESPACE, Cluster, install
 from tests.testkit.cluster.kube import Kube
 from tools.devcluster import cluster as devcluster
 from tools.devcluster import controlplane, gobuild, images
-from tools.devcluster.layout import CONTEXT, REPOSITORY, Layout
+from tools.devcluster.layout import CONTEXT, REPOSITORY
 
 _CRD = "pipetrainingjobs.training.pipetransformer.io"
 _FAILED = pytest.StashKey[bool]()
@@ -42,10 +42,7 @@ def cluster() -> Iterator[Cluster]:
             is_ours=False,
         )
         return
-    layout = Layout()
-    was_up = devcluster.is_up(layout)
-    try:
-        devcluster.up(layout)
+    with devcluster.started() as layout:
         yield Cluster(
             kubectl=(*controlplane.kubectl_command(layout), "--context", CONTEXT),
             helm=(str(gobuild.helm()), "--kubeconfig", str(layout.kubeconfig), "--kube-context", CONTEXT),
@@ -53,9 +50,6 @@ def cluster() -> Iterator[Cluster]:
             shared=layout.shared,
             kubeconfig=layout.kubeconfig,
         )
-    finally:
-        if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":
-            devcluster.down(layout)
 
 
 @pytest.fixture(scope="session")

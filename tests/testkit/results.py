@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.testkit import ROOT
-from tools.docs import benchmarks, charts
+from tools.docs import benchmarks, charts, worth
 from tools.machine import processor
 
 RESULTS = ROOT / "benchmarks" / "results"
 #: Changes that are not of the code: what benchmarks write.
-_OUR_OUTPUT = (":!benchmarks/results", ":!docs/benchmarks.md", ":!docs/images/bench-*.svg")
+_OUR_OUTPUT = (
+    ":!benchmarks/results", ":!docs/benchmarks.md", ":!docs/images/bench-*.svg", ":!README.md", ":!docs/worth.md",
+)  # fmt: skip
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -37,7 +39,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def write_result(name: str, figures: Mapping[str, object], command: str = "") -> Path:
     """Write `benchmarks/results/<name>.json`: the figures, the machine, the commit, and `make bench-<name>` as the
-    command, if it is no other. The page of benchmarks and its pictures follow."""
+    command, if it is no other. Then write the pages that show results: benchmarks and their pictures, README, worth."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     document = {
@@ -52,6 +54,8 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
     (ROOT / "docs" / "benchmarks.md").write_text(benchmarks.rendered())
     for picture, drawn in charts.rendered().items():
         (ROOT / "docs" / "images" / picture).write_text(drawn)
+    for page, text in worth.pages().items():
+        page.write_text(text)
     return path
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pipetransformer_contract.api.manifest import local_manifest, read_documents
 
 from . import picture
 from .compare import compare, figures, sentence
-from .lines import Alone, SideBySide
+from .lines import Lines, alone, side_by_side
 from .measured import Measured, load, save
 from .runs import RunFailed, train, variant
 
@@ -36,6 +37,8 @@ def main() -> int:
     where = os.environ.get("DEMO_BASELINE", "measured")
     if where not in ("measured", "recorded"):
         parser.error(f"DEMO_BASELINE is {where!r}: it may be measured or recorded")
+    if arguments.seed is not None and (where == "recorded" or arguments.record_baseline):
+        parser.error("--seed: the recorded baseline has the seed of the manifest, so leave one of both out")
     if any((arguments.run_dir / name).exists() for name in ("unfrozen", "freezing")):
         parser.error(f"{arguments.run_dir} holds an earlier demo: remove it, or name another folder by --run-dir")
     (document,) = read_documents(MANIFEST)
@@ -82,7 +85,7 @@ class Demo:
         """Trains the job without freezing."""
         folder = self._folder / "unfrozen"
         self._say("unfrozen: layout, time, held-out accuracy after each epoch")
-        lines = Alone(folder, self._out)
+        lines = Lines(folder, self._out, alone)
         measured = train(variant(self._manifest, freezing=False, seed=self._seed), folder, lines.changed)
         lines.changed()
         return measured
@@ -92,7 +95,7 @@ class Demo:
         folder = self._folder / "freezing"
         self._say("freezing: each decision, beside the unfrozen run at that step")
         self._say(f"{'step':>6}  {'unfrozen':<20} | freezing")
-        lines = SideBySide(folder, unfrozen.record, self._out)
+        lines = Lines(folder, self._out, partial(side_by_side, unfrozen=unfrozen.record))
         measured = train(variant(self._manifest, freezing=True, seed=self._seed), folder, lines.changed)
         lines.changed()
         return measured

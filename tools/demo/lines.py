@@ -1,7 +1,7 @@
 """The lines of `make demo`: each decision of the freezing run, and the unfrozen run at the same step beside it."""
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,54 +62,43 @@ def held_out(record: Record, time: float) -> str:
     return f"{found[-1]:.1%}" if found else "-"
 
 
-class Alone:
-    """Prints a line for each evaluation of the unfrozen run."""
-
-    def __init__(self, folder: Path, out: Console) -> None:
-        self._folder = folder
-        self._out = out
-        self._shown = 0
-
-    def changed(self) -> None:
-        """Prints what is new in the record."""
-        record = _read(self._folder)
-        if record is None:
-            return
-        for one in record.evaluations[self._shown :]:
-            accuracy = f"{one.metrics[ACCURACY]:.1%}" if ACCURACY in one.metrics else "-"
-            self._out.print(f"{'':8}{layout(record, one.time):<4} {one.time:5.1f} s  {accuracy}", highlight=False)
-        self._shown = len(record.evaluations)
-
-
-class SideBySide:
-    """Prints a line for each decision of the freezing run.
+class Lines:
+    """Prints the lines of a run as its record grows.
 
     Args:
-        folder: of the freezing run.
-        unfrozen: the record of the other run.
+        folder: of the run.
         out: where the lines go.
+        lines_of: all lines of a record, in their order.
     """
 
-    def __init__(self, folder: Path, unfrozen: Record, out: Console) -> None:
-        self._folder = folder
-        self._unfrozen = unfrozen
-        self._out = out
+    def __init__(self, folder: Path, out: Console, lines_of: Callable[[Record], Sequence[str]]) -> None:
+        self._folder, self._out, self._lines_of = folder, out, lines_of
         self._shown = 0
 
     def changed(self) -> None:
-        """Prints what is new in the record."""
+        """Print what is new in the record."""
         record = _read(self._folder)
-        if record is None:
-            return
-        for line in self._new(record):
+        lines = [] if record is None else self._lines_of(record)
+        for line in lines[self._shown :]:
             self._out.print(line, highlight=False)
+        self._shown = max(self._shown, len(lines))
 
-    def _new(self, record: Record) -> Iterator[str]:
-        found = decisions(record)
-        for one in found[self._shown :]:
-            mine = f"{layout(record, one.time):<4} {one.time:5.1f} s  {held_out(record, one.time):<6}"
-            yield f"{one.step:>6}  {at_step(self._unfrozen, one.step):<20} | {mine}  {one.words}"
-        self._shown = len(found)
+
+def alone(record: Record) -> list[str]:
+    """A line for each evaluation of the unfrozen run."""
+    return [
+        f"{'':8}{layout(record, one.time):<4} {one.time:5.1f} s  {held_out(record, one.time)}"
+        for one in record.evaluations
+    ]
+
+
+def side_by_side(record: Record, unfrozen: Record) -> list[str]:
+    """A line for each decision of the freezing run, with the other run at the same step."""
+    return [
+        f"{one.step:>6}  {at_step(unfrozen, one.step):<20} | {layout(record, one.time):<4} {one.time:5.1f} s"
+        f"  {held_out(record, one.time):<6}  {one.words}"
+        for one in decisions(record)
+    ]
 
 
 def _read(folder: Path) -> Record | None:

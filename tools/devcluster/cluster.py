@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tools.devcluster import controlplane, debian, disk, gobuild, host, images, kueue, node, preflight, registry
 from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, NODES, SOURCES, Layout, cache_dir
@@ -94,6 +95,22 @@ def _start_dns(layout: Layout) -> None:
     filled = manifest.substitute(image=images.coredns_reference(layout), address=DNS_SERVICE_IP)
     controlplane.kubectl(layout, "apply", "-f", "-", stdin=filled)
     controlplane.kubectl(layout, "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=90s")
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Layout]:
+    """Start the cluster for a block, and stop it afterwards.
+
+    It stays if it was up before, or with PIPETRANSFORMER_KEEP_CLUSTER=1.
+    """
+    layout = Layout()
+    was_up = is_up(layout)
+    try:
+        up(layout)
+        yield layout
+    finally:
+        if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":
+            down(layout)
 
 
 def add_node(layout: Layout, *, gpus: int = 8) -> int:

@@ -154,7 +154,11 @@ def main() -> int:
     if arguments.full:
         draw({part.name: table for part, (_, table) in tables.items()}, RESULTS / "worth-accuracy.png")
         accuracy = {part.name: _said(part, *tables[part]) for part in tables}
-        path = write_result("worth-accuracy", {"accuracy": accuracy, "over_tasks": over_tasks(accuracy)})
+        path = write_result(
+            "worth-accuracy",
+            {"accuracy": accuracy, "over_tasks": over_tasks(accuracy)},
+            command="make bench-worth-accuracy FULL=1",
+        )
         print(f"written to {path.relative_to(ROOT)}")
     return 0
 

@@ -56,8 +56,8 @@ def at_equal_work(curve: Sequence[Point], work: float, seeds: Sequence[int]) -> 
     """The best that the curve reaches with at most `work`, by seed: one of its points, or between two neighbours.
 
     Between neighbours accuracy is interpolated linearly in the work, seed by seed. Which of these is best is decided
-    by the mean over the seeds, in favour of the curve. Only seeds that all candidates have count. Empty if the curve
-    has nothing with so little work.
+    by the mean over the seeds, in favour of the curve. A candidate that lacks one of `seeds` is left out. Empty if no
+    candidate is left.
     """
     points = sorted(curve, key=lambda point: point.work)
     candidates: list[dict[int, float]] = [dict(point.accuracy) for point in points if point.work <= work]

@@ -18,7 +18,6 @@ from pipetransformer_contract.api import JobSpec, PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import Document, local_job, local_manifest
 from pipetransformer_contract.choose import Bounds, Packing
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.spec import Cache
 from pipetransformer_contract.wire import Env
 
 from .way import Shape, Way
@@ -145,16 +144,8 @@ _LONE = Way("forecast", "")
 
 
 def cache_spec(way: Way) -> dict[str, str]:
-    """The way's `spec.cache`. A product that cannot offload frozen layers has no field for it."""
-    spec = {"policy": "Auto" if way.cache else "Never"}
-    if can_offload():
-        spec["offloadFrozen"] = "Auto" if way.offload else "Never"
-    return spec
-
-
-def can_offload() -> bool:
-    """Whether the product can move frozen layers off the accelerator."""
-    return "offload_frozen" in Cache.model_fields
+    """The way's `spec.cache`."""
+    return {"policy": "Auto" if way.cache else "Never", "offloadFrozen": "Auto" if way.offload else "Never"}
 
 
 def _container(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.worth.runs import FULL, SHORT
 from benchmarks.worth.whole import fsdp, rivals
-from benchmarks.worth.whole.case import LAYERS, STEPS, STEPS_PER_EPOCH, Case, can_offload
+from benchmarks.worth.whole.case import LAYERS, STEPS, STEPS_PER_EPOCH, Case
 from benchmarks.worth.whole.figures import BY_NAME, fallen, figures
 from benchmarks.worth.whole.notes import Notes
 from benchmarks.worth.whole.picture import draw
@@ -273,4 +273,4 @@ def test_layers_freeze_as_the_papers_schedule_with_a_third() -> None:
 def test_offload_is_asked_for_where_the_product_has_it(tmp_path: Path) -> None:
     asked = EIGHT.manifest(BY_NAME["offload"], Layout(4, 2), None)["spec"]["cache"]  # type: ignore[arg-type]
 
-    assert asked.get("offloadFrozen") == ("Auto" if can_offload() else None)
+    assert asked.get("offloadFrozen") == "Auto"
