@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from scipy.stats import t
 
 from pipetransformer.data import read_batch
 from pipetransformer.job.load import load_job
@@ -21,8 +22,6 @@ from tests.testkit.trainer.asynchronous_replay import Replay, Round
 STAGES, LAYERS, EPOCHS, BATCH, STEPS_PER_ROUND = 4, 4, 8, 32, 16
 #: Micro-batches a step.
 ONE, SEVERAL = 1, STAGES
-#: One-sided 95 % quantiles of Student's t, by degrees of freedom.
-_QUANTILES = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833}
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"name": "AdamW"}, "sgd": {"name": "SGD", "momentum": 0.9}}
 RATES = {"adamw": (1e-3, 2e-3, 3e-3, 5e-3, 1e-2), "sgd": (1e-2, 2e-2, 3e-2, 5e-2)}
 #: Ways to train, with how many steps more their predictions look ahead.
@@ -124,7 +123,7 @@ class Compared:
         def below(ratio: float) -> bool:
             rest = [own - ratio * newest for own, newest in pairs]
             error = statistics.stdev(rest) / math.sqrt(len(rest))
-            return statistics.fmean(rest) + _QUANTILES[len(rest) - 1] * error < 0
+            return statistics.fmean(rest) + float(t.ppf(0.95, len(rest) - 1)) * error < 0
 
         return next((step / 1000 for step in range(-2000, 5000) if below(step / 1000)), math.inf)
 

@@ -51,14 +51,15 @@ class PolicyCopy:
             raise self._failed(error) from error
 
     def next_decision(self, step: int) -> int | None:
-        """As `FreezePolicy.next_decision`."""
+        """As `FreezePolicy.next_decision`, or when the trial may end if that is earlier."""
         try:
             found = self._policy.next_decision(step)
             if found is not None and found <= step:
                 raise ValueError(f"next_decision({step}) is {found}, which is not later")
         except Exception as error:
             raise self._failed(error) from error
-        return found
+        trial = None if self._trial is None else self._trial.next_decision(step)
+        return min((each for each in (found, trial) if each is not None), default=None)
 
     def note_loss(self, step: int, loss: float) -> None:
         """Tell the trial the mean training loss of a step after which the policy is not asked, by committed steps."""

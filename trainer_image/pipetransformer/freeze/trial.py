@@ -137,6 +137,10 @@ class Trial:
         """Take the loss of a step after which nothing is decided."""
         self._training.add(step, loss)
 
+    def next_decision(self, step: int) -> int | None:
+        """The first step after `step` at which the present trial may end; None if there is no trial."""
+        return None if self._began is None else max(step + 1, self._began + self._spec.steps)
+
     def on_trial(self, boundary: int) -> int:
         """How many of `boundary` frozen layers are on trial."""
         return 0 if self._began is None else boundary - self._before

@@ -111,6 +111,7 @@ class StageRunner:
         spans = {index: self._span(index, span) for index, span in spec.own.items()}
         self._executor = Executor(spans, spec.group, spec.device, spec.dtype)
         self._planned: dict[RoundShape, Sequence[Operation]] = {}
+        self._staleness: dict[RoundShape, Staleness] = {}
         self._ahead: FrozenAhead | None = None
         self._stopwatch = make_stopwatch(spec.device)
 
@@ -196,12 +197,14 @@ class StageRunner:
     def staleness(self, dealt: Sequence[Sequence[MicroBatch]]) -> Staleness:
         """How old the weights of forwards are in a round of these steps."""
         shape = self._shape_of(dealt)
-        found = staleness(self._plan(shape), shape)
-        own = {chunk: age for (span, chunk), age in found.items() if span in self.spec.own}
-        by_step: list[list[int]] = [[] for _ in dealt]
-        for (_, chunk), age in found.items():
-            by_step[shape.step_of(chunk)].append(age)
-        return Staleness(own, by_step)
+        if shape not in self._staleness:
+            found = staleness(self._plan(shape), shape)
+            own = {chunk: age for (span, chunk), age in found.items() if span in self.spec.own}
+            by_step: list[list[int]] = [[] for _ in dealt]
+            for (_, chunk), age in found.items():
+                by_step[shape.step_of(chunk)].append(age)
+            self._staleness[shape] = Staleness(own, by_step)
+        return self._staleness[shape]
 
     def _shape_of(self, dealt: Sequence[Sequence[MicroBatch]]) -> RoundShape:
         steps = tuple(map(len, dealt))

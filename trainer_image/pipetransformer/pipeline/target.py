@@ -41,6 +41,7 @@ class Loss:
             if output.requires_grad and not loss.requires_grad and not weight:
                 loss = loss + output.flatten()[:0].sum()
             chunk.loss, chunk.weight = loss.detach(), weight.detach()
+        chunk.labels = chunk.weights = None  # a round of many steps keeps its chunks
         return loss
 
 

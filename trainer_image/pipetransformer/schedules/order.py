@@ -162,8 +162,9 @@ def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
                 passed += action.kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
                 if action.kind is ActionKind.STEP:
                     taken.append((action.chunk, passed))
-        if taken != (ends if shape.trains(span) else []):
-            raise ScheduleError(f"span {span} takes steps after backwards {taken}, and not {ends}")
+        wanted = ends if shape.trains(span) else []
+        if taken != wanted:
+            raise ScheduleError(f"span {span} takes steps after backwards {taken}, and not {wanted}")
 
 
 def _check_prefixes(pieces: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:

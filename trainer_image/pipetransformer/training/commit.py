@@ -96,7 +96,7 @@ class Committer:
     @property
     def is_ahead(self) -> bool:
         """Whether steps that are not committed have changed the weights."""
-        return self._round_start is not None and self._round_start.is_left
+        return self._round_start is not None and self._round_start.has_steps
 
     def begin_steps(self) -> None:
         """Keep the committed state, because a round of several steps changes the weights before its vote."""

@@ -53,8 +53,16 @@ class Rounds:
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
 
-    def train(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> Vote:
-        """Train one global batch, or several, and commit.
+    def num_steps(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> int:
+        """Steps of the next round.
+
+        Raises:
+            SpecError: the policy failed.
+        """
+        return steps_of_round(self._kit.job, state.control, member.layout, policy, member.first_step)
+
+    def train(self, state: WorkerState, policy: PolicyCopy, member: Membership, steps: int = 1) -> Vote:
+        """Train one global batch, or several, and commit. If one of several steps is not finite, train the first alone.
 
         Raises:
             RuntimeError: a connection broke, before or after the commit.
@@ -64,7 +72,6 @@ class Rounds:
         started, kit = time.perf_counter(), self._kit
         layout, control, step = member.layout, state.control, state.control.step
         kit.committer.forget_pending()
-        steps = steps_of_round(kit.job, control, layout, policy, member.first_step)
         computed = self._train_step(step, member) if steps == 1 else self._train_steps(step, steps, member)
         computing = member.runner.take_computing_seconds()
         similar = self._similarities(state, policy, member, steps)
@@ -90,7 +97,7 @@ class Rounds:
         kit.meter.on_staleness(computed.staleness[-1])
         kit.hooks.on_point(HookPoint.VOTED, step)
         if kit.committer.refuse(control, vote):
-            return self.train(state, policy, member)
+            return self.train(state, policy, member)  # one by one, as long as the control state says
         kit.committer.commit(control, vote)
         if not vote.cold:
             control.note_cached(layout.cut.prefix_layers(control.awaited_layers))

@@ -18,16 +18,16 @@ class RoundStart:
         self._host = HostCopies()
         self._kept = [self._host.copy(tensor) for tensor in self._live]
         #: Whether what the steps have made is in place, and not the start.
-        self.is_left = True
+        self.has_steps = True
 
     def go_back(self) -> None:
         """Put the start in place, and keep what the steps have made."""
-        if self.is_left:
+        if self.has_steps:
             self._swap()
 
     def go_on(self) -> None:
         """Put in place what the steps have made."""
-        if not self.is_left:
+        if not self.has_steps:
             self._swap()
 
     def _swap(self) -> None:
@@ -36,7 +36,7 @@ class RoundStart:
         self._host.wait()
         for live, kept in zip(self._live, self._kept, strict=True):
             live.copy_(kept)
-        self._host, self._kept, self.is_left = now, copies, not self.is_left
+        self._host, self._kept, self.has_steps = now, copies, not self.has_steps
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

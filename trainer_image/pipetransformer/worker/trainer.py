@@ -296,8 +296,9 @@ class Trainer:
     def _take_round(self, member: Membership) -> tuple[Vote, float]:
         """Train a round. Returns the vote and the seconds that a step took."""
         started = time.perf_counter()
-        with self._kit.watchdog.timing(ROUND, member.groups.connections):
-            vote = self._rounds.train(self._state, self._policy, member)
+        steps = self._rounds.num_steps(self._state, self._policy, member)
+        with self._kit.watchdog.timing(ROUND, member.groups.connections, runs=steps):
+            vote = self._rounds.train(self._state, self._policy, member, steps)
         seconds = (time.perf_counter() - started) / vote.num_steps
         self._kit.meter.on_steps(vote.num_steps, seconds, member.runner.ahead_share)
         return vote, seconds

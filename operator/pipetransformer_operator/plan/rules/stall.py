@@ -18,9 +18,10 @@ from pipetransformer_operator.plan.view import SILENCE, View
 #: A member that peers name as lost and that is silent for this long is lost, although its pod looks alive. One that no
 #: peer names has `SILENCE`.
 NAMED_SILENCE = timedelta(seconds=10)
-#: Without `stallTimeoutSeconds` a job may make no step for the longer of this time and this many median steps.
+#: Without `stallTimeoutSeconds` a job may make no step for the longer of this time and this many median steps, or two
+#: rounds of several steps, because progress is made in whole rounds.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-STEPS_AWAITED = 20
+STEPS_AWAITED, ROUNDS_AWAITED = 20, 2
 LONGEST_TIMEOUT = timedelta(days=7)
 #: This many reports of progress must be overdue. Where many jobs share one operator, each reports rarely.
 REPORTS_AWAITED = 3
@@ -31,15 +32,17 @@ NEXT_WORD = timedelta(seconds=1)
 
 
 def stall_timeout(view: View) -> timedelta:
-    """How long the job may make no step: as its spec says, by default the larger of 30 minutes and 20 median steps."""
+    """How long the job may make no step: as its spec says, by default the longer of 30 minutes and 20 median
+    steps, or 2 rounds."""
     seconds, report = view.spec.run_policy.stall_timeout_seconds, view.status.last_report
     if seconds is not None:
         return timedelta(seconds=seconds)
     if report is None or not report.samples_per_second:
         return DEFAULT_TIMEOUT
     # The leader divides the samples of a step by the median of the last steps' seconds.
-    steps = STEPS_AWAITED * view.spec.training.global_batch_size / report.samples_per_second
-    return max(DEFAULT_TIMEOUT, timedelta(seconds=min(steps, LONGEST_TIMEOUT.total_seconds())))
+    awaited = max(STEPS_AWAITED, ROUNDS_AWAITED * view.spec.pipeline.most_steps)
+    waited = awaited * view.spec.training.global_batch_size / report.samples_per_second
+    return max(DEFAULT_TIMEOUT, timedelta(seconds=min(waited, LONGEST_TIMEOUT.total_seconds())))
 
 
 def stall_time(view: View) -> datetime | None:

@@ -226,11 +226,18 @@ def test_a_stalled_job_whose_members_are_all_heard_says_so_and_waits() -> None:
     assert world.state() is State.RUNNING
 
 
-@pytest.mark.parametrize(("step_seconds", "seconds"), [(None, 1800), (1, 1800), (300, 6000), (1e9, 7 * 86400)], ids=str)
-def test_a_job_whose_spec_has_no_timeout_is_stalled_after_half_an_hour_or_twenty_median_steps(
-    step_seconds: float | None, seconds: int
+@pytest.mark.parametrize(
+    ("step_seconds", "a_round", "seconds"),
+    [(None, 1, 1800), (1, 1, 1800), (300, 1, 6000), (1e9, 1, 7 * 86400), (300, 64, 38400), (300, 4, 6000)],
+    ids=str,
+)
+def test_a_job_whose_spec_has_no_timeout_is_stalled_after_half_an_hour_twenty_median_steps_or_two_rounds(
+    step_seconds: float | None, a_round: int, seconds: int
 ) -> None:
-    world = World(make_job().stages(2).workers(4).set("training.globalBatchSize", 128))
+    job = make_job().stages(2).workers(4).set("training.globalBatchSize", 128)
+    if a_round > 1:
+        job = job.set("pipeline.schedule", "PipeOptim").set("pipeline.stepsPerRound", a_round)
+    world = World(job)
     world.start()
     assert world.report is not None
     speed = None if step_seconds is None else 128 / step_seconds

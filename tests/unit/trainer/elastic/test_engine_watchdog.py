@@ -284,6 +284,20 @@ def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
     assert watchdog.limit("evaluation") == 60
 
 
+def test_several_runs_without_a_word_between_them_may_take_as_long_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of 16 steps follows one of a single step, whose limit it would exceed."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    watchdog = Watchdog(floor_seconds=0, first_seconds=60)
+    with watchdog.timing(ROUND, Connections()):
+        now += 1
+    assert watchdog.limit(ROUND, runs=16) == 16 * watchdog.limit(ROUND) == 160
+
+    with watchdog.timing(ROUND, Connections(), runs=16):
+        now += 32
+    assert watchdog.limit(ROUND) == 20
+
+
 def test_what_was_never_done_may_be_judged_by_what_it_is_like() -> None:
     watchdog = Watchdog(floor_seconds=0, first_seconds=60)
     assert watchdog.limit("search", like=ROUND) == 60

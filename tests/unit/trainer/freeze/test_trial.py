@@ -189,6 +189,17 @@ def test_layers_on_trial_are_told_apart_from_those_that_are_settled() -> None:
     assert (seen[24], seen[25], seen[44], seen[45]) == ((1, 0), (3, 2), (3, 2), (3, 0))
 
 
+def test_a_round_of_several_steps_ends_where_a_trial_may_end() -> None:
+    """`Explicit` itself decides next at step 200, and after that never."""
+    points = [FreezePoint(step=100, boundary=3), FreezePoint(step=200, boundary=4)]
+    copy = PolicyCopy(Explicit(points), {}, None, SPEC)
+    assert copy.next_decision(90) == 100
+    for step in range(101):
+        copy.decide(FreezeObservation(step, 0, 3 * (step > 100), LAYERS, (), loss=2.0 * (step + 1) ** -0.3))
+    ends = 100 + SPEC.steps
+    assert [copy.next_decision(step) for step in (100, ends - 1, ends, ends + 3)] == [ends, ends, ends + 1, ends + 4]
+
+
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [

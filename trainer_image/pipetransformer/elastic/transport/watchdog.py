@@ -61,8 +61,8 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def limit(self, activity: str, like: str | None = None) -> float:
-        """Return the seconds that an activity may take, by its last runs that ended well.
+    def limit(self, activity: str, like: str | None = None, runs: int = 1) -> float:
+        """Return the seconds that `runs` runs of an activity may take, by its last runs that ended well.
 
         The limit doubles each time the activity was overdue since, because it may now be slower, as a round is when
         layers train again. A run that broke after half of its limit counts as overdue, because another worker's shorter
@@ -71,9 +71,10 @@ class Watchdog:
         Args:
             activity: its name.
             like: another activity, whose runs count before the first run.
+            runs: how many follow each other without a word between them.
         """
         seconds = self._seconds[activity] or (() if like is None else self._seconds[like])
-        limit = max(self._floor_seconds, MULTIPLE * max(seconds)) if seconds else self._first_seconds
+        limit = max(self._floor_seconds, MULTIPLE * runs * max(seconds)) if seconds else self._first_seconds
         return limit * 2.0 ** self._overdue[activity]
 
     def limit_to_move(self, num_bytes: int) -> float:
@@ -81,13 +82,15 @@ class Watchdog:
         return self._floor_seconds + num_bytes / SLOWEST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
-    def timing(self, activity: str, connections: Connections, like: str | None = None) -> Iterator["Timing"]:
+    def timing(
+        self, activity: str, connections: Connections, like: str | None = None, runs: int = 1
+    ) -> Iterator["Timing"]:
         """Shut `connections` if the block takes longer than its activity may (see `limit`).
 
         A block with several runs calls `Timing.lap` after each, so that each counts by itself. Limits that were doubled
         stay so until the whole block has ended well.
         """
-        timing = Timing(self, activity, like)
+        timing = Timing(self, activity, like, runs)
         try:
             with self.watching(connections, timing.deadline):
                 yield timing
@@ -127,16 +130,16 @@ class Watchdog:
 class Timing:
     """The runs of one activity in one block of `Watchdog.timing`."""
 
-    def __init__(self, watchdog: Watchdog, activity: str, like: str | None) -> None:
-        self._watchdog, self._activity = watchdog, activity
-        self._begun, self._limit = time.monotonic(), watchdog.limit(activity, like)
+    def __init__(self, watchdog: Watchdog, activity: str, like: str | None, runs: int) -> None:
+        self._watchdog, self._activity, self._runs = watchdog, activity, runs
+        self._begun, self._limit = time.monotonic(), watchdog.limit(activity, like, runs)
         self.deadline = Deadline(self._limit)
 
     def lap(self) -> None:
         """End a run well and begin the next."""
         now = time.monotonic()
-        self._watchdog.note(self._activity, now - self._begun)
-        self._begun, self._limit = now, self._watchdog.limit(self._activity)
+        self._watchdog.note(self._activity, (now - self._begun) / self._runs)
+        self._begun, self._limit = now, self._watchdog.limit(self._activity, runs=self._runs)
         self.deadline.put_off(self._limit)
 
     @property
