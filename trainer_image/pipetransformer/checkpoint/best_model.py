@@ -1,30 +1,51 @@
 """The model of the best evaluation, kept in `best/` beside the checkpoints until the job's end."""
 
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor
 
 from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.exchange import WEIGHTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups
-from pipetransformer.errors import storing
+from pipetransformer.errors import StorageError, storing
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, save_unit
 
+from .storage_work import AGAIN_SECONDS, can_wait
 
-def save_best(job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
-    """Replace the kept model by the current one, durably when this returns. All members call this.
+logger = logging.getLogger(__name__)
+
+
+def save_best(
+    job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, hooks: Hooks
+) -> bool:
+    """Replace the kept model by the current one. All members call this, and train no further until it is durable.
+
+    Returns:
+        Whether it is durable. It is not if `hooks` tell a member to stop while the storage fails.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the storage will not take it later either.
         RuntimeError: a connection broke.
     """
-    save_weights(_location(job), state, layout, groups, barrier)
+    return save_weights(_location(job), state, layout, groups, barrier, hooks)
 
 
 def save_weights(
-    location: str, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
-) -> None:
+    location: str,
+    state: WorkerState,
+    layout: StageLayout,
+    groups: GenerationGroups,
+    barrier: Barrier,
+    hooks: Hooks,
+) -> bool:
     """Replace the weights at a location by the current ones, as `save_best` does."""
     control = state.control
     info = CheckpointInfo(
@@ -36,17 +57,45 @@ def save_weights(
     )
 
     def save() -> None:
-        with storing(f"spec.checkpoint.location: {location}"):
-            for index in layout.units:
-                tensors = state.unit_tensors(index, with_moments=False)
-                save_unit(location, info, unit_name(index, state.num_layers), tensors)
+        for index in layout.units:
+            tensors = state.unit_tensors(index, with_moments=False)
+            save_unit(location, info, unit_name(index, state.num_layers), tensors)
 
     def count() -> None:
-        with storing(f"spec.checkpoint.location: {location}"):
-            commit(location, info, keep=1)
+        commit(location, info, keep=1)
 
-    barrier.pass_after(save if layout.pipeline == 0 else None, groups)
-    barrier.pass_after(count if layout.is_leader else None, groups)  # no worker notes it as the best before it counts
+    wait = partial(_wait_until_stored, location, groups, barrier, hooks)
+    # Nothing counts before all units are written, and no worker notes it as the best before it counts.
+    return wait(save if layout.pipeline == 0 else None) and wait(count if layout.is_leader else None)
+
+
+def _wait_until_stored(
+    location: str, groups: GenerationGroups, barrier: Barrier, hooks: Hooks, work: Callable[[], None] | None
+) -> bool:
+    """Do this worker's part, and again while the storage fails. Returns whether all have done theirs; False if a member
+    was told to stop before."""
+    assert groups.world is not None
+    exchange = Exchange(groups.world, 2, WEIGHTS)
+    attempt = None if work is None else partial(_is_stored, location, work)
+    while True:
+        failed = barrier.pass_after(attempt, groups) is False
+        failures, leavers = exchange.sum([float(failed), float(hooks.stop_requested())])
+        if not failures or leavers:
+            return not failures
+        time.sleep(AGAIN_SECONDS)
+
+
+def _is_stored(location: str, work: Callable[[], None]) -> bool:
+    """Try to do the work. Returns whether the storage took it, which otherwise may take it later."""
+    try:
+        with storing(f"spec.checkpoint.location: {location}"):
+            work()
+    except StorageError as error:
+        if not can_wait(error):
+            raise
+        logger.warning("training waits for the storage: %s", error)
+        return False
+    return True
 
 
 def load_best(job: Job) -> dict[str, Tensor]:

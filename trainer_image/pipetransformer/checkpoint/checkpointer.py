@@ -35,7 +35,7 @@ from pipetransformer_contract.messages import DurableCheckpoint
 from .best_model import best_location
 from .level_weights import level_locations
 from .prefetch import Prefetcher
-from .storage_work import StorageWork, Write, can_wait
+from .storage_work import AGAIN_SECONDS, StorageWork, Write, can_wait
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -46,8 +46,6 @@ LARGEST_SHARE_OF_STORAGE = 0.1
 #: Limits on the seconds between checkpoints, which the shares do not exceed.
 SHORTEST_INTERVAL = 60.0
 LONGEST_INTERVAL = 1800.0
-#: Seconds between two attempts to write the last checkpoint.
-_AGAIN_SECONDS = 2.0
 #: Seconds between two attempts while training goes on. An attempt itself tries for a minute.
 _PAUSE_SECONDS = 10.0
 
@@ -262,7 +260,7 @@ class Checkpointer:
                 result = work.result()
             except StorageError as error:
                 self.why_unsaved = str(error)
-                if given_up is None or self._hooks.out_of_time() or given_up.wait(_AGAIN_SECONDS):
+                if given_up is None or self._hooks.out_of_time() or given_up.wait(AGAIN_SECONDS):
                     raise
                 logger.warning("retrying the last checkpoint: %s", error)
                 work.repeat()

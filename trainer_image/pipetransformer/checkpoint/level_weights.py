@@ -8,6 +8,7 @@ from torch import Tensor
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
 from pipetransformer.state.layout import StageLayout
@@ -17,14 +18,11 @@ from pipetransformer.storage import latest, load_unit
 from .best_model import save_weights
 
 
-def keep_level(job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
-    """Keep the weights of the level that is being left, durably when this returns. All members call this.
-
-    Raises:
-        StorageError: they cannot be written.
-        RuntimeError: a connection broke.
-    """
-    save_weights(_location(job, job.at(state.control.visit).level), state, layout, groups, barrier)
+def keep_level(
+    job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, hooks: Hooks
+) -> bool:
+    """Keep the weights of the level that is being left, as `save_best` keeps a model. Returns whether they are."""
+    return save_weights(_location(job, job.at(state.control.visit).level), state, layout, groups, barrier, hooks)
 
 
 def level_locations(job: Job) -> list[str]:

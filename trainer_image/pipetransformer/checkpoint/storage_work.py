@@ -20,6 +20,9 @@ from pipetransformer.storage.retries import may_pass
 
 Result = TypeVar("Result")
 
+#: Seconds between two attempts while workers wait for the storage.
+AGAIN_SECONDS = 2.0
+
 
 class StorageWork(Generic[Result]):
     """Work that has begun in the thread.

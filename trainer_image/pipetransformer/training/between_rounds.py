@@ -88,20 +88,20 @@ class BetweenRounds:
             if member.leader is not None:
                 member.leader.on_offloaded(state.control)
 
-    def end_visit(self, state: WorkerState, member: Membership) -> None:
+    def end_visit(self, state: WorkerState, member: Membership) -> bool:
         """Do what belongs to a visit that ends, before its model becomes another level's: keep weights that the level
-        needs when it returns.
+        needs when it returns. False if a member was told to stop before they were durable.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: they cannot be written, and waiting will not help.
             RuntimeError: a connection broke.
         """
-        job, control = self._kit.job, state.control
-        if control.visit_done:
-            return
-        if job.grows_into(control.visit) is None:
-            keep_level(job, state, member.layout, member.groups, self._kit.barrier)
-        control.visit_done = True
+        kit, control = self._kit, state.control
+        if not control.visit_done and kit.job.grows_into(control.visit) is None:
+            control.visit_done = keep_level(kit.job, state, member.layout, member.groups, kit.barrier, kit.hooks)
+        else:
+            control.visit_done = True
+        return control.visit_done
 
     def evaluate(self, state: WorkerState, member: Membership) -> bool:
         """Evaluate after the last step, if that is due. False if a member was told to stop before it was done."""

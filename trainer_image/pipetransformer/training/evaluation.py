@@ -55,14 +55,15 @@ def evaluate(
     """Evaluate the committed state. All members call this between rounds.
 
     Returns:
-        Whether the evaluation is complete. It is not if `hooks` tell a member to stop meanwhile, because that member
-        will soon be killed. Then nothing is noted, and the evaluation will be repeated.
+        Whether the evaluation is complete, and the model kept if it is the best. It is not if `hooks` tell a member to
+        stop meanwhile, because that member will soon be killed. Then nothing is noted, and the evaluation will be
+        repeated.
 
     Raises:
         RuntimeError: a connection broke. Nothing is noted, and the evaluation will be repeated.
         ModelError: a metric or the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
-        StorageError: the best model cannot be written.
+        StorageError: the best model cannot be written, and waiting will not help.
     """
     layout, control = member.layout, state.control
     dealt = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)
@@ -80,7 +81,8 @@ def evaluate(
     better = job.is_last(control.visit) and control.is_better(values, job.spec.evaluation)
     if better and job.spec.evaluation.keep_best:
         control.kept_step = 0  # if the write breaks, the stored model is unknown
-        save_best(job, state, layout, member.groups, barrier)
+        if not save_best(job, state, layout, member.groups, barrier, hooks):
+            return False
         control.kept_step = control.step
     control.note_evaluation(values, better=better)  # last, so that an evaluation that breaks is repeated
     if member.leader is not None:

@@ -261,9 +261,7 @@ class Trainer:
         between.rehearse(state, member)
         # First finish what follows the last step, in case a broken group prevented it.
         if not between.evaluate(state, member):
-            between.leave_checkpoint(state, member)
-            state.control.round_ended_at = wall_clock()
-            return self._part(member)
+            return self._leave(member)
         between.decide(state, self._policy, member)
         if is_done(self._job, state.control):
             between.finish(state, member)
@@ -303,6 +301,12 @@ class Trainer:
         self._kit.meter.on_steps(vote.num_steps, seconds, member.runner.ahead_share)
         return vote, seconds
 
+    def _leave(self, member: Membership) -> Ending | None:
+        """Leave a checkpoint between two rounds, because a member was told to stop."""
+        self._between.leave_checkpoint(self._state, member)
+        self._state.control.round_ended_at = wall_clock()
+        return self._part(member)
+
     def _part(self, member: Membership) -> Ending | None:
         """Leave if told to stop. Otherwise wait here until the leavers close their connections and the group breaks."""
         if self._kit.hooks.stop_requested():
@@ -316,14 +320,12 @@ class Trainer:
         kit, state, between = self._kit, self._state, self._between
         larger = kit.job.grows_into(state.control.visit)
         fits = larger is None or larger.fits(member.layout.stages)
-        if fits:
-            between.end_visit(state, member)
+        if fits and not between.end_visit(state, member):
+            return self._leave(member)
         with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
             vote = self._rounds.agree(state.control, member, waits=not fits)
         if vote.leaving:
-            between.leave_checkpoint(state, member)
-            state.control.round_ended_at = wall_clock()
-            return self._part(member)
+            return self._leave(member)
         if vote.saw_next:  # with the next visit, if this one is done
             return self._regroup(in_group=True)
         if fits:

@@ -15,6 +15,7 @@ from torch import Tensor
 BALLOTS = 2**31 - 1
 SIMILARITIES = 2**31 - 2
 EVALUATION = 2**31 - 3
+WEIGHTS = 2**31 - 4
 
 
 class Exchange:
