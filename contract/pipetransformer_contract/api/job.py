@@ -126,7 +126,8 @@ class RunPolicy(SpecModel):
     stall_timeout_seconds: Positive | None = Field(
         default=None,
         description="If no step is made for this time, or none since a generation was published, the condition Stalled"
-        " becomes True and silent members are replaced. By default the longest of 30 minutes, 20 median steps and 2 rounds.",
+        " becomes True and silent members are replaced. By default the longest of 30 minutes, 20 median steps and 2"
+        " rounds.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,

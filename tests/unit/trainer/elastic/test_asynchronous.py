@@ -8,12 +8,12 @@ import pytest
 
 from pipetransformer.hooks import HookPoint
 from pipetransformer_contract.spec import ASYNCHRONOUS, ScheduleName, TrainerSpec
+from tests.testkit.trainer import poisoned
 from tests.testkit.trainer.asynchronous_replay import replay_worst
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import ADAMW, EPOCHS, SGD, STAY_ALONE, STEPS_PER_EPOCH, TOLERANCE, TRAINING_SAMPLES
 from tests.testkit.trainer.numerics import make_spec as make_synchronous
-from tests.unit.trainer.training.test_non_finite import poisoned_digits
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -156,7 +156,7 @@ def poisoned_steps(run: Ran) -> list[int]:
 
 
 def test_a_round_with_a_step_that_is_not_finite_is_done_again_step_by_step(tmp_path: Path) -> None:
-    data = {"name": f"{poisoned_digits.__module__}:{poisoned_digits.__name__}"}
+    data = {"name": poisoned.NAME}
     alone = run_job(make_spec(SGD, data=data), STAY_ALONE, tmp_path / "alone")
 
     run = run_job(make_spec(SGD, data=data), [Scripted(4, 1, [0, 1, 2, 3])], tmp_path / "run")
@@ -164,7 +164,7 @@ def test_a_round_with_a_step_that_is_not_finite_is_done_again_step_by_step(tmp_p
     assert poisoned_steps(run) == poisoned_steps(alone) != []
     assert [line["step"] for line in run.steps] == list(range(EPOCHS * STEPS_PER_EPOCH))
     assert all(line["equal"] for line in run.went_back) and any(line["changed"] for line in run.went_back)
-    for poisoned in poisoned_steps(run):
-        assert run.steps[poisoned]["stalenessLargest"] == 0
+    for step in poisoned_steps(run):
+        assert run.steps[step]["stalenessLargest"] == 0
     assert max(line["stalenessLargest"] for line in run.steps) == 1
     assert check(run.run_dir, TRAINING_SAMPLES, EPOCHS).clean

@@ -284,7 +284,9 @@ def test_how_long_an_activity_may_take_follows_from_how_long_it_took() -> None:
     assert watchdog.limit("evaluation") == 60
 
 
-def test_several_runs_without_a_word_between_them_may_take_as_long_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_runs_without_a_word_between_them_may_take_as_long_as_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A round of 16 steps follows one of a single step, whose limit it would exceed."""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

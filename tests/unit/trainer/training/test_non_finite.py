@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from torch.utils.data import TensorDataset
 
 import pipetransformer
 from pipetransformer import Cache, Freeze, PipelineModel, Result, Training
-from pipetransformer.data import DataInfo, Dataset, TensorSplit, load_dataset
+from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
 from pipetransformer.training.vote import Vote
-from pipetransformer_contract.spec import CachePolicy, Data, FreezePoint, FreezePolicyName
+from pipetransformer_contract.spec import CachePolicy, FreezePoint, FreezePolicyName
+from tests.testkit.trainer import poisoned
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 from tests.testkit.trainer.numerics import EPOCHS, STAY_ALONE, STEPS_PER_EPOCH, TOLERANCE, make_spec
 
@@ -25,17 +25,8 @@ pytestmark = pytest.mark.timeout(180)
 MOMENTUM = {"name": "SGD", "learningRate": 0.05, "momentum": 0.9, "weightDecay": 0.1}
 
 
-def poisoned_digits(path: str, dtype: torch.dtype) -> Dataset:
-    """Digits with one image that is no number."""
-    digits = load_dataset(Data(name="digits"), dtype=dtype)
-    inputs, targets = digits.train.batch(range(len(digits.train)))
-    inputs[7] = float("nan")
-    return replace(digits, train=TensorSplit(inputs, targets))
-
-
 def train(script: list[Scripted], run_dir: Path, faults: dict[int, Faults] | None = None) -> Ran:
-    data = {"name": "tests.unit.trainer.training.test_non_finite:poisoned_digits"}
-    return run_job(make_spec(MOMENTUM, data=data), script, run_dir, faults=faults)
+    return run_job(make_spec(MOMENTUM, data={"name": poisoned.NAME}), script, run_dir, faults=faults)
 
 
 def numbers(run: Ran, key: str) -> list[float]:
