@@ -58,11 +58,13 @@ class Offered:
         boundary: settled boundary that the offers are for; None before the first.
         cached_layers: layers whose outputs the caches had.
         level: the level of the model.
+        announced: the visit before whose end the next level was announced; None before the first.
     """
 
     boundary: int | None = None
     cached_layers: int = 0
     level: int = 0
+    announced: int | None = None
     offers: list[Offer] = field(default_factory=list)
 
     def holds_for(self, control: Control, level: int) -> bool:
@@ -207,14 +209,18 @@ def _costs(control: Control) -> ModelCosts | None:
 class LevelAhead:
     """Offers the larger model of the next visit some time before it begins, because its workers need time to start.
 
+    What was announced stays announced until the visit ends. Otherwise the first report in the claimed layout, where no
+    step is measured yet, would offer the smaller model's layouts, and the workers would leave again.
+
     Args:
         job: of the present level.
         grows_into: of the next visit if its model is larger, otherwise None.
         pace: of the present layout.
+        offered: what this worker offered and announced before.
     """
 
-    def __init__(self, job: Job, grows_into: Job | None, pace: Pace) -> None:
-        self._job, self._grows_into, self._pace = job, grows_into, pace
+    def __init__(self, job: Job, grows_into: Job | None, pace: Pace, offered: Offered) -> None:
+        self._job, self._grows_into, self._pace, self._offered = job, grows_into, pace, offered
         self._waits = False
 
     def wait(self) -> bool:
@@ -227,8 +233,11 @@ class LevelAhead:
         if self._grows_into is None:
             return None
         begins, seconds = self._job.visits[control.visit].end, self._pace.median
-        near = seconds is not None and (begins - control.step) * seconds < LEVEL_LEAD_SECONDS
-        return Upcoming(step=begins, level=self._grows_into.level, waits=self._waits) if near or self._waits else None
+        if self._waits or (seconds is not None and (begins - control.step) * seconds < LEVEL_LEAD_SECONDS):
+            self._offered.announced = control.visit
+        if self._offered.announced != control.visit:
+            return None
+        return Upcoming(step=begins, level=self._grows_into.level, waits=self._waits)
 
     @cached_property
     def offers(self) -> list[Offer]:
@@ -248,11 +257,10 @@ class OperatorReports:
         sink: ReportSink,
         pace: Pace,
         forecast: Forecast,
-        grows_into: Job | None = None,
+        level_ahead: LevelAhead,
     ) -> None:
         self._job, self._layout, self._sink = job, layout, sink
-        self._pace, self._forecast = pace, forecast
-        self._level_ahead = LevelAhead(job, grows_into, pace)
+        self._pace, self._forecast, self._level_ahead = pace, forecast, level_ahead
         self._checkpoint: DurableCheckpoint | None = None
         self._loss: float | None = None
         self._submitted_at = 0.0

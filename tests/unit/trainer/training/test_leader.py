@@ -17,8 +17,9 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.leader import Leader
 from pipetransformer.training.leader_reports import Offered
 from pipetransformer.training.vote import Vote
-from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason, Upcoming
 from tests.testkit.trainer.harness import Reports
+from tests.testkit.trainer.levels import level_job
 from tests.testkit.trainer.numerics import ADAMW, make_spec
 
 
@@ -188,3 +189,31 @@ def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
         "kind": "FreezeKept", "step": 5, "frozenLayers": 4,
         "why": "layers 0-3 stay frozen: training loss 0.1 % below its trend",
     }.items()  # fmt: skip
+
+
+def lead_visit(job: Job, visit: int, offered: Offered, folder: Path) -> tuple[Leader, Reports]:
+    """A new leader of a visit that a larger model follows, and its reports."""
+    level, reports = job.at(visit), Reports()
+    layout = layout_of(level, ResizeReason.CLAIM)
+    return Leader(level, reports, Teller([]), folder, layout, offered, grows_into=job.grows_into(visit)), reports
+
+
+def test_a_new_generation_still_announces_the_larger_model(tmp_path: Path) -> None:
+    """Otherwise it offered the small one's layouts first, and the workers that were just claimed would go."""
+    levels = {"levels": 3, "descentSteps": 2, "ascentSteps": 10}
+    job, offered = level_job("own-vit", tmp_path, levels=levels, training={"steps": 40}), Offered()
+    control = Control(step=4, visit=2)
+    before, reports = lead_visit(job, 2, offered, tmp_path)
+    before.on_committed(control, None)
+    assert reports.sent[-1].upcoming is None, "no step was measured yet"
+    take_steps(before, control, 5)
+    assert reports.sent[-1].upcoming == Upcoming(step=14, level=1)
+
+    after, reports = lead_visit(job, 2, offered, tmp_path)
+    after.on_committed(control, None)
+
+    assert reports.sent[-1].upcoming == Upcoming(step=14, level=1)
+    control.visit = 3
+    following, reports = lead_visit(job, 3, offered, tmp_path)
+    following.on_committed(control, None)
+    assert reports.sent[-1].upcoming is None, "this model was not announced"
