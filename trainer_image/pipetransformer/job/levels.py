@@ -8,6 +8,7 @@ from torch import nn
 from pipetransformer.errors import SpecError
 from pipetransformer.models import PipelineModel, build_model, name_of, narrowed, widths_of
 from pipetransformer.multilevel import EarlierWeights, Groups, Heads, LevelMap, Levels, family_of
+from pipetransformer.state.control import Control
 from pipetransformer_contract.spec import FreezePolicyName, MultiLevel
 
 from .job import Job
@@ -31,6 +32,17 @@ def with_levels(job: Job) -> Job:
         smaller.append(_smaller(job, above, level, model))
         _try_out(above, smaller[-1])
     return replace(job, smaller=smaller)
+
+
+def next_level(job: Job, earlier: EarlierWeights | None, control: Control, stages: int) -> LevelMap | None:
+    """The map to the next visit, if the present one is done and pipelines of so many stages hold the next model.
+
+    Where they do not hold it, the workers keep the present model and wait, as they would have done before the change.
+    """
+    if not control.visit_done:
+        return None
+    larger = job.grows_into(control.visit)
+    return level_map(job, control.visit, earlier) if larger is None or larger.fits(stages) else None
 
 
 def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,8 @@ from pipetransformer.errors import fault_of
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
-from pipetransformer.job.levels import level_map
+from pipetransformer.job.levels import next_level
 from pipetransformer.metrics import Meter, Position
-from pipetransformer.multilevel import LevelMap
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -106,7 +106,6 @@ class Trainer:
             usable_bytes=usable_bytes(transport.device),
             host_apart=host_apart(transport.device),
         )
-        self._earlier = LevelWeights(job)
         self._prefetcher = self._kit.checkpointer.prefetcher()
         self._tools = self._make_tools()
         self._rounds = Rounds(self._kit)
@@ -449,12 +448,8 @@ class Trainer:
             barrier=kit.barrier,
             watchdog=kit.watchdog,
             hooks=kit.hooks,
-            map_of=self._map_of,
+            map_of=partial(next_level, self._job, LevelWeights(self._job)),
         )
-
-    def _map_of(self, control: Control) -> LevelMap | None:
-        """The map to the next visit, if the present one is done."""
-        return level_map(self._job, control.visit, self._earlier) if control.visit_done else None
 
     def _abandon(self, why: str) -> None:
         """Drop a broken group. The committed state and pending steps stay."""

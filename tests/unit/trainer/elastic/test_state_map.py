@@ -145,6 +145,10 @@ class Published:
     def newest(self) -> int:
         return self._generation.layout_generation
 
+    @property
+    def stages(self) -> int:
+        return self._generation.stages
+
     def close(self) -> None:
         pass
 
@@ -168,7 +172,7 @@ def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
         barrier=Barrier(watchdog),
         watchdog=watchdog,
         hooks=Hooks(),
-        map_of=lambda _: Halve(),
+        map_of=lambda _, stages: Halve() if stages == source.stages else None,
     )
 
 

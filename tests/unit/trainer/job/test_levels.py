@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipetransformer.errors import SpecError
+from pipetransformer.job.levels import next_level
 from pipetransformer.job.load import load_job
 from pipetransformer.state.control import Control
 from pipetransformer_contract.spec import TrainerSpec
@@ -117,3 +118,16 @@ def test_a_visit_ends_at_the_step_that_the_spec_fixes(tmp_path: Path) -> None:
 
     assert ends == [False, True, False, True, False]
     assert [job.is_last(visit) for visit in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("visit", "stages", "goes_on"), [(0, 1, True), (1, 1, False), (1, 2, True)])
+def test_a_regroup_makes_the_next_level_only_where_its_model_fits(
+    visit: int, stages: int, goes_on: bool, tmp_path: Path
+) -> None:
+    """A death in the change may leave fewer stages than the change began with."""
+    job = level_job("own-vit", tmp_path, pipeline={"stages": 2}, workers=2)
+
+    assert next_level(job, None, Control(visit=visit), stages) is None, "the visit is not done"
+    state_map = next_level(job, None, Control(visit=visit, visit_done=True), stages)
+
+    assert (state_map is not None) == goes_on

@@ -102,7 +102,7 @@ class RegroupTools(StateSources):
         barrier: has all workers wait for storage.
         watchdog: ends an attempt that takes too long, or that a newer generation has made void.
         hooks: told of hook points.
-        map_of: the map for a regroup that starts from a control state.
+        map_of: the map for a regroup from a control state into pipelines of so many stages.
     """
 
     handler: GenerationRendezvousHandler
