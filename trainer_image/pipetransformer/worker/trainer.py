@@ -328,7 +328,7 @@ class Trainer:
         if fits:
             self._change_level(member)
         else:
-            between.save(state, member, vote, moved=False)
+            between.go_on_saving(state, member, vote)
         return None
 
     def _change_level(self, member: Membership) -> None:
