@@ -32,7 +32,7 @@ from pipetransformer.freeze import FreezePolicy, Limits
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.models import PipelineModel
 from pipetransformer.models.metrics import Metric
-from pipetransformer.multilevel import Visit, visits_of
+from pipetransformer.multilevel import Levels, Visit, visits_of
 from pipetransformer.partition import (
     AUTO,
     Candidate,
@@ -93,6 +93,7 @@ class Job:
         level: which level of `multiLevel` this is; 0 for the job's own model.
         whole: the job of level 0 if this is a smaller one. What a run is known by is its.
         smaller: the jobs of levels 1, 2, ..., which differ in what follows from the model.
+        from_above: how a smaller level and the level above are made of each other; None for level 0.
     """
 
     spec: TrainerSpec
@@ -116,6 +117,7 @@ class Job:
     level: int = 0
     whole: "Job | None" = None
     smaller: Sequence["Job"] = ()
+    from_above: Levels | None = None
 
     @cached_property
     def visits(self) -> tuple[Visit, ...]:

@@ -54,25 +54,25 @@ def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:
         earlier: reads the weights that the levels had before they became smaller; None if `alpha` is 1.
     """
     spec, now, after = job.spec.multi_level, job.at(visit), job.at(visit + 1)
-    assert spec is not None
     down = after.level > now.level
-    levels = _between(*((now, after) if down else (after, now)))
+    levels = (after if down else now).from_above
+    assert spec is not None and levels is not None
     return LevelMap(levels, down, after.level, spec.alpha, earlier)
 
 
-def _between(large: Job, small: Job) -> Levels:
-    """Two levels next to each other."""
+def _between(large: Job, small: PipelineModel) -> Levels:
+    """A level, the model of the next one, and how one is made of the other. May read the model's configuration."""
     spec = large.spec.multi_level
     assert spec is not None
     depth, width = Groups(spec.depth_factor, spec.grouping), Groups(spec.width_factor, spec.grouping)
     if spec.width_factor == 1:
-        return Levels(large.model, small.model, depth, width)
+        return Levels(large.model, small, depth, width)
     found = widths_of(large.spec.model, large.dataset.info)
     assert found is not None
     earlier_factor = spec.width_factor**large.level
     shared = any(tie.places[0][0] == 0 and tie.last_unit == large.num_layers + 1 for tie in large.model.ties.all)
     heads = Heads(found.heads // earlier_factor, found.key_heads // earlier_factor, shared)
-    return Levels(large.model, small.model, depth, width, family_of(found.model), heads)
+    return Levels(large.model, small, depth, width, family_of(found.model), heads)
 
 
 def _check_layers(job: Job, spec: MultiLevel) -> None:
@@ -132,22 +132,23 @@ def _model(job: Job, spec: MultiLevel, level: int) -> PipelineModel:
 
 def _smaller(job: Job, above: Job, level: int, model: PipelineModel) -> Job:
     """The job of a smaller level."""
-    made = replace(
-        job,
-        model=model,
-        build_units=_never_built,
-        unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
-        level=level,
-        whole=job,
-    )
-    levels = _between(above, made)
+    levels = _between(above, model)
     no_decay = {
         f"{model.unit_name(unit)}.{name}"
         for unit, shell in enumerate(model.units)
         for name, _ in shell.named_parameters()
         if f"{above.model.unit_name(levels.members(unit)[0])}.{name}" in above.no_decay
     }
-    return replace(made, no_decay=no_decay)
+    return replace(
+        job,
+        model=model,
+        build_units=_never_built,
+        unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
+        no_decay=no_decay,
+        level=level,
+        whole=job,
+        from_above=levels,
+    )
 
 
 def _never_built(indices: Collection[int]) -> dict[int, nn.Module]:
@@ -160,7 +161,8 @@ def _try_out(large: Job, small: Job) -> None:
     Raises:
         SpecError: the family does not know a parameter, or layers of a group differ.
     """
-    levels = _between(large, small)
+    levels = small.from_above
+    assert levels is not None
     for down, old, new in ((True, large, small), (False, small, large)):
         found = LevelMap(levels, down, new.level)
         units: Sequence[nn.Module] = new.shells

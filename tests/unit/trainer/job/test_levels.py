@@ -120,6 +120,17 @@ def test_a_visit_ends_at_the_step_that_the_spec_fixes(tmp_path: Path) -> None:
     assert [job.is_last(visit) for visit in range(3)] == [False, False, True]
 
 
+def test_a_level_change_reads_no_configuration_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lie in storage or on a hub, and all workers wait while the leader plans."""
+    job = level_job("gpt2-tied", tmp_path)
+    monkeypatch.setattr("pipetransformer.models.widths.import_huggingface", pytest.fail)
+
+    down, up = (next_level(job, None, Control(visit=visit, visit_done=True), 1) for visit in (0, 1))
+
+    assert down is not None and up is not None and (down.down, up.down) == (True, False)
+    assert down.levels is up.levels
+
+
 @pytest.mark.parametrize(("visit", "stages", "goes_on"), [(0, 1, True), (1, 1, False), (1, 2, True)])
 def test_a_regroup_makes_the_next_level_only_where_its_model_fits(
     visit: int, stages: int, goes_on: bool, tmp_path: Path
