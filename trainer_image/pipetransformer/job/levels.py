@@ -27,11 +27,12 @@ def with_levels(job: Job) -> Job:
     _check_freezing(job, spec)
     models = [job.model, *(_model(job, spec, level) for level in range(1, spec.levels))]
     smaller: list[Job] = []
+    whole = replace(job, smaller=smaller)  # each level refers to it, so the list is filled afterwards
     for level, model in enumerate(models[1:], start=1):
-        above = smaller[-1] if smaller else job
-        smaller.append(_smaller(job, above, level, model))
+        above = smaller[-1] if smaller else whole
+        smaller.append(_smaller(whole, above, level, model))
         _try_out(above, smaller[-1])
-    return replace(job, smaller=smaller)
+    return whole
 
 
 def next_level(job: Job, earlier: EarlierWeights | None, control: Control, stages: int) -> LevelMap | None:
@@ -130,7 +131,7 @@ def _model(job: Job, spec: MultiLevel, level: int) -> PipelineModel:
     return model.with_layers(job.num_layers // spec.depth_factor**level)
 
 
-def _smaller(job: Job, above: Job, level: int, model: PipelineModel) -> Job:
+def _smaller(whole: Job, above: Job, level: int, model: PipelineModel) -> Job:
     """The job of a smaller level."""
     levels = _between(above, model)
     no_decay = {
@@ -140,13 +141,14 @@ def _smaller(job: Job, above: Job, level: int, model: PipelineModel) -> Job:
         if f"{above.model.unit_name(levels.members(unit)[0])}.{name}" in above.no_decay
     }
     return replace(
-        job,
+        whole,
         model=model,
         build_units=_never_built,
         unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
         no_decay=no_decay,
         level=level,
-        whole=job,
+        whole=whole,
+        smaller=(),
         from_above=levels,
     )
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -129,6 +130,22 @@ def test_a_level_change_reads_no_configuration_of_the_model(tmp_path: Path, monk
 
     assert down is not None and up is not None and (down.down, up.down) == (True, False)
     assert down.levels is up.levels
+
+
+def test_a_level_knows_the_data_of_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the job learned before its first step is not asked again for each level, which is reached later."""
+    job = level_job("own-vit", tmp_path)
+    asked = Mock(return_value="read once")
+    monkeypatch.setattr("pipetransformer.job.job.digest", asked)
+    monkeypatch.setattr("pipetransformer.job.job.inputs_change", asked)
+    of_the_job = (job.data_digest, job.training_digest, job.inputs_change, job.offloads)
+    count = asked.call_count
+
+    small = job.at(1)
+
+    assert (small.data_digest, small.training_digest, small.inputs_change, small.offloads) == of_the_job
+    assert asked.call_count == count
+    assert small.whole is job and small.at(0) is job and small.at(1) is small
 
 
 @pytest.mark.parametrize(("visit", "stages", "goes_on"), [(0, 1, True), (1, 1, False), (1, 2, True)])
