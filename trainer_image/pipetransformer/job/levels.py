@@ -92,24 +92,28 @@ def _check_layers(job: Job, spec: MultiLevel) -> None:
 
 
 def _check_freezing(job: Job, spec: MultiLevel) -> None:
-    """Refuse freezing before the last visit, because a smaller level would change frozen layers."""
+    """Refuse freezing before the last visit, because a smaller level would change frozen layers.
+
+    The first decision comes after a step of the last visit. An imported policy takes the spec's instants or its own.
+    """
     freeze, begins = job.spec.freeze, spec.cycle_steps
     if freeze.always:
         raise SpecError("spec.freeze.always", "cannot be used with multiLevel, which changes all parameters")
-    epochs = freeze.start_after_epochs
-    starts: dict[str, int | None] = {
-        "startAfterSteps": freeze.start_after_steps,
-        "startAfterEpochs": None if epochs is None else epochs * job.order.steps_per_epoch,
-        "boundaries": min((point.step for point in freeze.boundaries if point.boundary), default=None),
-    }
-    if freeze.policy == FreezePolicyName.NONE:
-        return
-    for name, step in starts.items():
-        if step is not None and step < begins:
+    until = f"but the last visit of multiLevel begins after {begins}"
+    if freeze.policy == FreezePolicyName.EXPLICIT:
+        first = min((point.step for point in freeze.boundaries if point.boundary), default=None)
+        if first is not None and first <= begins:
             raise SpecError(
-                f"spec.freeze.{name}",
-                f"layers would freeze after {step} steps, but multiLevel trains smaller models until step {begins}:"
-                " freezing begins after that",
+                "spec.freeze.boundaries",
+                f"layers would freeze after {first} steps, {until}: freeze after {begins + 1} or more",
+            )
+    elif freeze.policy not in (FreezePolicyName.NONE, FreezePolicyName.SCRIPT):
+        epochs = freeze.start_after_epochs
+        start = (freeze.start_after_steps or 0) if epochs is None else epochs * job.order.steps_per_epoch
+        if start < begins:
+            raise SpecError(
+                f"spec.freeze.{'startAfterSteps' if epochs is None else 'startAfterEpochs'}",
+                f"decisions would begin after {start} steps, {until}: begin after {begins} or more",
             )
 
 

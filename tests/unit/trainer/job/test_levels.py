@@ -42,11 +42,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "freezing inside": (
         {"freeze": {"policy": "Explicit", "boundaries": [{"step": 5, "boundary": 1}]}},
-        "spec.freeze.boundaries: layers would freeze after 5 steps, but multiLevel trains smaller models until step 6",
+        "spec.freeze.boundaries: layers would freeze after 5 steps, but the last visit of multiLevel begins after 6:"
+        " freeze after 7 or more",
+    ),
+    "freezing before the last visit has a step": (
+        {"freeze": {"policy": "Explicit", "boundaries": [{"step": 3, "boundary": 0}, {"step": 6, "boundary": 1}]}},
+        "spec.freeze.boundaries: layers would freeze after 6 steps,",
     ),
     "freezing from a step": (
         {"freeze": {"policy": "PaperSchedule", "startAfterSteps": 3}},
-        "spec.freeze.startAfterSteps: layers would freeze after 3 steps",
+        "spec.freeze.startAfterSteps: decisions would begin after 3 steps, but the last visit of multiLevel begins"
+        " after 6: begin after 6 or more",
+    ),
+    "freezing from the start": (
+        {"freeze": {"policy": "NormChange"}},
+        "spec.freeze.startAfterSteps: decisions would begin after 0 steps",
+    ),
+    "freezing from an epoch": (
+        {"freeze": {"policy": "PaperSchedule", "startAfterEpochs": 0}},
+        "spec.freeze.startAfterEpochs: decisions would begin after 0 steps",
     ),
     "constants": ({"freeze": {"always": ["embedding"]}}, "spec.freeze.always: cannot be used with multiLevel"),
 }
@@ -60,6 +74,17 @@ def test_levels_that_cannot_be_made_are_refused(case: str, tmp_path: Path) -> No
         level_job("gpt2-tied", tmp_path, **fields)
 
     assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        {"policy": "Explicit", "boundaries": [{"step": 7, "boundary": 1}]},
+        {"policy": "PaperSchedule", "startAfterSteps": 6, "intervalSteps": 1},
+    ],
+)
+def test_freezing_after_a_step_of_the_last_visit_is_taken(freeze: dict[str, Any], tmp_path: Path) -> None:
+    assert level_job("gpt2-tied", tmp_path, freeze=freeze).policy.next_decision(6) == 7
 
 
 @pytest.mark.parametrize("heads", [{"num_attention_heads": 4, "num_key_value_heads": 1}])
