@@ -292,7 +292,7 @@ class CallbackTeller:
                 more = {
                     "total_steps": self._job.total_steps,
                     "num_layers": self._job.num_layers,
-                    "seconds_left": self._pace.seconds_left(control, self._job.total_steps),
+                    "seconds_left": self._pace.seconds_left(self._job, control),
                     "held_out": None if evaluation is None else (evaluation.metric, evaluation.value),
                 }
                 teller.tell(Callback.on_step, {**line, **more})

@@ -107,11 +107,12 @@ class Pace:
         """Whether the newest step was the one that made them enough."""
         return len(self._seconds) == _STEPS_TO_OFFER
 
-    def seconds_left(self, control: Control, total_steps: int) -> float | None:
-        """Seconds until the last step, in the present layout; None until enough of its steps are measured."""
-        if not self.is_measured or self.median is None:
+    def seconds_left(self, job: Job, control: Control) -> float | None:
+        """Seconds until the last step, in the present layout. None until enough of its steps are measured, and before
+        the last visit, because steps of other levels take another time."""
+        if not self.is_measured or self.median is None or not job.is_last(control.visit):
             return None
-        return max(0, total_steps - control.step) * self.median
+        return max(0, job.total_steps - control.step) * self.median
 
 
 def held_out(job: Job, control: Control) -> HeldOut | None:
@@ -334,7 +335,7 @@ class OperatorReports:
             step_seconds=self._forecast.step_seconds if upcoming is None else None,  # comparable with the offers
             starting_step_seconds=self._forecast.starting_step_seconds,
             total_steps=job.total_steps,
-            seconds_left=self._pace.seconds_left(control, job.total_steps),
+            seconds_left=self._pace.seconds_left(job, control),
             held_out=held_out(job, control),
             outcome=outcome,
             reason=reason,

@@ -119,6 +119,17 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     assert reports.sent[-1].seconds_left == 0
 
 
+@pytest.mark.parametrize(("visit", "left"), [(0, None), (1, None), (2, 33.0)])
+def test_the_time_left_is_told_in_the_last_visit_alone(visit: int, left: float | None, tmp_path: Path) -> None:
+    """Steps of another level take another time."""
+    job = level_job("own-vit", tmp_path, training={"steps": 40})
+    leader, reports = lead_visit(job, visit, Offered(), tmp_path)
+
+    take_steps(leader, Control(step=2, visit=visit), 5)
+
+    assert reports.sent[-1].seconds_left == left
+
+
 def test_the_newest_evaluation_is_told_by_the_metric_that_counts(tmp_path: Path) -> None:
     job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
