@@ -20,10 +20,15 @@ from .best_model import save_weights
 def keep_level(job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
     """Keep the weights of the level that is being left, durably when this returns. All members call this.
 
+    With `alpha: 1` nothing is kept, because the level then grows back from the smaller one alone.
+
     Raises:
         StorageError: they cannot be written.
         RuntimeError: a connection broke.
     """
+    assert job.spec.multi_level is not None
+    if job.spec.multi_level.alpha == 1:
+        return
     save_weights(_location(job, job.at(state.control.visit).level), state, layout, groups, barrier)
 
 

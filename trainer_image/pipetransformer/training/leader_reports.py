@@ -286,7 +286,7 @@ class OperatorReports:
                 self._forecast.predict(control)
                 self._submit(control)
             case WaitingForLevel():
-                if self._level_ahead.wait() or time.monotonic() >= self._submitted_at + _REPORT_SECONDS:
+                if self._level_ahead.wait():
                     self._submit(control)
             case CheckpointWritten(checkpoint=checkpoint):
                 self._checkpoint = checkpoint

@@ -58,6 +58,16 @@ def test_a_cycle_without_moves_visits_the_levels_at_the_steps_of_the_spec(stayed
     assert load_model(str(stayed.run_dir / "model")).num_layers == 4
 
 
+def test_weights_that_are_not_interpolated_are_not_kept(stayed: Ran, tmp_path: Path) -> None:
+    spec = level_spec("own-vit", tmp_path, training={"steps": STEPS}, levels={**LEVELS, "alpha": 1.0})
+
+    run = run_job(spec, [Scripted(1, 1, [0])], tmp_path / "run")
+
+    assert [line["level"] for line in run.steps] == [line["level"] for line in stayed.steps]
+    kept = [(folder / "checkpoints" / "levels").exists() for folder in (stayed.run_dir.parent, tmp_path)]
+    assert kept == [True, False]
+
+
 @pytest.mark.parametrize(
     "script",
     [

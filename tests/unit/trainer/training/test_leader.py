@@ -119,6 +119,17 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     assert reports.sent[-1].seconds_left == 0
 
 
+def test_a_job_that_waits_for_its_level_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It votes ten times a second, and nothing changes meanwhile."""
+    monkeypatch.setattr("pipetransformer.training.leader_reports._REPORT_SECONDS", 0.0)
+    leader, reports = lead_visit(level_job("own-vit", tmp_path), 1, Offered(), tmp_path)
+
+    for _ in range(3):
+        leader.on_waiting(Control(step=6, visit=1))
+
+    assert [report.upcoming for report in reports.sent] == [Upcoming(step=6, level=0, waits=True)]
+
+
 @pytest.mark.parametrize(("visit", "left"), [(0, None), (1, None), (2, 33.0)])
 def test_the_time_left_is_told_in_the_last_visit_alone(visit: int, left: float | None, tmp_path: Path) -> None:
     """Steps of another level take another time."""
