@@ -83,7 +83,7 @@ class Trainer:
         meter: Meter | None = None,
     ) -> None:
         hooks, watchdog, meter = hooks or Hooks(), watchdog or Watchdog(), meter or Meter()
-        codec, mirror = job.codec, job.spec.mirror
+        mirror = job.spec.mirror
         self._job = job
         self._kit = Kit(
             job=job,
@@ -98,8 +98,7 @@ class Trainer:
             committer=Committer(job, worker, run_dir, hooks),
             cache=WorkerCache(job, worker, run_dir, meter),
             checkpointer=Checkpointer(job, hooks),
-            mirrors=Mirrors(None if mirror is None else mirror.every_steps, codec, job.model.units, transport.device),
-            codec=codec,
+            mirrors=Mirrors(None if mirror is None else mirror.every_steps, job.codec, job.shells, transport.device),
             readers=Readers.of(job.dataset, job.spec.data.loader_processes),
             teller=Teller(job.callbacks),
             barrier=Barrier(watchdog),
@@ -438,8 +437,6 @@ class Trainer:
         return RegroupTools(
             handler=kit.handler,
             transport=kit.transport,
-            codec=kit.codec,
-            shells=self._job.model.units,
             job=self._job,
             checkpoints=kit.checkpointer,
             run_dir=kit.run_dir,
