@@ -6,7 +6,6 @@ whole jobs of one worker, paired by seed. A level change is timed on two workers
 """
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -144,8 +143,7 @@ def curve(size: Size, steps: int, rate: float, seed: int, plan: Plan, *, levels:
 
 def evaluations(run: Ran) -> list[tuple[int, float]]:
     """Committed steps and held-out loss of each evaluation."""
-    lines = map(json.loads, (run.run_dir / "events.jsonl").read_text().splitlines())
-    return [(line["step"], line["metrics"]["loss"]) for line in lines if line["kind"] == "Evaluated"]
+    return [(event["step"], event["metrics"]["loss"]) for event in run.events("Evaluated")]
 
 
 def best_rate(size: Size, steps: int, rates: Sequence[float], plan: Plan) -> float:
@@ -176,9 +174,7 @@ def level_change(folder: Path, width: int) -> dict[str, Any]:
     script = [Scripted(2, 1, [0, 1]), Scripted(2, 1, [0, 2], at_step=3 * visit, leavers=[1]),
               Scripted(2, 1, [0, 3], at_step=4 * visit, leavers=[2])]  # fmt: skip
     run = run_job(spec, script, folder / "run")
-    lines = list(map(json.loads, (run.run_dir / "events.jsonl").read_text().splitlines()))
-    changes = [line for line in lines if line["kind"] == "LevelChanged"]
-    regroups = [line for line in lines if line["kind"] == "GenerationCommitted"][1:]
+    changes, regroups = run.events("LevelChanged"), run.events("GenerationCommitted")[1:]
     changed, moved = [_pause(run, line) for line in changes], [_pause(run, line) for line in regroups]
     ratio = max(changed) / statistics.median(moved)
     return {
