@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ SMALL_RATES = (4e-3, 6e-3, 8e-3)
 BUDGET = 0.75
 #: Most of a level change over a regroup.
 CHANGE_FACTOR = 1.5
+#: Most of a run.
+RUN_SECONDS = 1800.0
 LARGE, SMALL, CYCLE = "large model", "small model alone", "V-cycle"
 
 
@@ -120,7 +122,7 @@ def spec_of(size: Size, steps: int, rate: float, seed: int, plan: Plan, folder: 
                 "maxGradientNorm": 1.0,
                 "seed": seed,
             },
-            "evaluation": {"everySteps": max(1, steps // plan.evaluations)},
+            "evaluation": {"everySteps": -(-steps // plan.evaluations)},
             "checkpoint": {"location": str(folder / "checkpoints")},
             **({"multiLevel": cycle} if levels else {}),
         }
@@ -132,7 +134,7 @@ def curve(size: Size, steps: int, rate: float, seed: int, plan: Plan, *, levels:
     with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
         folder = Path(temporary)
         spec = spec_of(size, steps, rate, seed, plan, folder, levels=levels)
-        run = run_job(spec, [Scripted(1, 1, [0])], folder / "run")
+        run = run_job(spec, [Scripted(1, 1, [0])], folder / "run", patience_seconds=RUN_SECONDS)
         spent, total = [0.0], 0.0
         for line in run.steps:
             total += (LITTLE if line["level"] else size).step_flops
@@ -148,7 +150,8 @@ def evaluations(run: Ran) -> list[tuple[int, float]]:
 
 def best_rate(size: Size, steps: int, rates: Sequence[float], plan: Plan) -> float:
     """The learning rate of the least final loss, for the first seed."""
-    finals = {rate: curve(size, steps, rate, 0, plan).final for rate in rates}
+    at_the_end = replace(plan, evaluations=1)
+    finals = {rate: curve(size, steps, rate, 0, at_the_end).final for rate in rates}
     print(f"{size}: final loss by learning rate {finals}", flush=True)
     return min(finals, key=lambda rate: finals[rate])
 
