@@ -1,8 +1,8 @@
-"""What a V-cycle saves a small GPT, in floating-point operations, against two baselines: the large and the small model.
+"""Whether a V-cycle saves a small GPT floating-point operations, against two baselines: the large and the small model.
 
 The large model gets the best of three learning rates and its full schedule. The V-cycle gets 75 % of its operations.
-The small model alone gets as many as the V-cycle: in a short run it beats both, so without it nothing is shown. All are
-whole jobs of one worker, paired by seed. A level change is timed on two workers, beside a regroup of the same job.
+The small model alone gets as many as the V-cycle, because a V-cycle that does not beat it saves nothing. All are whole
+jobs of one worker, paired by seed. A level change is timed on two workers, beside a regroup of the same job.
 """
 
 import argparse
