@@ -192,7 +192,7 @@ bench-digits: $(STAMP) ## Accuracy of examples/vit-digits.yaml with and without 
 bench-partition: $(STAMP) ## The exact partition into stages: its speed, and against the paper's greedy one.
 	$(BIN)/python -m benchmarks.partition
 
-bench-multilevel: $(STAMP) ## A V-cycle of levels against the large and the small model alone, at equal operations (an hour).
+bench-multilevel: $(STAMP) ## A V-cycle of levels against the large model, and against the small model at equal operations (hours).
 	$(BIN)/python -m benchmarks.multilevel
 
 bench-equality: $(STAMP) ## Losses of runs that regroup, freeze and lose workers at random, against one that never moves.

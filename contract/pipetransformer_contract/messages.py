@@ -284,7 +284,7 @@ class Report(Wire):
     seconds_left: Seconds | None = Field(
         default=None,
         description="Seconds until the last step, from the measured step time of the present layout. Absent until that"
-        " is measured. Evaluations, checkpoints and resizes take extra time.",
+        " is measured, and before the last visit of multiLevel. Evaluations, checkpoints and resizes take extra time.",
     )
     held_out: HeldOut | None = None
     outcome: Outcome | None = None

@@ -4,7 +4,6 @@ Of the trainer's schedules it uses the lists alone, and of these only which vers
 backward of a span sees, as the judge counts it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -53,8 +52,7 @@ def rounds_of(spec: TrainerSpec, run: Ran, epoch: int) -> list[Round]:
         ValueError: the run changed its layout elsewhere.
     """
     lines = {line["step"]: line for line in run.steps}
-    events = map(json.loads, (run.run_dir / "events.jsonl").read_text().splitlines())
-    layouts = {event["generation"]: event for event in events if event["kind"] == "GenerationCommitted"}
+    layouts = {event["generation"]: event for event in run.events("GenerationCommitted")}
     points = {point.step for point in spec.freeze.boundaries}
     intervals = [epoch, *([spec.mirror.every_steps] if spec.mirror else [])]
     rounds, step = [], 0

@@ -175,7 +175,7 @@ def make_spec(scenario: Scenario, row: Row, folder: Path, precision: str = "Floa
     }
     boundaries, levels = scenario.boundaries, {}
     if row.levels:
-        boundaries = [point for point in boundaries if point["step"] >= DESCENT_STEPS + ASCENT_STEPS]
+        boundaries = [point for point in boundaries if point["step"] > DESCENT_STEPS + ASCENT_STEPS]
         boundaries = boundaries or [{"step": DESCENT_STEPS + ASCENT_STEPS + 2, "boundary": 1}]
         levels = {
             "checkpoint": {"location": str(folder / "checkpoints")},

@@ -325,6 +325,7 @@ def run_job(
     watchdog_seconds: float = 300.0,
     parts: Parts | None = None,
     environment: Mapping[str, str] | None = None,
+    patience_seconds: float = 120.0,
 ) -> Ran:
     """Train `spec` through the generations of `script`, with `faults` by worker.
 
@@ -339,6 +340,7 @@ def run_job(
             noticed by the connections that it closes.
         parts: what the program passes.
         environment: of all workers, besides that of the tests.
+        patience_seconds: how long no worker may end, or lose its group, before this gives up.
     """
     faults, parts = faults or {}, parts or Parts()
     context = forked.context(*forked.TRAINER)
@@ -386,7 +388,7 @@ def run_job(
         ]
         for number in numbers:
             pipes[number].send(published)
-        return _follow(Ran(run_dir), pipes, processes, faults)
+        return _follow(Ran(run_dir), pipes, processes, faults, patience_seconds)
     finally:
         for process in processes.values():
             process.kill()
@@ -398,6 +400,7 @@ def _follow(
     pipes: Mapping[int, Connection],
     processes: Mapping[int, ForkServerProcess],
     faults: Mapping[int, Faults],
+    patience_seconds: float,
 ) -> Ran:
     """Collect how the workers end, and tell the others of each that is lost."""
     running = dict(pipes)
@@ -410,9 +413,9 @@ def _follow(
                 pipe.send(lost)
 
     while running:
-        heard = wait(list(running.values()), timeout=120)
+        heard = wait(list(running.values()), timeout=patience_seconds)
         if not heard:
-            raise TimeoutError(f"workers {sorted(running)} said nothing for 120 s")
+            raise TimeoutError(f"workers {sorted(running)} said nothing for {patience_seconds:g} s")
         for number in [number for number, pipe in running.items() if pipe in heard]:
             said = running[number].recv()
             if said == _BROKE:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.multilevel import BIG, CYCLE, LARGE, LENGTH, LITTLE, SMALL, Curve, Plan, Size, compared, spec_of
+from benchmarks.multilevel import BIG, CYCLE, LARGE, LENGTH, LITTLE, SMALL, Curve, Plan, Size, compared, draw, spec_of
 from pipetransformer.job.load import load_job
 from pipetransformer.models import MicroBatchContext, set_micro_batch
 
@@ -50,3 +50,11 @@ def test_a_loss_that_is_never_reached_saves_nothing() -> None:
     assert found["flops_savings"] == [0.5, 0.0]
     assert found["loss_difference_mean"] == pytest.approx(0.0)
     assert found["beats_small_alone"]
+
+
+def test_the_picture_has_the_curves_of_all_runs(tmp_path: Path) -> None:
+    curves = {name: [Curve([1e12, 2e12], [2.0, 1.0])] * 2 for name in (LARGE, SMALL, CYCLE)}
+
+    draw(curves, tmp_path / "curves.svg")
+
+    assert (tmp_path / "curves.svg").read_text().count('<g id="line2d_') >= 6

@@ -28,8 +28,8 @@ class Callback:
         Args:
             line: the record's step, epoch, samples, loss, gradient_norm, learning_rate, samples_per_second, idle_share,
                 generation and frozen_layers. Also total_steps, num_layers, seconds_left (None until the layout's step
-                time is measured) and held_out: name and value of `best_metric` in the newest evaluation (None before
-                it).
+                time is measured, and before the last visit of multiLevel) and held_out: name and value of `best_metric`
+                in the newest evaluation (None before it).
         """
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:

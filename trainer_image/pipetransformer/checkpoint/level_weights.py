@@ -21,7 +21,16 @@ from .best_model import save_weights
 def keep_level(
     job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, hooks: Hooks
 ) -> bool:
-    """Keep the weights of the level that is being left, as `save_best` keeps a model. Returns whether they are."""
+    """Keep the weights of the level that is being left, as `save_best` keeps a model. All members call this.
+
+    With `alpha: 1` nothing is kept, because the level then grows back from the smaller one alone.
+
+    Returns:
+        Whether the job may leave the level. It may not if a member was told to stop while the storage failed.
+    """
+    assert job.spec.multi_level is not None
+    if job.spec.multi_level.alpha == 1:
+        return True
     return save_weights(_location(job, job.at(state.control.visit).level), state, layout, groups, barrier, hooks)
 
 

@@ -32,7 +32,7 @@ from pipetransformer.freeze import FreezePolicy, Limits
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.models import PipelineModel
 from pipetransformer.models.metrics import Metric
-from pipetransformer.multilevel import Visit, visits_of
+from pipetransformer.multilevel import Levels, Visit, visits_of
 from pipetransformer.partition import (
     AUTO,
     Candidate,
@@ -91,8 +91,9 @@ class Job:
         model_function: `module:function` of the program's model function; may be empty.
         input_dtype: type of the samples' inputs.
         level: which level of `multiLevel` this is; 0 for the job's own model.
-        whole: the job of level 0 if this is a smaller one. What a run is known by is its.
+        whole: the job of level 0 if this is a smaller one, which is asked for what does not depend on the level.
         smaller: the jobs of levels 1, 2, ..., which differ in what follows from the model.
+        from_above: how a smaller level and the level above are made of each other; None for level 0.
     """
 
     spec: TrainerSpec
@@ -116,6 +117,7 @@ class Job:
     level: int = 0
     whole: "Job | None" = None
     smaller: Sequence["Job"] = ()
+    from_above: Levels | None = None
 
     @cached_property
     def visits(self) -> tuple[Visit, ...]:
@@ -124,8 +126,8 @@ class Job:
 
     def at(self, visit: int) -> "Job":
         """The job as it is in a visit: with the model of its level, and the same data and steps."""
-        level = self.visits[visit].level
-        return self if level == self.level else self.smaller[level - 1]
+        whole, level = self.whole or self, self.visits[visit].level
+        return whole.smaller[level - 1] if level else whole
 
     def is_last(self, visit: int) -> bool:
         """Whether this is the last visit of level 0. Freezing, the best model and an early end belong to it alone."""
@@ -191,11 +193,13 @@ class Job:
     @cached_property
     def training_digest(self) -> str:
         """Digest of the training samples."""
-        return digest(self.dataset.train)
+        return self.whole.training_digest if self.whole is not None else digest(self.dataset.train)
 
     @cached_property
     def data_digest(self) -> str:
         """Digest of all samples and of the training order."""
+        if self.whole is not None:
+            return self.whole.data_digest
         return f"{self.order.num_shards}:{self.training_digest}:{digest(self.dataset.test)}"
 
     @property
@@ -223,7 +227,7 @@ class Job:
     @cached_property
     def inputs_change(self) -> bool:
         """Whether a sample differs when it is read twice. Must be first asked before the first step."""
-        return inputs_change(self.dataset)
+        return self.whole.inputs_change if self.whole is not None else inputs_change(self.dataset)
 
     @cached_property
     def offloads(self) -> bool:

@@ -8,6 +8,7 @@ from torch import nn
 from pipetransformer.errors import SpecError
 from pipetransformer.models import PipelineModel, build_model, name_of, narrowed, widths_of
 from pipetransformer.multilevel import EarlierWeights, Groups, Heads, LevelMap, Levels, family_of
+from pipetransformer.state.control import Control
 from pipetransformer_contract.spec import FreezePolicyName, MultiLevel
 
 from .job import Job
@@ -26,11 +27,23 @@ def with_levels(job: Job) -> Job:
     _check_freezing(job, spec)
     models = [job.model, *(_model(job, spec, level) for level in range(1, spec.levels))]
     smaller: list[Job] = []
+    whole = replace(job, smaller=smaller)  # each level refers to it, so the list is filled afterwards
     for level, model in enumerate(models[1:], start=1):
-        above = smaller[-1] if smaller else job
-        smaller.append(_smaller(job, above, level, model))
+        above = smaller[-1] if smaller else whole
+        smaller.append(_smaller(whole, above, level, model))
         _try_out(above, smaller[-1])
-    return replace(job, smaller=smaller)
+    return whole
+
+
+def next_level(job: Job, earlier: EarlierWeights | None, control: Control, stages: int) -> LevelMap | None:
+    """The map to the next visit, if the present one is done and pipelines of so many stages hold the next model.
+
+    Where they do not hold it, the workers keep the present model and wait, as they would have done before the change.
+    """
+    if not control.visit_done:
+        return None
+    larger = job.grows_into(control.visit)
+    return level_map(job, control.visit, earlier) if larger is None or larger.fits(stages) else None
 
 
 def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:
@@ -42,25 +55,25 @@ def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:
         earlier: reads the weights that the levels had before they became smaller; None if `alpha` is 1.
     """
     spec, now, after = job.spec.multi_level, job.at(visit), job.at(visit + 1)
-    assert spec is not None
     down = after.level > now.level
-    levels = _between(*((now, after) if down else (after, now)))
+    levels = (after if down else now).from_above
+    assert spec is not None and levels is not None
     return LevelMap(levels, down, after.level, spec.alpha, earlier)
 
 
-def _between(large: Job, small: Job) -> Levels:
-    """Two levels next to each other."""
+def _between(large: Job, small: PipelineModel) -> Levels:
+    """A level, the model of the next one, and how one is made of the other. May read the model's configuration."""
     spec = large.spec.multi_level
     assert spec is not None
     depth, width = Groups(spec.depth_factor, spec.grouping), Groups(spec.width_factor, spec.grouping)
     if spec.width_factor == 1:
-        return Levels(large.model, small.model, depth, width)
+        return Levels(large.model, small, depth, width)
     found = widths_of(large.spec.model, large.dataset.info)
     assert found is not None
     earlier_factor = spec.width_factor**large.level
     shared = any(tie.places[0][0] == 0 and tie.last_unit == large.num_layers + 1 for tie in large.model.ties.all)
     heads = Heads(found.heads // earlier_factor, found.key_heads // earlier_factor, shared)
-    return Levels(large.model, small.model, depth, width, family_of(found.model), heads)
+    return Levels(large.model, small, depth, width, family_of(found.model), heads)
 
 
 def _check_layers(job: Job, spec: MultiLevel) -> None:
@@ -79,24 +92,28 @@ def _check_layers(job: Job, spec: MultiLevel) -> None:
 
 
 def _check_freezing(job: Job, spec: MultiLevel) -> None:
-    """Refuse freezing before the last visit, because a smaller level would change frozen layers."""
+    """Refuse freezing before the last visit, because a smaller level would change frozen layers.
+
+    The first decision comes after a step of the last visit. An imported policy takes the spec's instants or its own.
+    """
     freeze, begins = job.spec.freeze, spec.cycle_steps
     if freeze.always:
         raise SpecError("spec.freeze.always", "cannot be used with multiLevel, which changes all parameters")
-    epochs = freeze.start_after_epochs
-    starts: dict[str, int | None] = {
-        "startAfterSteps": freeze.start_after_steps,
-        "startAfterEpochs": None if epochs is None else epochs * job.order.steps_per_epoch,
-        "boundaries": min((point.step for point in freeze.boundaries if point.boundary), default=None),
-    }
-    if freeze.policy == FreezePolicyName.NONE:
-        return
-    for name, step in starts.items():
-        if step is not None and step < begins:
+    until = f"but the last visit of multiLevel begins after {begins}"
+    if freeze.policy == FreezePolicyName.EXPLICIT:
+        first = min((point.step for point in freeze.boundaries if point.boundary), default=None)
+        if first is not None and first <= begins:
             raise SpecError(
-                f"spec.freeze.{name}",
-                f"layers would freeze after {step} steps, but multiLevel trains smaller models until step {begins}:"
-                " freezing begins after that",
+                "spec.freeze.boundaries",
+                f"layers would freeze after {first} steps, {until}: freeze after {begins + 1} or more",
+            )
+    elif freeze.policy not in (FreezePolicyName.NONE, FreezePolicyName.SCRIPT):
+        epochs = freeze.start_after_epochs
+        start = (freeze.start_after_steps or 0) if epochs is None else epochs * job.order.steps_per_epoch
+        if start < begins:
+            raise SpecError(
+                f"spec.freeze.{'startAfterSteps' if epochs is None else 'startAfterEpochs'}",
+                f"decisions would begin after {start} steps, {until}: begin after {begins} or more",
             )
 
 
@@ -118,24 +135,26 @@ def _model(job: Job, spec: MultiLevel, level: int) -> PipelineModel:
     return model.with_layers(job.num_layers // spec.depth_factor**level)
 
 
-def _smaller(job: Job, above: Job, level: int, model: PipelineModel) -> Job:
+def _smaller(whole: Job, above: Job, level: int, model: PipelineModel) -> Job:
     """The job of a smaller level."""
-    made = replace(
-        job,
-        model=model,
-        build_units=_never_built,
-        unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
-        level=level,
-        whole=job,
-    )
-    levels = _between(above, made)
+    levels = _between(above, model)
     no_decay = {
         f"{model.unit_name(unit)}.{name}"
         for unit, shell in enumerate(model.units)
         for name, _ in shell.named_parameters()
         if f"{above.model.unit_name(levels.members(unit)[0])}.{name}" in above.no_decay
     }
-    return replace(made, no_decay=no_decay)
+    return replace(
+        whole,
+        model=model,
+        build_units=_never_built,
+        unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
+        no_decay=no_decay,
+        level=level,
+        whole=whole,
+        smaller=(),
+        from_above=levels,
+    )
 
 
 def _never_built(indices: Collection[int]) -> dict[int, nn.Module]:
@@ -148,7 +167,8 @@ def _try_out(large: Job, small: Job) -> None:
     Raises:
         SpecError: the family does not know a parameter, or layers of a group differ.
     """
-    levels = _between(large, small)
+    levels = small.from_above
+    assert levels is not None
     for down, old, new in ((True, large, small), (False, small, large)):
         found = LevelMap(levels, down, new.level)
         units: Sequence[nn.Module] = new.shells

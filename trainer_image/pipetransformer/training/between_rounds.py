@@ -158,12 +158,16 @@ class BetweenRounds:
         _note_durable(state, member, checkpoint)
 
     def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
-        """Continue the checkpoint that is being written, and begin one that is due, such as when the boundary moved."""
-        checkpointer, leads = self._kit.checkpointer, member.leader is not None
-        wanted = moved or checkpointer.due(state.control.step, vote.save)
-        _note_durable(state, member, checkpointer.advance(vote.writing, leads=leads))
-        if wanted:
+        """Request a checkpoint that is due after a step, such as when the boundary moved, and go on saving."""
+        checkpointer = self._kit.checkpointer
+        if moved or checkpointer.due(state.control.step, vote.save):
             checkpointer.want()
+        self.go_on_saving(state, member, vote)
+
+    def go_on_saving(self, state: WorkerState, member: Membership, vote: Vote) -> None:
+        """Continue the checkpoint that is being written, and begin one that was requested."""
+        checkpointer, leads = self._kit.checkpointer, member.leader is not None
+        _note_durable(state, member, checkpointer.advance(vote.writing, leads=leads))
         checkpointer.begin(state, member.layout, member.groups, self._kit.barrier)
 
     def finish(self, state: WorkerState, member: Membership) -> None:
@@ -173,7 +177,7 @@ class BetweenRounds:
         kit.checkpointer.begin(state, member.layout, groups, kit.barrier)  # one that was asked for meanwhile
         _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
         best = control.best_is_kept
-        tensors = {} if best else gather_model(kit.job, state, kit.codec, member, kit.transport.device, kit.watchdog)
+        tensors = {} if best else gather_model(kit.job, state, member, kit.transport.device, kit.watchdog)
 
         def write() -> None:
             kit.teller.catch_up()

@@ -13,7 +13,6 @@ from pipetransformer.elastic.transport.watchdog import Deadline, Watchdog
 from pipetransformer.errors import ModelError, StorageError
 from pipetransformer.job.job import Job
 from pipetransformer.models import HUGGINGFACE, VIT, import_huggingface
-from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import Kind, ModelConfig, write_model
 from pipetransformer_contract.spec import SCRIPT
@@ -24,7 +23,6 @@ from .membership import Membership
 def gather_model(
     job: Job,
     state: WorkerState,
-    codec: UnitCodec,
     member: Membership,
     device: torch.device,
     watchdog: Watchdog,
@@ -37,7 +35,7 @@ def gather_model(
     """
     layout = member.layout
     boundary, leader = state.control.boundary, layout.leader_rank
-    codec = replace(codec, optimizer=None)
+    codec = replace(job.codec, optimizer=None)
     held = layout.cut.units_of(layout.roles[leader][1])
     moves = [
         Move(unit=unit, source=layout.holder(0, unit), target=leader)

@@ -16,7 +16,6 @@ from pipetransformer.errors import RunningModel
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.metrics import Meter
-from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -46,7 +45,6 @@ class Kit:
         checkpointer: writes and reads checkpoints.
         cache: of what frozen layers made.
         mirrors: of the neighbour's stage.
-        codec: packs units that move.
         readers: processes that read samples ahead; None where there are none.
         teller: of the program's callbacks.
         barrier: behind storage.
@@ -68,7 +66,6 @@ class Kit:
     checkpointer: Checkpointer
     cache: WorkerCache
     mirrors: Mirrors
-    codec: UnitCodec
     readers: Readers | None
     teller: Teller
     barrier: Barrier

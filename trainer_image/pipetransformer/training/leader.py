@@ -33,7 +33,7 @@ from .leader_events import (
     StepTaken,
     WaitingForLevel,
 )
-from .leader_reports import Forecast, Offered, OperatorReports, Pace, ReportSink, held_out
+from .leader_reports import Forecast, LevelAhead, Offered, OperatorReports, Pace, ReportSink, held_out
 from .vote import Vote
 
 logger = logging.getLogger(__name__)
@@ -68,12 +68,13 @@ class Leader:
         self._job = job
         self._pace = Pace()
         self._forecast = Forecast(job, layout, self._pace, offered)
+        level_ahead = LevelAhead(job, grows_into, self._pace, offered)
         self.record = RunRecord(run_dir)
         self._listeners: list[LeaderListener] = [
             RecordWriter(job, layout, self.record),
             CallbackTeller(job, layout, teller, self._pace),
             LeaderMetrics(meter or Meter()),
-            OperatorReports(job, layout, reports, self._pace, self._forecast, grows_into),
+            OperatorReports(job, layout, reports, self._pace, self._forecast, level_ahead),
         ]
 
     @property
@@ -291,7 +292,7 @@ class CallbackTeller:
                 more = {
                     "total_steps": self._job.total_steps,
                     "num_layers": self._job.num_layers,
-                    "seconds_left": self._pace.seconds_left(control, self._job.total_steps),
+                    "seconds_left": self._pace.seconds_left(self._job, control),
                     "held_out": None if evaluation is None else (evaluation.metric, evaluation.value),
                 }
                 teller.tell(Callback.on_step, {**line, **more})

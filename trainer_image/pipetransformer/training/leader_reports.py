@@ -58,11 +58,13 @@ class Offered:
         boundary: settled boundary that the offers are for; None before the first.
         cached_layers: layers whose outputs the caches had.
         level: the level of the model.
+        announced: the visit before whose end the next level was announced; None before the first.
     """
 
     boundary: int | None = None
     cached_layers: int = 0
     level: int = 0
+    announced: int | None = None
     offers: list[Offer] = field(default_factory=list)
 
     def holds_for(self, control: Control, level: int) -> bool:
@@ -105,11 +107,12 @@ class Pace:
         """Whether the newest step was the one that made them enough."""
         return len(self._seconds) == _STEPS_TO_OFFER
 
-    def seconds_left(self, control: Control, total_steps: int) -> float | None:
-        """Seconds until the last step, in the present layout; None until enough of its steps are measured."""
-        if not self.is_measured or self.median is None:
+    def seconds_left(self, job: Job, control: Control) -> float | None:
+        """Seconds until the last step, in the present layout. None until enough of its steps are measured, and before
+        the last visit, because steps of other levels take another time."""
+        if not self.is_measured or self.median is None or not job.is_last(control.visit):
             return None
-        return max(0, total_steps - control.step) * self.median
+        return max(0, job.total_steps - control.step) * self.median
 
 
 def held_out(job: Job, control: Control) -> HeldOut | None:
@@ -207,14 +210,18 @@ def _costs(control: Control) -> ModelCosts | None:
 class LevelAhead:
     """Offers the larger model of the next visit some time before it begins, because its workers need time to start.
 
+    What was announced stays announced until the visit ends. Otherwise the first report in the claimed layout, where no
+    step is measured yet, would offer the smaller model's layouts, and the workers would leave again.
+
     Args:
         job: of the present level.
         grows_into: of the next visit if its model is larger, otherwise None.
         pace: of the present layout.
+        offered: what this worker offered and announced before.
     """
 
-    def __init__(self, job: Job, grows_into: Job | None, pace: Pace) -> None:
-        self._job, self._grows_into, self._pace = job, grows_into, pace
+    def __init__(self, job: Job, grows_into: Job | None, pace: Pace, offered: Offered) -> None:
+        self._job, self._grows_into, self._pace, self._offered = job, grows_into, pace, offered
         self._waits = False
 
     def wait(self) -> bool:
@@ -227,8 +234,11 @@ class LevelAhead:
         if self._grows_into is None:
             return None
         begins, seconds = self._job.visits[control.visit].end, self._pace.median
-        near = seconds is not None and (begins - control.step) * seconds < LEVEL_LEAD_SECONDS
-        return Upcoming(step=begins, level=self._grows_into.level, waits=self._waits) if near or self._waits else None
+        if self._waits or (seconds is not None and (begins - control.step) * seconds < LEVEL_LEAD_SECONDS):
+            self._offered.announced = control.visit
+        if self._offered.announced != control.visit:
+            return None
+        return Upcoming(step=begins, level=self._grows_into.level, waits=self._waits)
 
     @cached_property
     def offers(self) -> list[Offer]:
@@ -248,11 +258,10 @@ class OperatorReports:
         sink: ReportSink,
         pace: Pace,
         forecast: Forecast,
-        grows_into: Job | None = None,
+        level_ahead: LevelAhead,
     ) -> None:
         self._job, self._layout, self._sink = job, layout, sink
-        self._pace, self._forecast = pace, forecast
-        self._level_ahead = LevelAhead(job, grows_into, pace)
+        self._pace, self._forecast, self._level_ahead = pace, forecast, level_ahead
         self._checkpoint: DurableCheckpoint | None = None
         self._loss: float | None = None
         self._submitted_at = 0.0
@@ -277,7 +286,7 @@ class OperatorReports:
                 self._forecast.predict(control)
                 self._submit(control)
             case WaitingForLevel():
-                if self._level_ahead.wait() or time.monotonic() >= self._submitted_at + _REPORT_SECONDS:
+                if self._level_ahead.wait():
                     self._submit(control)
             case CheckpointWritten(checkpoint=checkpoint):
                 self._checkpoint = checkpoint
@@ -326,7 +335,7 @@ class OperatorReports:
             step_seconds=self._forecast.step_seconds if upcoming is None else None,  # comparable with the offers
             starting_step_seconds=self._forecast.starting_step_seconds,
             total_steps=job.total_steps,
-            seconds_left=self._pace.seconds_left(control, job.total_steps),
+            seconds_left=self._pace.seconds_left(job, control),
             held_out=held_out(job, control),
             outcome=outcome,
             reason=reason,

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Mapping
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,8 @@ from pipetransformer.errors import fault_of
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
-from pipetransformer.job.levels import level_map
+from pipetransformer.job.levels import next_level
 from pipetransformer.metrics import Meter, Position
-from pipetransformer.multilevel import LevelMap
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -83,7 +83,7 @@ class Trainer:
         meter: Meter | None = None,
     ) -> None:
         hooks, watchdog, meter = hooks or Hooks(), watchdog or Watchdog(), meter or Meter()
-        codec, mirror = job.codec, job.spec.mirror
+        mirror = job.spec.mirror
         self._job = job
         self._kit = Kit(
             job=job,
@@ -98,15 +98,13 @@ class Trainer:
             committer=Committer(job, worker, run_dir, hooks),
             cache=WorkerCache(job, worker, run_dir, meter),
             checkpointer=Checkpointer(job, hooks),
-            mirrors=Mirrors(None if mirror is None else mirror.every_steps, codec, job.model.units, transport.device),
-            codec=codec,
+            mirrors=Mirrors(None if mirror is None else mirror.every_steps, job.codec, job.shells, transport.device),
             readers=Readers.of(job.dataset, job.spec.data.loader_processes),
             teller=Teller(job.callbacks),
             barrier=Barrier(watchdog),
             usable_bytes=usable_bytes(transport.device),
             host_apart=host_apart(transport.device),
         )
-        self._earlier = LevelWeights(job)
         self._prefetcher = self._kit.checkpointer.prefetcher()
         self._tools = self._make_tools()
         self._rounds = Rounds(self._kit)
@@ -331,7 +329,7 @@ class Trainer:
         if fits:
             self._change_level(member)
         else:
-            between.save(state, member, vote, moved=False)
+            between.go_on_saving(state, member, vote)
         return None
 
     def _change_level(self, member: Membership) -> None:
@@ -441,8 +439,6 @@ class Trainer:
         return RegroupTools(
             handler=kit.handler,
             transport=kit.transport,
-            codec=kit.codec,
-            shells=self._job.model.units,
             job=self._job,
             checkpoints=kit.checkpointer,
             run_dir=kit.run_dir,
@@ -451,12 +447,8 @@ class Trainer:
             barrier=kit.barrier,
             watchdog=kit.watchdog,
             hooks=kit.hooks,
-            map_of=self._map_of,
+            map_of=partial(next_level, self._job, LevelWeights(self._job)),
         )
-
-    def _map_of(self, control: Control) -> LevelMap | None:
-        """The map to the next visit, if the present one is done."""
-        return level_map(self._job, control.visit, self._earlier) if control.visit_done else None
 
     def _abandon(self, why: str) -> None:
         """Drop a broken group. The committed state and pending steps stay."""

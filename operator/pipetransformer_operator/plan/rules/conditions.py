@@ -190,11 +190,20 @@ def _resizing(draft: Draft) -> None:
 def _awaits_level(draft: Draft, level: Upcoming) -> str:
     generation = draft.status.generation
     assert generation is not None
-    why = _why_not_larger(draft) if draft.status.resize is None else why_not_ready(draft.view)[1]
+    if draft.status.resize is None:
+        why = _ceiling_of_level(draft.view) or _why_not_larger(draft)
+    else:
+        why = why_not_ready(draft.view)[1]
     return (
         f"level {level.level} begins before step {level.step}, and its model does not fit in"
-        f" {generation.layout.words}: the job makes no step until it has more workers; {why}"
+        f" {generation.layout.words}: the job makes no step until it has more workers" + (f"; {why}" if why else "")
     )
+
+
+def _ceiling_of_level(view: View) -> str:
+    """Why the spec does not allow the larger model that a job waits for; empty if it does."""
+    ceiling, needed = view.spec.elastic_policy.ceiling, min((offer.stages for offer in view.offers), default=0)
+    return f"spec.elasticPolicy.maxWorkers allows {ceiling}, and the model needs {needed}" if needed > ceiling else ""
 
 
 def _why_not_larger(draft: Draft) -> str:

@@ -66,6 +66,22 @@ def test_without_room_the_job_waits_says_so_and_is_not_stalled() -> None:
     assert world.status.reason(ConditionType.STALLED) != "NoProgress"
 
 
+@pytest.mark.parametrize(
+    ("offered", "ending"),
+    [
+        pytest.param(LARGE, "more workers; spec.elasticPolicy.maxWorkers allows 1, and the model needs 4", id="why"),
+        pytest.param([], "more workers", id="unknown"),
+    ],
+)
+def test_a_job_below_its_starting_size_says_why_it_waits_if_that_is_known(offered: list[Offer], ending: str) -> None:
+    world = small()
+    world.builder.set("elasticPolicy.maxWorkers", 1)
+
+    world.commit(offered=offered, upcoming=Upcoming(step=500, level=0, waits=True), steps=0)
+
+    assert world.condition(ConditionType.RESIZING).message.endswith(ending)
+
+
 def test_with_room_again_a_job_that_waits_grows() -> None:
     world = small()
     world.commit(offered=LARGE, upcoming=Upcoming(step=500, level=0, waits=True), steps=0)

@@ -36,7 +36,9 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import commit, latest, load_unit, save_unit
+from pipetransformer.training.between_rounds import BetweenRounds
 from pipetransformer.training.evaluation import evaluate, evaluation_due
+from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_contract.spec import Checkpoint
 from tests.testkit.trainer.late_copies import Late
@@ -119,6 +121,27 @@ def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_mad
     found = latest(location(job))
     assert found is not None and (found.step, found.layout_generation) == (5, 3)
     assert torch.equal(load_unit(location(job), found, "embedding")[name], before)
+
+
+def test_a_job_that_waits_for_a_level_finishes_its_checkpoint_and_begins_no_other(job: Job) -> None:
+    """It makes no step, so its step stays one after which a checkpoint is due."""
+    groups, barrier = alone()
+    checkpointer, leader, state = Checkpointer(job), mock.Mock(), trained(job, 5)
+    between = BetweenRounds(mock.Mock(checkpointer=checkpointer, barrier=barrier))
+    member = mock.Mock(layout=lone_layout(job), groups=groups, leader=leader)
+    between.save(state, member, Vote(), moved=False)
+
+    def vote() -> bool:
+        between.go_on_saving(state, member, Vote(writing=float(checkpointer.writing)))
+        return bool(leader.on_checkpoint.called)
+
+    until(vote)
+    for _ in range(3):
+        until(lambda: not checkpointer.writing)
+        vote()
+
+    assert leader.on_checkpoint.call_count == 1
+    assert not checkpointer.writing
 
 
 def test_copies_from_a_device_are_written_once_they_are_whole(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

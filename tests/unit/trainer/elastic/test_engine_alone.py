@@ -81,8 +81,6 @@ def enter(job: Job, mirrors: Mirrors, hosted: tuple[TCPStore, str]) -> Regrouped
     tools = RegroupTools(
         handler=handler,
         transport=Transport("127.0.0.1", TIMEOUT),
-        codec=UnitCodec(job.spec.training.optimizer, job.num_layers, job.model.ties),
-        shells=job.model.units,
         job=job,
         checkpoints=Checkpointer(job),
         run_dir=Path("no-record"),

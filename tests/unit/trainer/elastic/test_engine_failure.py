@@ -79,10 +79,9 @@ def test_a_policy_is_asked_once_though_the_first_generation_breaks(tmp_path: Pat
     )
     script = [Scripted(1, 2, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
 
-    run_job(spec, script, tmp_path, faults={1: Faults(killed_at=(HookPoint.COMPUTED, 0))})
+    run = run_job(spec, script, tmp_path, faults={1: Faults(killed_at=(HookPoint.COMPUTED, 0))})
 
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    frozen = [(event["step"], event["frozenLayers"]) for event in events if event["kind"] == "Frozen"]
+    frozen = [(event["step"], event["frozenLayers"]) for event in run.events("Frozen")]
     assert frozen == [(0, 1), (4, 2)]
 
 

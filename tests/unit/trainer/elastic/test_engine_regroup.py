@@ -45,9 +45,12 @@ def never(*_: object) -> Any:
 
 def sources(read_ahead: dict[int, ReadUnit]) -> StateSources:
     return StateSources(
-        codec=CODEC,
-        shells=[unit(0.0).to("meta") for _ in UNITS],
-        job=mock.Mock(build_units=never, blank_unit=lambda _: unit(0.0).to("meta")),
+        job=mock.Mock(
+            codec=CODEC,
+            shells=[unit(0.0).to("meta") for _ in UNITS],
+            build_units=never,
+            blank_unit=lambda _: unit(0.0).to("meta"),
+        ),
         checkpoints=mock.Mock(load_unit=never, load_control=never),
         mirrors=Mirrors(None, CODEC, [], CPU),
         read_ahead=mock.Mock(units=read_ahead),

@@ -1,6 +1,5 @@
 """A V-cycle through regroups, deaths in a level change and a resume trains as in one place that never moves."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +43,23 @@ def check_same(run: Ran, reference: Ran) -> None:
             assert ours[step][key] == pytest.approx(line[key], rel=BAR_FLOAT64), (step, key)
 
 
-def events(run: Ran, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (run.run_dir / "events.jsonl").read_text().splitlines())
-    return [line for line in lines if line["kind"] == kind]
-
-
 def test_a_cycle_without_moves_visits_the_levels_at_the_steps_of_the_spec(stayed: Ran) -> None:
     assert [line["level"] for line in stayed.steps] == [0] * DOWN + [1] * (UP - DOWN) + [0] * (STEPS - UP)
     assert [line["frozenLayers"] for line in stayed.steps][-3:] == [1, 1, 1]
-    changes = events(stayed, "LevelChanged")
+    changes = stayed.events("LevelChanged")
     assert [(change["level"], change["layers"], change["firstStep"]) for change in changes] == [(1, 2, 3), (0, 4, 7)]
     assert len(stayed.summary["generations"]) == 1, "a level change is no generation"
     assert load_model(str(stayed.run_dir / "model")).num_layers == 4
+
+
+def test_weights_that_are_not_interpolated_are_not_kept(stayed: Ran, tmp_path: Path) -> None:
+    spec = level_spec("own-vit", tmp_path, training={"steps": STEPS}, levels={**LEVELS, "alpha": 1.0})
+
+    run = run_job(spec, [Scripted(1, 1, [0])], tmp_path / "run")
+
+    assert [line["level"] for line in run.steps] == [line["level"] for line in stayed.steps]
+    kept = [(folder / "checkpoints" / "levels").exists() for folder in (stayed.run_dir.parent, tmp_path)]
+    assert kept == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +112,7 @@ def test_a_worker_that_misses_the_vote_of_a_change_has_both_models(step: int, st
     assert 2 in run.lost_at
     check_same(run, stayed)
     assert run.summary["steps_redone"] == 0
-    assert not [change for change in events(run, "LevelChanged") if change["firstStep"] == step], "no step was made"
+    assert not [change for change in run.events("LevelChanged") if change["firstStep"] == step], "no step was made"
 
 
 def test_a_model_that_does_not_fit_waits_for_a_longer_pipeline(stayed: Ran, tmp_path: Path) -> None:

@@ -145,21 +145,23 @@ class Published:
     def newest(self) -> int:
         return self._generation.layout_generation
 
+    @property
+    def stages(self) -> int:
+        return self._generation.stages
+
     def close(self) -> None:
         pass
 
 
 def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
     watchdog, codec = Watchdog(), UnitCodec(ADAMW, LAYERS)
-    job = mock.Mock(
-        spec_set=["at", "cut", "data_digest"], data_digest="", cut=cut_halved
-    )  # nothing comes from the seed
+    job = mock.Mock(spec_set=["at", "cut", "codec", "data_digest", "shells"])  # nothing comes from the seed
+    job.cut, job.codec, job.data_digest = cut_halved, codec, ""
+    job.shells = [block().to("meta") for _ in range(LAYERS + 2)]
     job.at = lambda visit: job
     return RegroupTools(
         handler=GenerationRendezvousHandler(worker, own_store, source, timeout=TRANSPORT.timeout),
         transport=TRANSPORT,
-        codec=codec,
-        shells=[block().to("meta") for _ in range(LAYERS + 2)],
         job=job,
         checkpoints=mock.Mock(spec_set=[]),
         run_dir=Path("no-record"),
@@ -168,7 +170,7 @@ def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
         barrier=Barrier(watchdog),
         watchdog=watchdog,
         hooks=Hooks(),
-        map_of=lambda _: Halve(),
+        map_of=lambda _, stages: Halve() if stages == source.stages else None,
     )
 
 

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pipetransformer.errors import SpecError
+from pipetransformer.job.levels import next_level
 from pipetransformer.job.load import load_job
 from pipetransformer.state.control import Control
 from pipetransformer_contract.spec import TrainerSpec
@@ -40,11 +42,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "freezing inside": (
         {"freeze": {"policy": "Explicit", "boundaries": [{"step": 5, "boundary": 1}]}},
-        "spec.freeze.boundaries: layers would freeze after 5 steps, but multiLevel trains smaller models until step 6",
+        "spec.freeze.boundaries: layers would freeze after 5 steps, but the last visit of multiLevel begins after 6:"
+        " freeze after 7 or more",
+    ),
+    "freezing before the last visit has a step": (
+        {"freeze": {"policy": "Explicit", "boundaries": [{"step": 3, "boundary": 0}, {"step": 6, "boundary": 1}]}},
+        "spec.freeze.boundaries: layers would freeze after 6 steps,",
     ),
     "freezing from a step": (
         {"freeze": {"policy": "PaperSchedule", "startAfterSteps": 3}},
-        "spec.freeze.startAfterSteps: layers would freeze after 3 steps",
+        "spec.freeze.startAfterSteps: decisions would begin after 3 steps, but the last visit of multiLevel begins"
+        " after 6: begin after 6 or more",
+    ),
+    "freezing from the start": (
+        {"freeze": {"policy": "NormChange"}},
+        "spec.freeze.startAfterSteps: decisions would begin after 0 steps",
+    ),
+    "freezing from an epoch": (
+        {"freeze": {"policy": "PaperSchedule", "startAfterEpochs": 0}},
+        "spec.freeze.startAfterEpochs: decisions would begin after 0 steps",
     ),
     "constants": ({"freeze": {"always": ["embedding"]}}, "spec.freeze.always: cannot be used with multiLevel"),
 }
@@ -58,6 +74,17 @@ def test_levels_that_cannot_be_made_are_refused(case: str, tmp_path: Path) -> No
         level_job("gpt2-tied", tmp_path, **fields)
 
     assert str(refused.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        {"policy": "Explicit", "boundaries": [{"step": 7, "boundary": 1}]},
+        {"policy": "PaperSchedule", "startAfterSteps": 6, "intervalSteps": 1},
+    ],
+)
+def test_freezing_after_a_step_of_the_last_visit_is_taken(freeze: dict[str, Any], tmp_path: Path) -> None:
+    assert level_job("gpt2-tied", tmp_path, freeze=freeze).policy.next_decision(6) == 7
 
 
 @pytest.mark.parametrize("heads", [{"num_attention_heads": 4, "num_key_value_heads": 1}])
@@ -117,3 +144,43 @@ def test_a_visit_ends_at_the_step_that_the_spec_fixes(tmp_path: Path) -> None:
 
     assert ends == [False, True, False, True, False]
     assert [job.is_last(visit) for visit in range(3)] == [False, False, True]
+
+
+def test_a_level_change_reads_no_configuration_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lie in storage or on a hub, and all workers wait while the leader plans."""
+    job = level_job("gpt2-tied", tmp_path)
+    monkeypatch.setattr("pipetransformer.models.widths.import_huggingface", pytest.fail)
+
+    down, up = (next_level(job, None, Control(visit=visit, visit_done=True), 1) for visit in (0, 1))
+
+    assert down is not None and up is not None and (down.down, up.down) == (True, False)
+    assert down.levels is up.levels
+
+
+def test_a_level_knows_the_data_of_the_whole_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the job learned before its first step is not asked again for each level, which is reached later."""
+    job = level_job("own-vit", tmp_path)
+    asked = Mock(return_value="read once")
+    monkeypatch.setattr("pipetransformer.job.job.digest", asked)
+    monkeypatch.setattr("pipetransformer.job.job.inputs_change", asked)
+    of_the_job = (job.data_digest, job.training_digest, job.inputs_change, job.offloads)
+    count = asked.call_count
+
+    small = job.at(1)
+
+    assert (small.data_digest, small.training_digest, small.inputs_change, small.offloads) == of_the_job
+    assert asked.call_count == count
+    assert small.whole is job and small.at(0) is job and small.at(1) is small
+
+
+@pytest.mark.parametrize(("visit", "stages", "goes_on"), [(0, 1, True), (1, 1, False), (1, 2, True)])
+def test_a_regroup_makes_the_next_level_only_where_its_model_fits(
+    visit: int, stages: int, goes_on: bool, tmp_path: Path
+) -> None:
+    """A death in the change may leave fewer stages than the change began with."""
+    job = level_job("own-vit", tmp_path, pipeline={"stages": 2}, workers=2)
+
+    assert next_level(job, None, Control(visit=visit), stages) is None, "the visit is not done"
+    state_map = next_level(job, None, Control(visit=visit, visit_done=True), stages)
+
+    assert (state_map is not None) == goes_on

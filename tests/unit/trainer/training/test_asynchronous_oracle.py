@@ -66,8 +66,8 @@ def oracle(run: Ran, optimizer: dict[str, Any], micro_batch: int) -> list[float]
     ]
     rounds = [steps[sum(ROUNDS[:number]) : sum(ROUNDS[: number + 1])] for number in range(len(ROUNDS))]
     rates = [optimizer["learningRate"] * (1 - step / STEPS) for step in range(STEPS)]
-    roles = json.loads(next(line for line in (run.run_dir / "events.jsonl").open() if "GenerationCommitted" in line))
-    starts = [0, *(first + 1 for (first, _), *_ in sorted(role["layers"] for role in roles["roles"])[1:])]
+    committed = run.events("GenerationCommitted")[0]
+    starts = [0, *(first + 1 for (first, _), *_ in sorted(role["layers"] for role in committed["roles"])[1:])]
     spans = [range(start, stop) for start, stop in zip(starts, [*starts[1:], LAYERS + 2], strict=True)]
     return train(residual_model.arrays(LAYERS), spans, rounds, rates, optimizer)
 

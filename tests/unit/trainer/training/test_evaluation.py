@@ -113,8 +113,7 @@ def test_a_metric_is_a_quotient_of_sums_whatever_the_layout(tmp_path: Path) -> N
     stayed = run_job(spec, [Scripted(1, 1, [0])], tmp_path / "stayed")
 
     def scores(ran: Ran) -> list[tuple[int, dict[str, float]]]:
-        lines = map(json.loads, (ran.run_dir / "events.jsonl").read_text().splitlines())
-        return [(event["step"], event["metrics"]) for event in lines if event["kind"] == "Evaluated"]
+        return [(event["step"], event["metrics"]) for event in ran.events("Evaluated")]
 
     assert [step for step, _ in scores(changed)] == [4, 8, 12]
     for (_, ours), (_, theirs) in zip(scores(changed), scores(stayed), strict=True):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipetransformer.hooks import HookPoint
-from pipetransformer.record import lines
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 from tests.testkit.trainer.numerics import ADAMW, STAY_ALONE, TOLERANCE, layouts, make_spec
@@ -55,8 +54,7 @@ def compare(run: Ran, reference: Ran) -> None:
 
 def test_a_freeze_that_harms_thaws_and_the_run_says_why(stayed: Ran) -> None:
     assert boundary_moves(stayed) == [(FROZEN_AT, 6), (THAWED_AT, 0)]
-    events = list(lines.read(stayed.run_dir / "events.jsonl"))
-    said = [event["whyThawed"] for event in events if event["kind"] == "Frozen"]
+    said = [event["whyThawed"] for event in stayed.events("Frozen")]
     assert said[0] == "" and said[1].startswith("layers 0-5 thawed: training loss ")
     assert {report.why_thawed for report in stayed.reports if report.step >= THAWED_AT} == {said[1]}
 
@@ -140,7 +138,7 @@ def test_a_freeze_that_is_kept_stays_in_all_layouts_and_the_record_says_so_once(
 
     assert boundary_moves(alone) == [(FROZEN_AT, 2)]
     compare(run, alone)
-    kept = [event for event in lines.read(run.run_dir / "events.jsonl") if event["kind"] == "FreezeKept"]
+    kept = run.events("FreezeKept")
     assert [(event["step"], event["frozenLayers"]) for event in kept] == [(THAWED_AT, 2)]
     assert kept[0]["why"].startswith("layers 0-1 stay frozen: training loss ")
 

@@ -17,8 +17,9 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.leader import Leader
 from pipetransformer.training.leader_reports import Offered
 from pipetransformer.training.vote import Vote
-from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason
+from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason, Upcoming
 from tests.testkit.trainer.harness import Reports
+from tests.testkit.trainer.levels import level_job
 from tests.testkit.trainer.numerics import ADAMW, make_spec
 
 
@@ -118,6 +119,28 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     assert reports.sent[-1].seconds_left == 0
 
 
+def test_a_job_that_waits_for_its_level_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It votes ten times a second, and nothing changes meanwhile."""
+    monkeypatch.setattr("pipetransformer.training.leader_reports._REPORT_SECONDS", 0.0)
+    leader, reports = lead_visit(level_job("own-vit", tmp_path), 1, Offered(), tmp_path)
+
+    for _ in range(3):
+        leader.on_waiting(Control(step=6, visit=1))
+
+    assert [report.upcoming for report in reports.sent] == [Upcoming(step=6, level=0, waits=True)]
+
+
+@pytest.mark.parametrize(("visit", "left"), [(0, None), (1, None), (2, 33.0)])
+def test_the_time_left_is_told_in_the_last_visit_alone(visit: int, left: float | None, tmp_path: Path) -> None:
+    """Steps of another level take another time."""
+    job = level_job("own-vit", tmp_path, training={"steps": 40})
+    leader, reports = lead_visit(job, visit, Offered(), tmp_path)
+
+    take_steps(leader, Control(step=2, visit=visit), 5)
+
+    assert reports.sent[-1].seconds_left == left
+
+
 def test_the_newest_evaluation_is_told_by_the_metric_that_counts(tmp_path: Path) -> None:
     job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
@@ -188,3 +211,31 @@ def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
         "kind": "FreezeKept", "step": 5, "frozenLayers": 4,
         "why": "layers 0-3 stay frozen: training loss 0.1 % below its trend",
     }.items()  # fmt: skip
+
+
+def lead_visit(job: Job, visit: int, offered: Offered, folder: Path) -> tuple[Leader, Reports]:
+    """A new leader of a visit that a larger model follows, and its reports."""
+    level, reports = job.at(visit), Reports()
+    layout = layout_of(level, ResizeReason.CLAIM)
+    return Leader(level, reports, Teller([]), folder, layout, offered, grows_into=job.grows_into(visit)), reports
+
+
+def test_a_new_generation_still_announces_the_larger_model(tmp_path: Path) -> None:
+    """Otherwise it offered the small one's layouts first, and the workers that were just claimed would go."""
+    levels = {"levels": 3, "descentSteps": 2, "ascentSteps": 10}
+    job, offered = level_job("own-vit", tmp_path, levels=levels, training={"steps": 40}), Offered()
+    control = Control(step=4, visit=2)
+    before, reports = lead_visit(job, 2, offered, tmp_path)
+    before.on_committed(control, None)
+    assert reports.sent[-1].upcoming is None, "no step was measured yet"
+    take_steps(before, control, 5)
+    assert reports.sent[-1].upcoming == Upcoming(step=14, level=1)
+
+    after, reports = lead_visit(job, 2, offered, tmp_path)
+    after.on_committed(control, None)
+
+    assert reports.sent[-1].upcoming == Upcoming(step=14, level=1)
+    control.visit = 3
+    following, reports = lead_visit(job, 3, offered, tmp_path)
+    following.on_committed(control, None)
+    assert reports.sent[-1].upcoming is None, "this model was not announced"

@@ -26,6 +26,16 @@ from .transfer_plan import Origin, TransferPlan
 class UnitMaker(Protocol):
     """Makes units of the job's model (`job.Job`)."""
 
+    @property
+    def codec(self) -> UnitCodec:
+        """Packs its units to move them."""
+        ...
+
+    @property
+    def shells(self) -> Sequence[nn.Module]:
+        """All its units, used for their shapes only."""
+        ...
+
     def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
         """Return the units of these indices as training starts from them, on the CPU."""
         ...
@@ -58,20 +68,26 @@ class StateSources:
     """Where units come from.
 
     Attributes:
-        codec: packs units to move them.
-        shells: all units, used for their shapes only.
-        job: makes units.
+        job: makes units of its model, and says how they are packed.
         checkpoints: reads units from the storage.
         mirrors: the copies that this worker keeps of earlier steps.
         read_ahead: frozen units that this worker reads from storage while it waits.
     """
 
-    codec: UnitCodec
-    shells: Sequence[nn.Module]
     job: UnitMaker
     checkpoints: CheckpointReader
     mirrors: Mirrors
     read_ahead: ReadAhead
+
+    @property
+    def codec(self) -> UnitCodec:
+        """Packs units to move them."""
+        return self.job.codec
+
+    @property
+    def shells(self) -> Sequence[nn.Module]:
+        """All units, used for their shapes only."""
+        return self.job.shells
 
 
 def units_of(plan: TransferPlan, rank: int) -> list[int]:

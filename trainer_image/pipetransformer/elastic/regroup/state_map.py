@@ -59,11 +59,12 @@ class StateMap(Protocol):
         ...
 
 
-#: Returns the map for a regroup that starts from this control state, or None. All workers decide the same.
-MapOf = Callable[[Control], StateMap | None]
+#: Returns the map for a regroup from this control state into pipelines of so many stages, or None. All workers decide
+#: the same.
+MapOf = Callable[[Control, int], StateMap | None]
 
 
-def no_map(control: Control) -> None:
+def no_map(control: Control, stages: int) -> None:
     """Keep all units as they are."""
 
 

@@ -1,11 +1,8 @@
 """What a regroup needs of the worker: the job, the storage, and steps that are not settled."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
-
-from torch import nn
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
 from pipetransformer.elastic.transport.barrier import Barrier
@@ -13,7 +10,6 @@ from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.hooks import Hooks
 from pipetransformer.partition import Cut, ModelCosts
-from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 
@@ -24,16 +20,6 @@ from .transfer_plan import DurablePoint
 
 class ElasticJob(UnitMaker, Protocol):
     """What a regroup needs of a job; `job.Job`."""
-
-    @property
-    def codec(self) -> UnitCodec:
-        """Packs its units."""
-        ...
-
-    @property
-    def shells(self) -> Sequence[nn.Module]:
-        """All its units, used for their shapes only."""
-        ...
 
     def at(self, visit: int) -> "ElasticJob":
         """The job as it is in a visit of one of its levels, which may have another model."""
@@ -102,7 +88,7 @@ class RegroupTools(StateSources):
         barrier: has all workers wait for storage.
         watchdog: ends an attempt that takes too long, or that a newer generation has made void.
         hooks: told of hook points.
-        map_of: the map for a regroup that starts from a control state.
+        map_of: the map for a regroup from a control state into pipelines of so many stages.
     """
 
     handler: GenerationRendezvousHandler
@@ -118,7 +104,7 @@ class RegroupTools(StateSources):
     def at(self, visit: int) -> "RegroupTools":
         """These tools for the model of a visit."""
         job = self.job.at(visit)
-        return self if job is self.job else replace(self, job=job, codec=job.codec, shells=job.shells)
+        return self if job is self.job else replace(self, job=job)
 
 
 def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None:

@@ -260,7 +260,9 @@ class _Attempt(Progress):
         self._expect(plan)
         if plan.origin is Origin.PEERS and self.state.units:
             catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
-        state_map = tools.map_of(Control.from_dict(plan.control)) if plan.origin is Origin.PEERS else None
+        state_map = None
+        if plan.origin is Origin.PEERS:
+            state_map = tools.map_of(Control.from_dict(plan.control), self.generation.stages)
         if self.is_member:
             ties = tools.codec.ties if state_map is None else state_map.ties
             tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
@@ -436,7 +438,7 @@ class _LeadersSources:
         return found
 
     def map_of(self, control: Control) -> StateMap | None:
-        return self._tools.map_of(control)
+        return self._tools.map_of(control, self._generation.stages)
 
     def _ask(self) -> tuple[DurablePoint | None, int, int]:
         checkpoints = self._tools.checkpoints
