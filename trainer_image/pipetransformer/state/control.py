@@ -1,7 +1,7 @@
 """The control state: what every worker of a job knows alike between rounds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -128,8 +128,16 @@ class Control:
     def note_cached(self, layers: int) -> None:
         """Note that the caches hold the outputs of so many layers for all samples."""
         self.cached_layers = max(self.cached_layers, layers)
-        if self.cached_layers == self.awaited_layers:
+        if self.awaited_layers <= self.cached_layers:
             self.awaited_layers = self.boundary
+
+    def return_with(self, workers: Sequence["Control"]) -> None:
+        """Go back to this earlier state with what these workers know of themselves: their newest costs, and the layers
+        that are off their devices. A layout that was chosen without these layers may have no room for them."""
+        self.note_cached(min(self.boundary, max((each.cached_layers for each in workers), default=0)))
+        measured = [each for each in workers if each.costs is not None and each.visit == self.visit]
+        if measured:
+            self.costs = max(measured, key=lambda each: each.point).costs
 
     @property
     def settled_cached_layers(self) -> int:

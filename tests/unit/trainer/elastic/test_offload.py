@@ -1,14 +1,25 @@
 """Frozen layers that leave the device change no bit: by freezes, evaluations, a thaw, regroups, kills or a resume."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from torch import nn
 
+from pipetransformer.elastic.regroup.assemble import off_device
+from pipetransformer.elastic.regroup.from_storage import Alone
+from pipetransformer.elastic.regroup.transfer_plan import Origin, TransferPlan
 from pipetransformer.hooks import HookPoint
 from pipetransformer.job.load import load_job
 from pipetransformer.library.forecast import measure_here
+from pipetransformer.models import Ties, unit_name
+from pipetransformer.models.off_device import is_off
+from pipetransformer.partition import Cut
+from pipetransformer.state.control import Control
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
@@ -126,6 +137,49 @@ def test_mirrors_and_a_kill_return_to_layers_off_the_device(tmp_path: Path) -> N
 
     assert numbers(offloaded) == numbers(kept)
     assert left(offloaded)[0] == (8, 2)
+
+
+def test_a_return_to_a_checkpoint_keeps_layers_off_the_device(tmp_path: Path) -> None:
+    """The second worker dies with the only copy of its stage, so both stages come from the checkpoint."""
+    freeze: dict[str, Any] = {"freeze": {"policy": "Explicit", "boundaries": [{"step": 0, "boundary": 2}]}}
+    storage: dict[str, Any] = {"checkpoint": {"location": str(tmp_path / "checkpoint"), "everySteps": 4}}
+    script = [Scripted(2, 1, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
+    faults = {1: Faults(killed_at=(HookPoint.COMPUTED, 22))}
+    whole = run(make_spec("Never", epochs=5, **freeze), STAY, tmp_path / "whole")
+
+    ran = run(make_spec("Auto", epochs=5, **freeze, **storage), script, tmp_path / "auto", faults=faults)
+
+    assert ran.lost_at.keys() == {1}
+    assert [(step, frozen) for step, frozen, *_ in numbers(ran)] == [(step, 2) for step in range(40)]
+    losses = [[loss for _, _, loss, _ in numbers(each)] for each in (ran, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert check(ran.run_dir, SAMPLES, 5).clean
+    assert left(ran) == [(8, 2)], "they never came back, so they did not leave again"
+
+
+def test_units_of_a_checkpoint_that_stay_off_the_device_are_never_on_it() -> None:
+    """The device is `meta`, from which nothing could be moved to host memory."""
+    units = [nn.Linear(2, 2) for _ in range(4)]
+    codec = mock.Mock(num_layers=2, ties=Ties())
+    job = mock.Mock(blank_unit=lambda index: nn.Linear(2, 2, device="meta"))
+
+    def load_unit(index: int) -> dict[str, torch.Tensor]:
+        return {f"{unit_name(index, 2)}.{name}": tensor for name, tensor in units[index].state_dict().items()}
+
+    checkpoints = mock.Mock(load_control=lambda name: Control(step=6, boundary=2), load_unit=load_unit)
+    sources: Any = mock.Mock(codec=codec, job=job, checkpoints=checkpoints)
+    plan = TransferPlan(
+        origin=Origin.CHECKPOINT, step=6, control={}, roles=[(0, 0)], cut=Cut([range(4)], 1), moves=[],
+        cached_layers=1, costs={"boundary": 2},
+    )  # fmt: skip
+    meta = torch.device("meta")
+
+    made = Alone(sources, plan, range(4), (), off_device(plan, 0), meta, threading.Event()).make()
+
+    assert [is_off(unit) for _, unit in sorted(made.units.items())] == [True, True, False, False]
+    assert [next(unit.parameters()).device.type for unit in made.units.values()] == ["cpu", "cpu", "meta", "meta"]
+    assert (made.control.cached_layers, made.control.awaited_layers) == (1, 2)
+    assert made.control.costs == {"boundary": 2}
 
 
 def offered(reports: Sequence[Report]) -> set[tuple[int, ...]]:

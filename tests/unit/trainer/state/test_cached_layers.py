@@ -67,3 +67,10 @@ def test_a_checkpoint_knows_no_cache() -> None:
     control.note_cached(4)
     assert layers(Control.from_dict(control.to_dict())) == (4, 4)
     assert layers(Control.from_file(control.to_file())) == (0, 4)
+
+
+def test_workers_that_return_to_a_checkpoint_keep_layers_off_the_device() -> None:
+    """The checkpoint was written while four of nine layers were awaited."""
+    durable = Control.from_file(control_at(4, 9).to_file())
+    durable.note_cached(7)
+    assert layers(durable) == (7, 9)
