@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +20,7 @@ from pipetransformer.library.forecast import measure_here
 from pipetransformer.models import Ties, unit_name
 from pipetransformer.models.off_device import is_off
 from pipetransformer.partition import Cut
+from pipetransformer.partition.ideal import segments
 from pipetransformer.state.control import Control
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.spec import TrainerSpec
@@ -101,6 +103,8 @@ def test_layers_leave_once_an_epoch_of_what_they_make_is_cached(tmp_path: Path) 
 
     # Two of the layers that thaw return at once. The one that stays frozen computes what the cache lacks of it.
     assert left(ran) == [(8, 2), (24, 4), (48, 3)]
+    planned = segments(BOUNDARIES, len(ran.steps) + 1, STEPS_PER_EPOCH)
+    assert left(ran) == [(now.first_step, now.off) for before, now in pairwise(planned) if now.off > before.off]
 
 
 def test_nothing_leaves_where_host_memory_is_the_same_memory(tmp_path: Path) -> None:
