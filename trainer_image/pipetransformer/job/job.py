@@ -238,10 +238,6 @@ class Job:
             return False
         return self._last_sharing[0] <= self.num_layers and not self.inputs_change
 
-    def samples_of(self, pipeline: int, pipelines: int) -> int:
-        """Number of training samples that a pipeline uses in an epoch."""
-        return sum(map(self.order.shard_size, shards_of(pipeline, pipelines, self.order.num_shards)))
-
     @cached_property
     def bytes_budget(self) -> int:
         """Bytes of the largest stage in the job's first layout, with nothing frozen."""
