@@ -14,6 +14,7 @@ from torch import nn
 from pipetransformer.elastic.regroup.assemble import off_device
 from pipetransformer.elastic.regroup.from_storage import Alone
 from pipetransformer.elastic.regroup.transfer_plan import Origin, TransferPlan
+from pipetransformer.errors import DeviceMemoryError
 from pipetransformer.hooks import HookPoint
 from pipetransformer.job.load import load_job
 from pipetransformer.library.forecast import measure_here
@@ -22,6 +23,10 @@ from pipetransformer.models.off_device import is_off
 from pipetransformer.partition import Cut
 from pipetransformer.partition.ideal import segments
 from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
+from pipetransformer.training.kit import Kit
+from pipetransformer.worker import trainer as trainer_module
+from pipetransformer.worker.trainer import Ending, Trainer
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
@@ -184,6 +189,35 @@ def test_units_of_a_checkpoint_that_stay_off_the_device_are_never_on_it() -> Non
     assert [next(unit.parameters()).device.type for unit in made.units.values()] == ["cpu", "cpu", "meta", "meta"]
     assert (made.control.cached_layers, made.control.awaited_layers) == (1, 2)
     assert made.control.costs == {"boundary": 2}
+
+
+def test_layers_that_leave_in_a_step_that_breaks_the_generation_are_recorded(tmp_path: Path) -> None:
+    """The second pipeline dies when the eighth step is committed, so the evaluation after it breaks."""
+    faults = {1: Faults(killed_at=(HookPoint.COMMITTED, 7))}
+    ran = run(make_spec("Auto", epochs=2), KILL, tmp_path, faults=faults)
+
+    assert ran.lost_at.keys() == {1}
+    assert left(ran) == [(8, 2)]
+
+
+def test_an_accelerator_without_room_for_layers_that_return_is_said_to_have_too_little_memory() -> None:
+    kit: Any = mock.Mock()
+    state: Any = mock.Mock()
+    state.keep_off_device.side_effect = torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(DeviceMemoryError, match="moving frozen layers between the accelerator and host memory"):
+        Kit.place(kit, state, mock.Mock())
+
+
+def test_a_worker_that_left_has_no_layers_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_group = mock.Mock(layout=None, state=WorkerState(1))
+    left_group.groups.release.return_value = []
+    monkeypatch.setattr(trainer_module, "regroup", lambda *_, **__: left_group)
+    trainer: Any = mock.Mock(_member=None)
+
+    assert Trainer._regroup(trainer, in_group=False) is Ending.LEFT
+
+    trainer._kit.meter.on_placed.assert_called_once_with(0)
 
 
 def offered(reports: Sequence[Report]) -> set[tuple[int, ...]]:
