@@ -124,7 +124,7 @@ class ActivationCache:
 
     def measure_again(self) -> None:
         """Forget how long computing took, because the units of the prefix now lie elsewhere."""
-        self.choice = Choice(self._always)
+        self.choice.forget_computing()
 
     def count(self, outcome: str, samples: int) -> None:
         """Count samples by outcome: `hits`, `advanced` or `computed`."""

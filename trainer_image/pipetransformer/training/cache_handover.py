@@ -51,7 +51,7 @@ class WorkerCache:
         )
 
     def measure_again(self) -> None:
-        """Compare reading with computing afresh, because the frozen layers have moved."""
+        """Measure computing again, because the frozen layers now lie elsewhere."""
         if self.activations is not None:
             self.activations.measure_again()
 

@@ -353,6 +353,11 @@ def test_auto_says_that_it_holds_entries_only_once_it_has_read_some(tmp_path: Pa
     assert not bench.holds(SAMPLES, 2)
     bench.cache.choice.gathering.extend([0.0] * 8)
     assert bench.holds(SAMPLES, 2)
+    computing = bench.cache.choice.computing
+    assert computing
     bench.cache.measure_again()
     assert not bench.cache.choice.computing
+    assert bench.holds(SAMPLES, 2), "reading takes as long as before"
+    computing.append(1.0)
+    assert not bench.cache.choice.computing, "a measurement that ends late counts no more"
     bench.cache.close()
