@@ -11,6 +11,10 @@ from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import Evaluation, Goal
 
 
+#: What holds of the present workers and their caches, and not of a checkpoint.
+_OF_WORKERS = ("costs", "cached_layers", "awaited_layers")
+
+
 @dataclass
 class Control:
     """What every worker knows alike between rounds.
@@ -172,12 +176,13 @@ class Control:
         stay out."""
         lines = {"last_step": _in_camel(self.last_step), "earlier_steps": list(map(_in_camel, self.earlier_steps))}
         content = self.to_dict() | lines
-        return {to_camel(name): value for name, value in content.items() if name not in ("costs", "cached_layers")}
+        return {to_camel(name): value for name, value in content.items() if name not in _OF_WORKERS}
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> "Control":
-        """From the result of `to_file`."""
+        """From the result of `to_file`. Empty caches come to hold what all frozen layers make at the same time."""
         control = cls.from_dict({to_snake(name): value for name, value in content.items()})
+        control.awaited_layers = control.boundary
         control.last_step = _in_snake(control.last_step)
         control.earlier_steps = list(map(_in_snake, control.earlier_steps))
         return control

@@ -69,8 +69,19 @@ def test_a_checkpoint_knows_no_cache() -> None:
     assert layers(Control.from_file(control.to_file())) == (0, 4)
 
 
-def test_workers_that_return_to_a_checkpoint_keep_layers_off_the_device() -> None:
-    """The checkpoint was written while four of nine layers were awaited."""
-    durable = Control.from_file(control_at(4, 9).to_file())
-    durable.note_cached(7)
-    assert layers(durable) == (7, 9)
+def test_a_resume_waits_once_for_all_frozen_layers() -> None:
+    """The checkpoint was written while four of nine layers were awaited, before the other five."""
+    control = control_at(4, 9)
+    assert layers(control) == (0, 4)
+    assert layers(Control.from_file(control.to_file())) == (0, 9)
+
+
+def test_workers_that_return_to_an_earlier_state_keep_layers_off_the_device() -> None:
+    earlier = control_at(4, 9)
+    earlier.return_with([Control(), Control(cached_layers=7), control_at(2)])
+    assert layers(earlier) == (7, 9)
+    earlier.return_with([Control(cached_layers=12)])
+    assert layers(earlier) == (9, 9)
+    unmoved = control_at(4, 9)
+    unmoved.return_with([Control()])
+    assert layers(unmoved) == (0, 4), "it still waits for the earlier layers first"
