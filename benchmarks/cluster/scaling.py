@@ -31,7 +31,8 @@ GROWTH = 2
 
 
 class Frozen(NamedTuple):
-    """How many layers are frozen, and of how many of them the cache has the outputs."""
+    """How many layers are frozen, and of how many of them the cache has the outputs. As none thaws, these have left the
+    GPU where they may."""
 
     boundary: int
     cached: int
@@ -127,7 +128,7 @@ class Scaling:
     def _model(self, frozen: Frozen) -> StepModel:
         if frozen not in self._models:
             model = ideal_of(Device(self.gpus, LAYERS_PER_GPU), offloaded=self.offload).model
-            self._models[frozen] = with_cache_of(model, *frozen)
+            self._models[frozen] = with_cache_of(model, *frozen, off=frozen.cached)
         return self._models[frozen]
 
 

@@ -52,7 +52,7 @@ def worst_ratio(seeds: Iterable[int], most_layers: int) -> tuple[float, int]:
         case = draw(seed, most_layers)
         situation = case.with_missing()
         brute = situation.by_layout()
-        found = case.ideal().layouts(situation.frozen, case.cached)
+        found = case.ideal().layouts(situation.frozen, case.cached, case.off)
         ours = {(layout.stages, layout.pipelines): best.seconds for layout, best in found.items()}
         if ours.keys() != brute.keys():
             return math.inf, layouts
@@ -113,7 +113,7 @@ def courses(device: Device) -> Iterator[tuple[str, float, float, Course | None]]
         "elastic_cache_released": ideal.released(run),
         "elastic_cache_offload": off.elastic(run),
         "elastic_cache_offload_released": off.released(run),
-        "ddp_if_it_fitted": ddp.kept(spread, [Segment(0, steps, 0, 0)]),
+        "ddp_if_it_fitted": ddp.kept(spread, [Segment(0, steps, 0, 0, 0)]),
         "ddp_frozen_if_it_fitted": ddp_without.kept(spread, run),
         "ddp_frozen_cache_if_it_fitted": ddp.kept(spread, run),
     }

@@ -114,7 +114,7 @@ def _words(runs: AgainstIdeal) -> str:
     if not runs.cached:
         said.append("No cache is counted, so each frozen layer still runs forward.")
     elif runs.offloads:
-        said.append("Frozen layers in the cache are off the GPU, if the cache can hold all samples.")
+        said.append("Frozen layers in the cache are off the GPU, in layouts whose caches can hold all samples.")
     if not runs.exact:
         said.append("The model has too many cuts to try all of them, so the ideal may be a little faster.")
     return "\n".join(said)

@@ -21,18 +21,20 @@ class Case:
     Attributes:
         situation: what brute force needs; `with_missing` fills in what its cache lacks.
         cached: number of frozen layers whose outputs the cache has.
+        off: number of frozen layers that have left the workers' devices, at least `cached`, if any leave.
         cache_bytes: size of a pipeline's cache.
         offloads: whether frozen layers leave the workers' devices once the cache has their outputs.
     """
 
     situation: Situation
     cached: int
+    off: int
     cache_bytes: int
     offloads: bool
 
     def with_missing(self) -> Situation:
         """What brute force tries: the first worker computes what its cache lacks, or has of fewer layers, and keeps
-        away what a cache with room for all samples has."""
+        away what has left, if it has room for all samples."""
         situation = self.situation
         forwards = [unit.fixed + unit.per_sample * 8 for unit in situation.units[: situation.frozen + 1]]
         stale = sum(forwards[self.cached + 1 :]) / sum(forwards) if self.cached else 1.0
@@ -40,7 +42,7 @@ class Case:
         for pipelines in range(1, situation.shards + 1):
             held = min(1.0, self.cache_bytes * pipelines / (_SAMPLES * situation.sample_bytes))
             missing.append(1 - held + held * stale)
-            away.append(self.cached + 1 if self.offloads and self.cached and held == 1 else 0)
+            away.append(self.off + 1 if self.offloads and self.off and held == 1 else 0)
         return replace(situation, missing=missing, away=away)
 
     def ideal(self) -> Ideal:
@@ -102,7 +104,8 @@ def draw(seed: int, most_layers: int) -> Case:
         seconds_per_action=rng.choice((0.0, 2e-4)),
     )
     cached, cache_bytes = rng.randint(0, frozen), rng.choice((0, _SAMPLES * 16, _SAMPLES * 64))
-    return Case(situation, cached, cache_bytes, offloads=rng.random() < 0.5)
+    offloads = rng.random() < 0.5
+    return Case(situation, cached, rng.randint(cached, frozen), cache_bytes, offloads)
 
 
 def _unit(rng: random.Random, weight: float) -> Unit:

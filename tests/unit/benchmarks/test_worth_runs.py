@@ -160,7 +160,7 @@ MEASURED: Mapping[str, list[Took]] = {
 @pytest.fixture
 def half_a_second_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways could take half a second a step at best, which needs no search."""
-    course = Course([Part(Segment(0, STEPS, 0, 0), Layout(4, 2), 0.5, 8)])
+    course = Course([Part(Segment(0, STEPS, 0, 0, 0), Layout(4, 2), 0.5, 8)])
     monkeypatch.setattr(Case, "ideal", lambda case, way: course)
 
 
@@ -267,11 +267,11 @@ def test_plain_torch_has_the_losses_of_the_job_on_one_worker(tmp_path: Path) -> 
     ("segment", "rate", "seconds"),
     [
         # 16 samples: 12.05 ms a layer's forward, 36.15 ms a whole layer, 0.85 ms each end.
-        (Segment(0, 1, 0, 0), 1e12, 12 * 0.03615 + 3 * 0.00085 + 2 * 0.00085),
-        (Segment(0, 1, 11, 11), 1e12, 2 * 0.01205 + 3 * 0.00085),
-        (Segment(0, 1, 11, 10), 1e12, 3 * 0.01205 + 3 * 0.00085),
-        (Segment(0, 1, 11, 10), 1e3, 4 * 8 * fsdp.LAYER_BYTES * 7 / 8 / 1e3),
-        (Segment(0, 1, 0, 0), 1e3, 36 * 8 * fsdp.LAYER_BYTES * 7 / 8 / 1e3),
+        (Segment(0, 1, 0, 0, 0), 1e12, 12 * 0.03615 + 3 * 0.00085 + 2 * 0.00085),
+        (Segment(0, 1, 11, 11, 11), 1e12, 2 * 0.01205 + 3 * 0.00085),
+        (Segment(0, 1, 11, 10, 10), 1e12, 3 * 0.01205 + 3 * 0.00085),
+        (Segment(0, 1, 11, 10, 10), 1e3, 4 * 8 * fsdp.LAYER_BYTES * 7 / 8 / 1e3),
+        (Segment(0, 1, 0, 0, 0), 1e3, 36 * 8 * fsdp.LAYER_BYTES * 7 / 8 / 1e3),
     ],
 )
 def test_fsdp_takes_its_work_or_its_messages_at_best(segment: Segment, rate: float, seconds: float) -> None:

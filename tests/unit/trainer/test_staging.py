@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipetransformer.device_copies import HostCopies, to_device
 from pipetransformer.elastic.regroup.mirrors import Mirrors
@@ -55,5 +55,5 @@ def test_a_mirror_is_sent_once_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> N
     mirrors = Mirrors(1, mock.Mock(give=lambda *_: [torch.full((3,), 7.0)]), [mock.Mock()], torch.device("cpu"))
     cut = mock.Mock(units_of=lambda stage: [0])
     layout = mock.Mock(units=[0], cut=cut, roles=[(0, 0)], stages=1, rank=0)
-    mirrors.take(WorkerState(1), layout, mock.Mock())
+    mirrors.take(WorkerState(1, units={0: nn.Linear(1, 1)}), layout, mock.Mock())
     assert [part.tolist() for part in sent] == [[7.0] * 3]

@@ -103,16 +103,28 @@ class ActivationCache:
         key = Key(self._prefixes[-1], split, sample, augmentation)
         self.store.put(key, entry)
 
-    def holds(self, split: str, samples: int, num_units: int) -> bool:
-        """Whether entries of at least `num_units` units are here for so many samples of a split, and worth reading."""
+    def holds(self, split: str, samples: int, num_units: int, uses: Callable[[int], bool]) -> bool:
+        """Whether reading has been measured to pay, and entries of at least `num_units` units are here for all samples
+        that this worker's pipeline uses.
+
+        Args:
+            split: `train` or `test`.
+            samples: number of the samples of the split that the pipeline uses.
+            num_units: least number of units of an entry.
+            uses: whether the pipeline uses a sample. Entries of other pipelines may wait to be sent.
+        """
         prefixes = self._prefixes[num_units - 1 :]
         if not (prefixes and self.choice.is_made):
             return False
-        return sum(self.store.num_entries(prefix, split) for prefix in prefixes) >= samples
+        if sum(self.store.num_entries(prefix, split) for prefix in prefixes) < samples:
+            return False
+        # Only now look at each entry, because there may be many.
+        keys = (key for key in self.store.all_keys() if key.split == split and key.prefix in prefixes)
+        return len({key.sample for key in keys if uses(key.sample)}) >= samples
 
     def measure_again(self) -> None:
         """Forget how long computing took, because the units of the prefix now lie elsewhere."""
-        self.choice = Choice(self._always)
+        self.choice.forget_computing()
 
     def count(self, outcome: str, samples: int) -> None:
         """Count samples by outcome: `hits`, `advanced` or `computed`."""

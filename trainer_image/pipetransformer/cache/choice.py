@@ -54,6 +54,10 @@ class Choice:
         self.gathering: deque[float] = deque(maxlen=_MEASURED)
         self.waiting: deque[float] = deque(maxlen=_MEASURED)
 
+    def forget_computing(self) -> None:
+        """Measure computing again. Reading takes as long as before."""
+        self.computing = deque(maxlen=_MEASURED)  # another one, because a measurement may still run into the old one
+
     @property
     def is_made(self) -> bool:
         """Whether enough was read to compare."""

@@ -27,20 +27,30 @@ class Key(NamedTuple):
 
 class UnitContent:
     """What a unit's digest covers: structure, mode, parameters and buffers. Made by the thread that runs the unit,
-    because only that thread knows where the unit's tensors lie."""
+    because only that thread knows its mode and where its tensors lie."""
 
     def __init__(self, unit: nn.Module) -> None:
         self.unit = unit
-        self._structure = repr(unit).encode() + bytes(module.training for module in unit.modules())
+        self._modes = bytes(module.training for module in unit.modules())
         self._tensors = [(name, tensor.detach()) for name, tensor in [*unit.named_parameters(), *unit.named_buffers()]]
 
     def digest(self) -> bytes:
         """The digest; any thread may ask."""
-        digest = hashlib.sha256(self._structure)
+        digest = hashlib.sha256(_structure(self.unit).encode() + self._modes)
         for name, tensor in self._tensors:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(as_bytes(tensor.cpu()))
         return digest.digest()
+
+
+def _structure(unit: nn.Module) -> str:
+    """The unit's modules. Containers of parameters are only named, because they would describe their device."""
+    containers = (nn.ParameterList, nn.ParameterDict)
+    modules = [
+        f"{name}: {type(module).__qualname__}({'' if isinstance(module, containers) else module.extra_repr()})"
+        for name, module in unit.named_modules()
+    ]
+    return "\n".join(modules)
 
 
 class PrefixDigests:

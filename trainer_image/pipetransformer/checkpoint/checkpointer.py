@@ -26,6 +26,7 @@ from pipetransformer.hooks import Hooks
 from pipetransformer.job.checks import check_resumed
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
+from pipetransformer.models.off_device import is_off
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
@@ -176,13 +177,14 @@ class Checkpointer:
 
         host, self._begun_at, self._was_late = HostCopies(), self._clock(), False
 
+        def copied(index: int) -> dict[str, Tensor]:
+            tensors = state.unit_tensors(index, with_moments=True)
+            if is_off(state.held[index]):
+                return tensors
+            return {name: host.copy(tensor) for name, tensor in tensors.items()}
+
         def copy() -> dict[str, dict[str, Tensor]]:
-            return {
-                unit_name(index, job.num_layers): {
-                    name: host.copy(tensor) for name, tensor in state.unit_tensors(index, with_moments=True).items()
-                }
-                for index in layout.units
-            }
+            return {unit_name(index, job.num_layers): copied(index) for index in layout.units}
 
         self._given_up = threading.Event()
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)

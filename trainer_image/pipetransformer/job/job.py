@@ -236,14 +236,11 @@ class Job:
 
     @cached_property
     def _caches_all(self) -> bool:
-        """Whether a large cache comes to hold all that frozen layers make. Random variants of samples may never end."""
+        """Whether a large cache comes to hold all that frozen layers make. Random variants of samples may never end. An
+        embedding that shares a parameter with the head, which never freezes, changes at every step."""
         if self.spec.cache.policy is CachePolicy.NEVER or isinstance(self.dataset.train, AugmentedSplit):
             return False
-        return not self.inputs_change
-
-    def samples_of(self, pipeline: int, pipelines: int) -> int:
-        """Number of training samples that a pipeline uses in an epoch."""
-        return sum(map(self.order.shard_size, shards_of(pipeline, pipelines, self.order.num_shards)))
+        return self._last_sharing[0] <= self.num_layers and not self.inputs_change
 
     @cached_property
     def bytes_budget(self) -> int:

@@ -31,7 +31,7 @@ class Instant(NamedTuple):
     Attributes:
         step: the step; None if gradients decide when.
         boundary: number of frozen layers from then on.
-        cached_layers: number of frozen layers whose outputs the cache has, where these leave the device.
+        cached_layers: number of frozen layers that have left the device, where frozen layers leave.
     """
 
     step: int | None
@@ -109,7 +109,7 @@ class Forecast:
         run = segments(moves, self.job.total_steps, self.job.order.steps_per_epoch)
         offloads = self.job.step_model(self.costs).offloads
         return [
-            Instant(segment.first_step, segment.boundary, segment.cached if offloads else 0)
+            Instant(segment.first_step, segment.boundary, segment.off if offloads else 0)
             for segment in run
             if offloads or segment.first_step in steps
         ]
@@ -180,7 +180,7 @@ class Forecast:
 
     def segment_seconds(self, segment: Segment, cut: Cut, pipelines: int) -> float:
         """Seconds of a step in a segment, with what the cache has by then."""
-        model = with_cache_of(self.job.step_model(self.costs), segment.boundary, segment.cached)
+        model = with_cache_of(self.job.step_model(self.costs), segment.boundary, segment.cached, segment.off)
         return model.step_seconds(segment.boundary, cut, pipelines)
 
 

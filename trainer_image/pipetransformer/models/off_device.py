@@ -1,9 +1,9 @@
 """Frozen units whose tensors lie in host memory, because the cache has their outputs.
 
 A unit that is off its device still computes: it comes onto the device for its own forward alone, so such units need the
-memory of one at a time. On a GPU the tensors in host memory are pinned. On a CPU both memories are one. There the
-tensors move between storages all the same, and the unit does not count against the bytes that a worker's layers may
-take (`worker_memory`).
+memory of one at a time. Its tensors in host memory never change, because a unit that returns gets new ones. So mirrors
+and checkpoints share them. On a GPU they are pinned. On a CPU both memories are one. There the tensors move between
+storages all the same, and the unit does not count against the bytes of a worker's layers (`worker_memory`).
 """
 
 from collections.abc import Iterable, Iterator

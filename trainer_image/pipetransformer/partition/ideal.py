@@ -7,6 +7,7 @@ the runs that a user would pick instead, and a bound that no layout can beat.
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, choose
 from pipetransformer_contract.layout import Layout
@@ -27,12 +28,15 @@ class Segment:
         boundary: number of frozen layers.
         cached: number of frozen layers whose outputs the cache has, of samples that it can hold. It is smaller than
             `boundary` in the epoch after layers froze, because a sample was last read before.
+        off: number of frozen layers that have left the device, where a cache can hold all samples. Those that stay
+            frozen in a thaw stay away, although the cache no longer has their outputs.
     """
 
     first_step: int
     steps: int
     boundary: int
     cached: int
+    off: int
 
 
 def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch: int) -> list[Segment]:
@@ -48,23 +52,26 @@ def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch
     def boundary_at(step: int) -> int:
         return boundaries[bisect_right(steps, step)]
 
+    falls = [step for step, (before, after) in zip(steps, pairwise(boundaries), strict=True) if after < before]
     changes = {0, *steps, *(step + steps_per_epoch for step in steps)}
     starts = sorted(step for step in changes if step < total_steps)
-    found = []
+    found, off = list[Segment](), 0
     for start, end in zip(starts, [*starts[1:], total_steps], strict=True):
-        boundary, before = boundary_at(start), boundary_at(start - steps_per_epoch)
-        cached = before if before <= boundary else 0  # outputs of layers that train again are of no use
-        found.append(Segment(start, end - start, boundary, cached))
+        boundary, epoch_ago = boundary_at(start), start - steps_per_epoch
+        thawed = any(epoch_ago < fall <= start for fall in falls)  # then entries were dropped
+        cached = 0 if thawed else boundary_at(epoch_ago)
+        off = max(min(off, boundary), cached)
+        found.append(Segment(start, end - start, boundary, cached, off))
     return found
 
 
-def with_cache_of(model: StepModel, boundary: int, cached: int) -> StepModel:
-    """The model while the cache has the outputs of `cached` of `boundary` frozen layers. These are off the device, if
-    the job moves them there."""
+def with_cache_of(model: StepModel, boundary: int, cached: int, off: int) -> StepModel:
+    """The model while the cache has the outputs of `cached` of `boundary` frozen layers, and `off` of them are off the
+    device, if the job moves them there."""
     first_active = boundary + 1 if boundary else 0
     frozen = [unit.forward for unit in model.costs.large[:first_active]]
     computed = sum(frozen[cached + 1 if cached else 0 :])
-    return replace(model, cold_share=computed / sum(frozen) if computed else 0.0, cached_layers=cached)
+    return replace(model, cold_share=computed / sum(frozen) if computed else 0.0, cached_layers=off)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +120,21 @@ class Ideal:
     model: StepModel
     bounds: Bounds
     packing: Packing
-    _found: dict[tuple[int, int], dict[Layout, BestCut]] = field(default_factory=dict, init=False, repr=False)
+    _found: dict[tuple[int, int, int], dict[Layout, BestCut]] = field(default_factory=dict, init=False, repr=False)
 
-    def layouts(self, boundary: int, cached: int) -> dict[Layout, BestCut]:
-        """The best cut of each layout that fits the memory."""
-        key = (boundary, cached)
+    def layouts(self, boundary: int, cached: int, off: int) -> dict[Layout, BestCut]:
+        """The best cut of each layout that fits the memory, in a segment with these numbers of layers."""
+        key = (boundary, cached, off)
         if key not in self._found:
-            model = with_cache_of(self.model, boundary, cached)
+            model = with_cache_of(self.model, *key)
             found = {
                 layout: best_cut(model, boundary, layout.stages, layout.pipelines) for layout in self._all(boundary)
             }
             self._found[key] = {layout: best for layout, best in found.items() if best is not None}
         return self._found[key]
+
+    def _layouts_in(self, segment: Segment) -> dict[Layout, BestCut]:
+        return self.layouts(segment.boundary, segment.cached, segment.off)
 
     def best(self, segment: Segment, bounds: Bounds | None = None, on_pack: OnPack = OnPack.WIDEN) -> Layout:
         """The layout that `choose()` takes of all that fit: the fastest, or with `Release` the cheapest.
@@ -133,7 +143,7 @@ class Ideal:
             ValueError: no layout fits.
         """
         by_stages: dict[int, list[StepTime]] = {}
-        for layout, found in self.layouts(segment.boundary, segment.cached).items():
+        for layout, found in self._layouts_in(segment).items():
             time = StepTime(pipelines=layout.pipelines, seconds=found.seconds)
             by_stages.setdefault(layout.stages, []).append(time)
         offers = [Offer(stages=stages, step_seconds=times, bytes_per_worker=0) for stages, times in by_stages.items()]
@@ -162,7 +172,7 @@ class Ideal:
     def released(self, run: Sequence[Segment]) -> Course:
         """The fewest GPU-seconds in each segment, with steps about as fast as the best static layout's at the start."""
         static = self.static()
-        seconds = self.layouts(0, 0)[static].seconds
+        seconds = self._layouts_in(_START)[static].seconds
         any_width = replace(static, pipelines=self.bounds.max_pipelines)  # a job would keep at most its own
         bounds = replace(self.bounds, initial=any_width, starting_step_seconds=seconds)
         return self._course([(segment, self.best(segment, bounds, OnPack.RELEASE)) for segment in run])
@@ -178,13 +188,13 @@ class Ideal:
     def _course(self, chosen: Sequence[tuple[Segment, Layout]]) -> Course:
         return Course(
             [
-                Part(segment, layout, self.layouts(segment.boundary, segment.cached)[layout].seconds, layout.workers)
+                Part(segment, layout, self._layouts_in(segment)[layout].seconds, layout.workers)
                 for segment, layout in chosen
             ]
         )
 
     def _work(self, segment: Segment) -> float:
-        model = with_cache_of(self.model, segment.boundary, segment.cached)
+        model = with_cache_of(self.model, segment.boundary, segment.cached, segment.off)
         least = min(
             sum(model.step(segment.boundary, size, layout.pipelines).units.cached_seconds) / size
             for layout in self._all(segment.boundary)
@@ -204,4 +214,4 @@ class Ideal:
         ]
 
 
-_START = Segment(first_step=0, steps=1, boundary=0, cached=0)
+_START = Segment(first_step=0, steps=1, boundary=0, cached=0, off=0)

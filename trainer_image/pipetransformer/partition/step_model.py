@@ -122,9 +122,13 @@ class StepModel:
             return "a lone stage is never idle"
         if boundary > len(self.unit_bytes) - 2 - stages:
             return f"fewer layers train than there are stages ({stages})"
-        if max(self.last_sharing[: boundary + 1], default=0) > boundary:
+        if self._changes(boundary):
             return "a frozen layer shares a parameter with one that trains"
         return ""
+
+    def _changes(self, boundary: int) -> bool:
+        """Whether the outputs of frozen layers change, because one shares a parameter with a unit that trains."""
+        return max(self.last_sharing[: boundary + 1], default=0) > boundary
 
     @cached_property
     def _first_bytes(self) -> int:
@@ -199,7 +203,7 @@ class StepModel:
         seconds_per_byte = self.costs.seconds_per_byte * 2 * (pipelines - 1) / pipelines
         micro_batches = -(-self._samples(pipelines) // size)
         return Step(
-            self._unit_work(boundary, size, self._miss_share(pipelines)),
+            self._unit_work(boundary, size, self._miss_share(boundary, pipelines)),
             micro_batches,
             state_bytes=[*frozen, *self.trained_bytes[first_active:]],
             reduction_seconds=[0.0] * len(frozen) + [seconds_per_byte * needed for needed in trained],
@@ -212,7 +216,8 @@ class StepModel:
     def off_layers(self, boundary: int, pipelines: int) -> int:
         """Number of leading layers that a first span keeps off the device. A cache that cannot hold all samples of its
         pipeline counts as none, although layers that left earlier stay away."""
-        return min(self.cached_layers, boundary) if self.offloads and self._held_share(pipelines) == 1 else 0
+        leave = self.offloads and self._held_share(boundary, pipelines) == 1
+        return min(self.cached_layers, boundary) if leave else 0
 
     def _unit_work(self, boundary: int, size: int, miss_share: float) -> UnitWork:
         key = (boundary, size, miss_share)
@@ -226,13 +231,15 @@ class StepModel:
             )
         return self._units[key]
 
-    def _miss_share(self, pipelines: int) -> float:
+    def _miss_share(self, boundary: int, pipelines: int) -> float:
         """Share of the frozen forwards that the first worker of a pipeline computes, because its cache cannot hold the
         samples or has them of fewer frozen layers."""
-        return 1 - self._held_share(pipelines) * (1 - self.cold_share)
+        return 1 - self._held_share(boundary, pipelines) * (1 - self.cold_share)
 
-    def _held_share(self, pipelines: int) -> float:
+    def _held_share(self, boundary: int, pipelines: int) -> float:
         """Share of a pipeline's samples that its cache can hold."""
+        if self._changes(boundary):
+            return 0.0
         needed = self.num_samples / pipelines * self.sample_bytes
         return min(1.0, self.cache_bytes / needed) if needed else 0.0
 

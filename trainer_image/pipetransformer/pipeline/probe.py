@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import RunningModel
 from pipetransformer.models import MicroBatchContext, TokenSlice, run_unit
-from pipetransformer.models.off_device import on_device
+from pipetransformer.models.off_device import is_off, on_device
 from pipetransformer.partition import UnitCost
 
 _REPEATS = 3
@@ -27,7 +27,7 @@ class Probe:
     so that a short disturbance affects one pass and not one unit.
 
     Attributes:
-        units: the units, on the device.
+        units: the units, on the device or off it.
         num_frozen: how many of the first units are frozen; only their forward is measured.
         finish: on the last stage, computes the loss from the last unit's output.
         context: context of the micro-batch.
@@ -68,14 +68,14 @@ class Probe:
         seconds = []
         with RunningModel("measuring"), self._without_trace():
             for index, unit in enumerate(self.units):
-                seconds.append(self._slices_of(index, x, slices))
-                with torch.no_grad(), on_device(unit, self.device):
-                    x = run_unit(unit, x.clone(), self.context.before_unit())
+                with on_device(unit, self.device):
+                    seconds.append(self._slices_of(index, x, slices))
+                    with torch.no_grad():
+                        x = run_unit(unit, x.clone(), self.context.before_unit())
         return seconds
 
     def _slices_of(self, index: int, x: Tensor, slices: Sequence[TokenSlice]) -> tuple[list[float], list[float]]:
-        with on_device(self.units[index], self.device):
-            laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
+        laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
         medians = [[statistics.median(times) for times in zip(*some, strict=True)] for some in laps]
         return [forward for forward, _ in medians], [backward for _, backward in medians]
 
@@ -105,8 +105,9 @@ class Probe:
 
     @contextlib.contextmanager
     def _without_trace(self) -> Iterator[None]:
-        """Restore buffers and the random state, which forwards may change. Gradients never reach the parameters."""
-        before = [(buffer, buffer.clone()) for unit in self.units for buffer in unit.buffers()]
+        """Restore buffers and the random state, which forwards may change. Gradients never reach the parameters. Of a
+        unit that is off the device, a forward changes only copies."""
+        before = [(buffer, buffer.clone()) for unit in self.units if not is_off(unit) for buffer in unit.buffers()]
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 yield

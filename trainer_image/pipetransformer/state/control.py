@@ -1,7 +1,7 @@
 """The control state: what every worker of a job knows alike between rounds."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -9,6 +9,10 @@ from pydantic.alias_generators import to_camel, to_snake
 
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import Evaluation, Goal
+
+
+#: What holds of the present workers and their caches, and not of a checkpoint.
+_OF_WORKERS = ("costs", "cached_layers", "awaited_layers")
 
 
 @dataclass
@@ -128,8 +132,16 @@ class Control:
     def note_cached(self, layers: int) -> None:
         """Note that the caches hold the outputs of so many layers for all samples."""
         self.cached_layers = max(self.cached_layers, layers)
-        if self.cached_layers == self.awaited_layers:
+        if self.awaited_layers <= self.cached_layers:
             self.awaited_layers = self.boundary
+
+    def return_with(self, workers: Sequence["Control"]) -> None:
+        """Go back to this earlier state with what these workers know of themselves: their newest costs, and the layers
+        that are off their devices. A layout that was chosen without these layers may have no room for them."""
+        self.note_cached(min(self.boundary, max((each.cached_layers for each in workers), default=0)))
+        measured = [each for each in workers if each.costs is not None and each.visit == self.visit]
+        if measured:
+            self.costs = max(measured, key=lambda each: each.point).costs
 
     @property
     def settled_cached_layers(self) -> int:
@@ -164,12 +176,13 @@ class Control:
         stay out."""
         lines = {"last_step": _in_camel(self.last_step), "earlier_steps": list(map(_in_camel, self.earlier_steps))}
         content = self.to_dict() | lines
-        return {to_camel(name): value for name, value in content.items() if name not in ("costs", "cached_layers")}
+        return {to_camel(name): value for name, value in content.items() if name not in _OF_WORKERS}
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> "Control":
-        """From the result of `to_file`."""
+        """From the result of `to_file`. Empty caches come to hold what all frozen layers make at the same time."""
         control = cls.from_dict({to_snake(name): value for name, value in content.items()})
+        control.awaited_layers = control.boundary
         control.last_step = _in_snake(control.last_step)
         control.earlier_steps = list(map(_in_snake, control.earlier_steps))
         return control

@@ -85,8 +85,6 @@ class BetweenRounds:
         if state.control.cached_layers != member.placed_for:
             self._kit.place(state, member)
             self._kit.cache.measure_again()
-            if member.leader is not None:
-                member.leader.on_offloaded(state.control)
 
     def end_visit(self, state: WorkerState, member: Membership) -> bool:
         """Do what belongs to a visit that ends, before its model becomes another level's: keep weights that the level

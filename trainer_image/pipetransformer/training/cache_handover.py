@@ -4,6 +4,7 @@ import datetime
 import logging
 from pathlib import Path
 
+from pipetransformer.data import shards_of
 from pipetransformer.elastic.transport.groups import Store
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
@@ -38,14 +39,19 @@ class WorkerCache:
 
     def holds_epoch(self, layout: StageLayout, layers: int) -> bool:
         """Whether the cache of this pipeline's first worker has what the first `layers` layers, or more, make of every
-        sample of an epoch, and reading it is worth it."""
+        sample that the pipeline uses in an epoch, and reading has been measured to pay."""
         if self.activations is None:
             return False
-        samples = self._job.samples_of(layout.pipeline, layout.pipelines)
-        return self.activations.holds("train", samples, first_trainable(layers))
+        order, shards = self._job.order, shards_of(layout.pipeline, layout.pipelines, self._job.order.num_shards)
+        return self.activations.holds(
+            "train",
+            sum(map(order.shard_size, shards)),
+            first_trainable(layers),
+            lambda sample: order.shard(sample) in shards,
+        )
 
     def measure_again(self) -> None:
-        """Compare reading with computing afresh, because the frozen layers have moved."""
+        """Measure computing again, because the frozen layers now lie elsewhere."""
         if self.activations is not None:
             self.activations.measure_again()
 

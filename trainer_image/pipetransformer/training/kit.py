@@ -77,8 +77,8 @@ class Kit:
         """Make the stage, its optimizer and the reduction of its gradients, at the present boundary."""
         job = self.job.at(state.control.visit)
         self.mirrors.suit(job.codec, job.shells)
+        self.place(state, member)
         with RunningModel("making a stage and its optimizer"):  # no connection can have broken in it
-            self.place(state, member)
             member.equip(job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
 
     def is_cold(self, control: Control, layout: StageLayout) -> bool:
@@ -90,8 +90,13 @@ class Kit:
         return not (leave and self.cache.holds_epoch(layout, awaited))
 
     def place(self, state: WorkerState, member: Membership) -> None:
-        """Move units to host memory, or back to the device, as the control state says."""
+        """Move units to host memory, or back to the device, as the control state says.
+
+        Raises:
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
+        """
         layout, cached_layers = member.layout, state.control.cached_layers
         off = layout.cut.off_device(layout.stage, cached_layers)
-        self.meter.on_placed(state.keep_off_device(off, self.transport.device))
+        with RunningModel("moving frozen layers between the accelerator and host memory"):
+            self.meter.on_placed(state.keep_off_device(off, self.transport.device))
         member.placed_for = cached_layers

@@ -138,7 +138,7 @@ class Leader:
         self._tell(BoundaryMoved(control))
 
     def on_offloaded(self, control: Control) -> None:
-        """Frozen layers have left the accelerators."""
+        """Frozen layers leave the accelerators."""
         self._tell(LayersOffloaded(control))
 
     def on_freeze_kept(self, control: Control, why: str) -> None:

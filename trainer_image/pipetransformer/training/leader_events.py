@@ -66,7 +66,7 @@ class BoundaryMoved(LeaderEvent):
 
 @dataclass(frozen=True, slots=True)
 class LayersOffloaded(LeaderEvent):
-    """Frozen layers have left the accelerators, because the caches have their outputs: `control.cached_layers`."""
+    """Frozen layers leave the accelerators, because the caches have their outputs: `control.cached_layers`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Membership:
         most_steps: most steps of a round.
         level_change: whether it continues the generation with another level's model.
         stepped: whether the generation has committed a step.
-        placed_for: number of layers in whose caches units were last moved off the device or back.
+        placed_for: `Control.cached_layers` when units were last moved off the device or back.
         leader: None except on the leader.
         ballots: exchange of the votes.
         runner: runs the stage; made by `equip`.

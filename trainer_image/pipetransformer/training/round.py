@@ -99,6 +99,7 @@ class Rounds:
         if kit.committer.refuse(control, vote):
             return self.train(state, policy, member)  # one by one, as long as the control state says
         kit.committer.commit(control, vote)
+        cached_before = control.cached_layers
         if not vote.cold:
             control.note_cached(layout.cut.prefix_layers(control.awaited_layers))
         kit.cache.note(control.step - 1, layout)
@@ -112,6 +113,8 @@ class Rounds:
                 ahead_share=member.runner.ahead_share,
                 staleness=computed.staleness,
             )
+            if control.cached_layers > cached_before:
+                member.leader.on_offloaded(control)
         if not member.stepped:
             self._end_pause(control, member)
         self._announce(vote, member)

@@ -369,6 +369,7 @@ class Trainer:
         outgrown = [] if old is None else old.release()
         if result.layout is None:
             drop_groups([*outgrown, *result.groups.release()])
+            self._kit.meter.on_placed(0)
             self._kit.cache.leave(result.generation.pipelines, result.store)
             return Ending.LEFT
         self._join(result, result.layout, [*outgrown, *result.groups.release_transfer()])

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.cache import ActivationCache, FrozenPrefix
+from pipetransformer.cache.digest import Key
 from pipetransformer.data import MicroBatch
 from pipetransformer.models import MicroBatchContext
 from pipetransformer_contract.spec import Cache, CacheDtype
 
 SAMPLES = 24
+ALL = range(SAMPLES)
 SIZE = 4
 ROW_BYTES = 3 * 8 * 4
 INPUTS = torch.randn(SAMPLES, 3, 8, generator=torch.Generator().manual_seed(0))
@@ -84,6 +86,9 @@ class Bench:
             ids = order[start : start + share]
             self.round([ids[i : i + SIZE] for i in range(0, share, SIZE)], augmentation=augmentation)
         return self.cache.take_counts()
+
+    def holds(self, samples: int, num_units: int, split: str = "train", uses: Collection[int] = ALL) -> bool:
+        return self.cache.holds(split, samples, num_units, lambda sample: sample in uses)
 
     def round(self, micro_batches: Sequence[Sequence[int]], *, augmentation: int | None = 0) -> None:
         shift = float(augmentation or 0)
@@ -308,21 +313,36 @@ def test_slices_of_tokens_are_those_of_whole_samples(cached: bool, bench: Bench)
 
 def test_a_cache_that_holds_an_epoch_says_so_for_each_prefix(bench: Bench) -> None:
     bench.round([(0, 1, 2, 3)])
-    assert bench.cache.holds("train", SIZE, 2)
-    assert not bench.cache.holds("train", SAMPLES, 2)
+    assert bench.holds(SIZE, 2)
+    assert not bench.holds(SAMPLES, 2)
     bench.epoch()
-    assert bench.cache.holds("train", SAMPLES, 2)
-    assert not bench.cache.holds("test", SIZE, 2)
+    assert bench.holds(SAMPLES, 2)
+    assert not bench.holds(SIZE, 2, "test")
 
     bench.freeze(4)
     bench.round([(0, 1, 2, 3)])
-    assert bench.cache.holds("train", SIZE, 4)
-    assert bench.cache.holds("train", SAMPLES, 2), "entries of four units end after at least two"
-    assert not bench.cache.holds("train", SAMPLES, 4)
+    assert bench.holds(SIZE, 4)
+    assert bench.holds(SAMPLES, 2), "entries of four units end after at least two"
+    assert not bench.holds(SAMPLES, 4)
     bench.epoch()
-    assert bench.cache.holds("train", SAMPLES, 4)
+    assert bench.holds(SAMPLES, 4)
     bench.cache.store.remove(bench.cache.store.all_keys()[0])
-    assert not bench.cache.holds("train", SAMPLES, 4)
+    assert not bench.holds(SAMPLES, 4)
+
+
+def test_entries_of_other_pipelines_do_not_count(bench: Bench) -> None:
+    """After a regroup they wait to be sent. Peers may also send an entry of fewer units than the one that is here."""
+    bench.round([(0, 1, 2, 3)])
+    bench.freeze(4)
+    bench.round([(0, 1, 4, 5)])
+    (short,) = {key.prefix for key in bench.cache.store.all_keys() if key.sample == 2}
+    bench.cache.accept(Key(short, "train", 0, 0), torch.zeros(3, 8))
+    assert [key.sample for key in bench.cache.store.all_keys()].count(0) == 2
+
+    assert bench.holds(6, 2)
+    assert not bench.holds(7, 2), "there are seven entries of six samples"
+    assert not bench.holds(3, 2, uses={0, 1, 6})
+    assert bench.holds(3, 4, uses={0, 1, 4}) and not bench.holds(3, 4, uses={0, 1, 2})
 
 
 def test_auto_says_that_it_holds_entries_only_once_it_has_read_some(tmp_path: Path) -> None:
@@ -330,9 +350,14 @@ def test_auto_says_that_it_holds_entries_only_once_it_has_read_some(tmp_path: Pa
     while not bench.cache.ready():
         pass
     bench.epoch()
-    assert not bench.cache.holds("train", SAMPLES, 2)
+    assert not bench.holds(SAMPLES, 2)
     bench.cache.choice.gathering.extend([0.0] * 8)
-    assert bench.cache.holds("train", SAMPLES, 2)
+    assert bench.holds(SAMPLES, 2)
+    computing = bench.cache.choice.computing
+    assert computing
     bench.cache.measure_again()
     assert not bench.cache.choice.computing
+    assert bench.holds(SAMPLES, 2), "reading takes as long as before"
+    computing.append(1.0)
+    assert not bench.cache.choice.computing, "a measurement that ends late counts no more"
     bench.cache.close()

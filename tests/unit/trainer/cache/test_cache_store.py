@@ -2,15 +2,18 @@
 
 import errno
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from pipetransformer.cache import ActivationCache
 from pipetransformer.cache.digest import Key, PrefixDigests, UnitContent
 from pipetransformer.cache.disk import DiskFiles
 from pipetransformer.cache.store import TieredStore
+from pipetransformer_contract.spec import Cache, CachePolicy
 
 ENTRY_BYTES = 32
 
@@ -208,6 +211,37 @@ def test_a_digest_follows_weights_structure_mode_and_job() -> None:
     assert len({*digests, digest(unit(), job=b"other")}) == 9
     assert digest(unit()) == digests[0]
     assert PrefixDigests(b"job").of([UnitContent(unit()), UnitContent(changed)])[0] == digests[0]
+
+
+class Described(torch.nn.Linear):
+    """Notes the threads in which it is described."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.threads: list[threading.Thread] = []
+
+    def extra_repr(self) -> str:
+        self.threads.append(threading.current_thread())
+        return super().extra_repr()
+
+
+def test_the_training_thread_does_not_describe_units_that_are_hashed(tmp_path: Path) -> None:
+    unit = Described().eval()
+    cache = ActivationCache(Cache(policy=CachePolicy.ALWAYS), job="job", worker="w0", scratch=tmp_path)
+    for _ in range(2):
+        cache.use([unit])
+        assert cache.ready()
+    cache.close()
+
+    assert len(unit.threads) == 1, "once while it stays frozen"
+    assert unit.threads != [threading.current_thread()]
+
+
+def test_a_digest_does_not_follow_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    unit = torch.nn.ParameterList([torch.zeros(2)])
+    before = UnitContent(unit).digest()
+    monkeypatch.setattr(torch.nn.ParameterList, "extra_repr", lambda self: "(cuda:0)")
+    assert UnitContent(unit).digest() == before
 
 
 def test_a_unit_that_trained_in_between_is_hashed_again() -> None:

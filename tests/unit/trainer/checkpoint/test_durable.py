@@ -24,6 +24,7 @@ from pipetransformer.checkpoint import checkpointer as module
 from pipetransformer.checkpoint.best_model import best_location, save_best
 from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
+from pipetransformer.device_copies import HostCopies
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
@@ -31,6 +32,7 @@ from pipetransformer.errors import CallbackError, SpecError, StorageError
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
+from pipetransformer.models.off_device import bring_back, move_off
 from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
@@ -157,6 +159,37 @@ def test_copies_from_a_device_are_written_once_they_are_whole(job: Job, monkeypa
     assert found is not None
     name, parameter = next(iter(state.named_parameters(0)))
     assert parameter.any() and torch.equal(load_unit(location(job), found, "embedding")[name], parameter)
+
+
+def test_a_unit_that_is_off_the_device_is_written_without_a_copy(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit that then comes back and trains changes other memory."""
+    gate, checkpointer, state = Gate(monkeypatch), Checkpointer(job), trained(job, 5)
+    name, parameter = next(iter(state.named_parameters(0)))
+    before, device = parameter.detach().clone(), torch.device("cpu")
+    move_off(state.units[0], device)
+    copied: list[Tensor] = []
+
+    class Noting(HostCopies):
+        def copy(self, tensor: Tensor) -> Tensor:
+            copied.append(tensor)
+            return super().copy(tensor)
+
+    monkeypatch.setattr("pipetransformer.checkpoint.checkpointer.HostCopies", Noting)
+    checkpointer.want()
+
+    checkpointer.begin(state, lone_layout(job), *alone())
+    at_home = {parameter.data_ptr() for parameter in state.units[0].parameters()}
+    bring_back(state.units[0], device)
+    with torch.no_grad():
+        parameter.add_(1)
+    gate.open.set()
+    until(lambda: not checkpointer.writing)
+    until(lambda: checkpointer.advance(0.0, leads=True))
+
+    assert copied and at_home.isdisjoint(tensor.data_ptr() for tensor in copied)
+    found = latest(location(job))
+    assert found is not None
+    assert torch.equal(load_unit(location(job), found, "embedding")[name], before)
 
 
 class AtOnce:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise, permutations
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -248,6 +249,40 @@ def test_mirrors_that_two_generations_took_of_a_step_are_not_mixed() -> None:
     new = mirror(mirror(bring([], 8), range(4, 8), 5), range(4, 8), 6, generation=2)
 
     assert (plan_for([old, new], 2, 1).origin, plan_for([old, new], 2, 1).step) == (Origin.MIRROR, 5)
+
+
+def away(inventory: Inventory, layers: int, **costs: Any) -> Inventory:
+    """The same, with so many layers off the device, and costs."""
+    control = inventory.control | {"cached_layers": layers, "costs": costs or None}
+    return inventory.model_copy(update={"control": control})
+
+
+def test_layers_that_are_off_the_device_stay_off_in_a_return_to_a_checkpoint() -> None:
+    """The layout was chosen without these layers, so it may not fit with them."""
+    survivor = away(bring(range(2, 4), 9, boundary=5), 4, boundary=5)
+    joiner = bring([], -1)
+
+    plan = plan_for([joiner, survivor], 2, 1, DurablePoint(step=6, boundary=3))
+
+    assert (plan.origin, plan.cached_layers, plan.costs) == (Origin.CHECKPOINT, 3, {"boundary": 5})
+    plan = plan_for([joiner, survivor], 2, 1, DurablePoint(step=6, boundary=5))
+    assert plan.cached_layers == 4
+    assert plan_for([joiner, joiner], 2, 1, DurablePoint(step=6, boundary=5)).cached_layers == 0
+
+
+def test_costs_of_another_level_are_not_those_of_the_checkpoint() -> None:
+    survivor = away(bring(range(2, 4), 9), 0, boundary=0)
+    plan = plan_for([survivor], 1, 1, DurablePoint(step=6, boundary=0, visit=1))
+    assert plan.costs is None
+
+
+def test_layers_that_are_off_the_device_stay_off_in_a_return_to_a_mirror() -> None:
+    survivor = away(bring(range(4), 9, boundary=5), 5, boundary=5)
+    plan = plan_for([mirror(survivor, range(8), 6, boundary=5)], 1, 1)
+
+    control = Control.from_dict(plan.control)
+    assert (plan.origin, control.step, control.cached_layers) == (Origin.MIRROR, 6, 5)
+    assert control.costs == {"boundary": 5}
 
 
 def test_a_checkpoint_that_is_newer_than_the_mirrors_counts() -> None:

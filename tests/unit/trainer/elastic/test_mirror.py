@@ -6,11 +6,13 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 
 from pipetransformer.elastic.regroup import mirrors as mirror_module
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.transfer import Cargo, Parts
 from pipetransformer.elastic.regroup.transfer_plan import Move
+from pipetransformer.models.off_device import bring_back, move_off
 from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
@@ -44,7 +46,11 @@ def mirrors(monkeypatch: pytest.MonkeyPatch) -> Mirrors:
 
 def take(mirrors: Mirrors, *steps: int) -> None:
     for step in steps:
-        mirrors.take(WorkerState(2, control=Control(step=step)), layout(), cast(Any, None))
+        mirrors.take(held(step), layout(), cast(Any, None))
+
+
+def held(step: int) -> WorkerState:
+    return WorkerState(2, control=Control(step=step), units={unit: nn.Linear(1, 1) for unit in range(4)})
 
 
 def test_a_mirror_holds_all_spans_of_the_worker_before(mirrors: Mirrors, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +63,7 @@ def test_a_mirror_holds_all_spans_of_the_worker_before(mirrors: Mirrors, monkeyp
     monkeypatch.setattr(mirror_module, "move_units", send)
     there_and_back = Cut([range(1), range(1, 2), range(2, 3), range(3, 4)], 1, owners=(0, 1, 1, 0))
 
-    mirrors.take(WorkerState(2, control=Control(step=5)), replace(layout(), cut=there_and_back), cast(Any, None))
+    mirrors.take(held(5), replace(layout(), cut=there_and_back), cast(Any, None))
 
     assert sorted(sent) == [(0, 0, 1), (1, 1, 0), (2, 1, 0), (3, 0, 1)]
     assert mirrors.describe()[0].units == [0, 1, 2, 3]
@@ -103,6 +109,30 @@ def test_a_mirror_holds_the_workers_own_units_and_its_neighbours(mirrors: Mirror
     take(mirrors, 5)
 
     assert mirrors.describe()[0].units == [0, 1, 2, 3]
+
+
+def test_a_unit_that_is_off_the_device_is_mirrored_without_a_copy(
+    mirrors: Mirrors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = held(5)
+    for unit in (0, 1):
+        state.units[unit].requires_grad_(requires_grad=False)
+    move_off(state.units[0], torch.device("cpu"))
+
+    def give(state: WorkerState, unit: int, device: torch.device) -> Parts:
+        return [parameter.detach() for parameter in state.units[unit].parameters()]
+
+    mirrors.codec = cast(Any, mock.Mock(give=give))
+
+    mirrors.take(state, layout(), cast(Any, None))
+
+    parts = mirrors.kept[0].units
+    shared = [parts[unit][0].data_ptr() == next(state.units[unit].parameters()).data_ptr() for unit in (0, 1)]
+    assert shared == [True, False]
+    before = parts[0][0].clone()
+    bring_back(state.units[0], torch.device("cpu"))
+    next(state.units[0].parameters()).data.add_(1)
+    assert torch.equal(parts[0][0], before)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,32 @@
 """Frozen layers that leave the device change no bit: by freezes, evaluations, a thaw, regroups, kills or a resume."""
 
+import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+from torch import nn
 
+from pipetransformer.elastic.regroup.assemble import off_device
+from pipetransformer.elastic.regroup.from_storage import Alone
+from pipetransformer.elastic.regroup.transfer_plan import Origin, TransferPlan
+from pipetransformer.errors import DeviceMemoryError
 from pipetransformer.hooks import HookPoint
 from pipetransformer.job.load import load_job
 from pipetransformer.library.forecast import measure_here
+from pipetransformer.models import Ties, unit_name
+from pipetransformer.models.off_device import is_off
+from pipetransformer.partition import Cut
+from pipetransformer.partition.ideal import segments
+from pipetransformer.state.control import Control
+from pipetransformer.state.worker_state import WorkerState
+from pipetransformer.training.kit import Kit
+from pipetransformer.worker import trainer as trainer_module
+from pipetransformer.worker.trainer import Ending, Trainer
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
@@ -90,6 +108,8 @@ def test_layers_leave_once_an_epoch_of_what_they_make_is_cached(tmp_path: Path) 
 
     # Two of the layers that thaw return at once. The one that stays frozen computes what the cache lacks of it.
     assert left(ran) == [(8, 2), (24, 4), (48, 3)]
+    planned = segments(BOUNDARIES, len(ran.steps) + 1, STEPS_PER_EPOCH)
+    assert left(ran) == [(now.first_step, now.off) for before, now in pairwise(planned) if now.off > before.off]
 
 
 def test_nothing_leaves_where_host_memory_is_the_same_memory(tmp_path: Path) -> None:
@@ -126,6 +146,78 @@ def test_mirrors_and_a_kill_return_to_layers_off_the_device(tmp_path: Path) -> N
 
     assert numbers(offloaded) == numbers(kept)
     assert left(offloaded)[0] == (8, 2)
+
+
+def test_a_return_to_a_checkpoint_keeps_layers_off_the_device(tmp_path: Path) -> None:
+    """The second worker dies with the only copy of its stage, so both stages come from the checkpoint."""
+    freeze: dict[str, Any] = {"freeze": {"policy": "Explicit", "boundaries": [{"step": 0, "boundary": 2}]}}
+    storage: dict[str, Any] = {"checkpoint": {"location": str(tmp_path / "checkpoint"), "everySteps": 4}}
+    script = [Scripted(2, 1, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
+    faults = {1: Faults(killed_at=(HookPoint.COMPUTED, 22))}
+    whole = run(make_spec("Never", epochs=5, **freeze), STAY, tmp_path / "whole")
+
+    ran = run(make_spec("Auto", epochs=5, **freeze, **storage), script, tmp_path / "auto", faults=faults)
+
+    assert ran.lost_at.keys() == {1}
+    assert [(step, frozen) for step, frozen, *_ in numbers(ran)] == [(step, 2) for step in range(40)]
+    losses = [[loss for _, _, loss, _ in numbers(each)] for each in (ran, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert check(ran.run_dir, SAMPLES, 5).clean
+    assert left(ran) == [(8, 2)], "they never came back, so they did not leave again"
+
+
+def test_units_of_a_checkpoint_that_stay_off_the_device_are_never_on_it() -> None:
+    """The device is `meta`, from which nothing could be moved to host memory."""
+    units = [nn.Linear(2, 2) for _ in range(4)]
+    codec = mock.Mock(num_layers=2, ties=Ties())
+    job = mock.Mock(blank_unit=lambda index: nn.Linear(2, 2, device="meta"))
+
+    def load_unit(index: int) -> dict[str, torch.Tensor]:
+        return {f"{unit_name(index, 2)}.{name}": tensor for name, tensor in units[index].state_dict().items()}
+
+    checkpoints = mock.Mock(load_control=lambda name: Control(step=6, boundary=2), load_unit=load_unit)
+    sources: Any = mock.Mock(codec=codec, job=job, checkpoints=checkpoints)
+    plan = TransferPlan(
+        origin=Origin.CHECKPOINT, step=6, control={}, roles=[(0, 0)], cut=Cut([range(4)], 1), moves=[],
+        cached_layers=1, costs={"boundary": 2},
+    )  # fmt: skip
+    meta = torch.device("meta")
+
+    made = Alone(sources, plan, range(4), (), off_device(plan, 0), meta, threading.Event()).make()
+
+    assert [is_off(unit) for _, unit in sorted(made.units.items())] == [True, True, False, False]
+    assert [next(unit.parameters()).device.type for unit in made.units.values()] == ["cpu", "cpu", "meta", "meta"]
+    assert (made.control.cached_layers, made.control.awaited_layers) == (1, 2)
+    assert made.control.costs == {"boundary": 2}
+
+
+def test_layers_that_leave_in_a_step_that_breaks_the_generation_are_recorded(tmp_path: Path) -> None:
+    """The second pipeline dies when the eighth step is committed, so the evaluation after it breaks."""
+    faults = {1: Faults(killed_at=(HookPoint.COMMITTED, 7))}
+    ran = run(make_spec("Auto", epochs=2), KILL, tmp_path, faults=faults)
+
+    assert ran.lost_at.keys() == {1}
+    assert left(ran) == [(8, 2)]
+
+
+def test_an_accelerator_without_room_for_layers_that_return_is_said_to_have_too_little_memory() -> None:
+    kit: Any = mock.Mock()
+    state: Any = mock.Mock()
+    state.keep_off_device.side_effect = torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(DeviceMemoryError, match="moving frozen layers between the accelerator and host memory"):
+        Kit.place(kit, state, mock.Mock())
+
+
+def test_a_worker_that_left_has_no_layers_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_group = mock.Mock(layout=None, state=WorkerState(1))
+    left_group.groups.release.return_value = []
+    monkeypatch.setattr(trainer_module, "regroup", lambda *_, **__: left_group)
+    trainer: Any = mock.Mock(_member=None)
+
+    assert Trainer._regroup(trainer, in_group=False) is Ending.LEFT
+
+    trainer._kit.meter.on_placed.assert_called_once_with(0)
 
 
 def offered(reports: Sequence[Report]) -> set[tuple[int, ...]]:

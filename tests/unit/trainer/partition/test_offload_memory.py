@@ -49,9 +49,23 @@ def test_layers_that_froze_since_are_on_the_device() -> None:
     assert alone(make_model(cached_layers=9), 4) == FROZEN + 8 * TRAINED, "five layers train again"
 
 
-@pytest.mark.parametrize("changes", [{"offloads": False}, {"cache_bytes": SAMPLES - 1}, {"cached_layers": 0}])
+#: The third layer shares a parameter with the tenth.
+TIED = [0, 1, 2, 10, *range(4, LAYERS + 2)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"offloads": False}, {"cache_bytes": SAMPLES - 1}, {"cached_layers": 0}, {"last_sharing": TIED}]
+)
 def test_layers_stay_without_the_feature_or_a_cache_that_holds_all(changes: dict[str, Any]) -> None:
     assert alone(make_model(**{"cached_layers": 9, **changes}), 9) == 9 * FROZEN + 3 * TRAINED
+
+
+def test_a_layer_that_shares_a_parameter_leaves_with_the_last_one_that_holds_it() -> None:
+    tied, apart = make_model(cached_layers=10, last_sharing=TIED), make_model(cached_layers=10)
+    assert alone(tied, 10) == alone(apart, 10) == FROZEN + 2 * TRAINED
+    assert [tied.off_layers(boundary, 1) for boundary in (2, 3, 9, 10)] == [2, 0, 0, 10]
+    cut = apart.cut(9, 1, 1)
+    assert tied.step_seconds(9, cut, 1) > apart.step_seconds(9, cut, 1), "no sample is cached"
 
 
 def test_more_pipelines_need_less_of_a_cache() -> None:

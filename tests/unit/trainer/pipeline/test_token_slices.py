@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.data import DataInfo, MicroBatch
 from pipetransformer.elastic.transport.groups import Transport, drop_group, make_group
-from pipetransformer.models import PipelineModel, build_model
+from pipetransformer.models import PipelineModel, build_model, off_device
+from pipetransformer.models.off_device import move_off
 from pipetransformer.models.randomness.keyed import with_keyed_dropout
 from pipetransformer.pipeline import StageRunner
 from pipetransformer.schedules import TeraPipe
@@ -93,3 +94,24 @@ def test_timing_slices_leaves_no_trace(group: dist.ProcessGroup) -> None:
     assert all(each > 0 for unit in forward for each in unit)
     assert [[each > 0 for each in unit] for unit in backward] == [[unit > 1] * 3 for unit in range(5)]
     assert all(parameter.grad is None for unit in model.units for parameter in unit.parameters())
+
+
+def test_a_unit_that_is_off_the_device_comes_once_to_time_its_slices(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_own(1)
+    runner = make_runner(group, model, TeraPipe(), boundary=1, dtype=torch.float64)
+    for unit in model.units[:2]:
+        move_off(unit, torch.device("cpu"))
+    tensors = [tensor for unit in model.units[:2] for tensor in (*unit.parameters(), *unit.buffers())]
+    copied: list[int] = []
+    copy = off_device._on
+
+    def note(device: torch.device, tensor: Tensor) -> Tensor:
+        copied.append(tensor.data_ptr())
+        return copy(device, tensor)
+
+    monkeypatch.setattr(off_device, "_on", note)
+    runner.measure_slices(2, causal_model.Rows(0, 8), [(4, 0), (4, 12)])
+
+    assert copied == [tensor.data_ptr() for tensor in tensors]

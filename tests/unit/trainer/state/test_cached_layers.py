@@ -67,3 +67,21 @@ def test_a_checkpoint_knows_no_cache() -> None:
     control.note_cached(4)
     assert layers(Control.from_dict(control.to_dict())) == (4, 4)
     assert layers(Control.from_file(control.to_file())) == (0, 4)
+
+
+def test_a_resume_waits_once_for_all_frozen_layers() -> None:
+    """The checkpoint was written while four of nine layers were awaited, before the other five."""
+    control = control_at(4, 9)
+    assert layers(control) == (0, 4)
+    assert layers(Control.from_file(control.to_file())) == (0, 9)
+
+
+def test_workers_that_return_to_an_earlier_state_keep_layers_off_the_device() -> None:
+    earlier = control_at(4, 9)
+    earlier.return_with([Control(), Control(cached_layers=7), control_at(2)])
+    assert layers(earlier) == (7, 9)
+    earlier.return_with([Control(cached_layers=12)])
+    assert layers(earlier) == (9, 9)
+    unmoved = control_at(4, 9)
+    unmoved.return_with([Control()])
+    assert layers(unmoved) == (0, 4), "it still waits for the earlier layers first"

@@ -102,8 +102,7 @@ def copies_of(plan: TransferPlan, rank: int) -> list[int]:
 
 def off_device(plan: TransferPlan, rank: int) -> list[int]:
     """Those of `units_of` that stay off the device."""
-    cached_layers = Control.from_dict(plan.control).cached_layers
-    return plan.cut.off_device(plan.roles[rank][1], cached_layers) if rank < len(plan.roles) else []
+    return plan.cut.off_device(plan.roles[rank][1], plan.cached_layers) if rank < len(plan.roles) else []
 
 
 def put_unit(
@@ -115,8 +114,8 @@ def put_unit(
     *,
     off: bool = False,
 ) -> None:
-    """Put a unit made of these tensors into `state`. The tensors are on `device` already, or in host memory if the unit
-    is to stay `off` the device."""
+    """Put a unit made of these tensors into `state`. They are on `device` already, or in host memory if the unit is to
+    stay `off` the device."""
     unit = sources.job.blank_unit(index)
     state.put_unit(index, unit, tensors)
     unit.to(HOST if off else device)  # moves tensors that are not part of the state

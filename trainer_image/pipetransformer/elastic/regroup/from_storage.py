@@ -26,6 +26,7 @@ class Alone:
         plan: the leader's, of origin `FRESH` or `CHECKPOINT`.
         wanted: units of the new role, with copies.
         copies: those of `wanted` that are copies of another stage's.
+        off: those of `wanted` that stay off the device.
         device: where training runs.
         given_up: set when the regroup has failed.
     """
@@ -34,6 +35,7 @@ class Alone:
     plan: TransferPlan
     wanted: Sequence[int]
     copies: Sequence[int]
+    off: Sequence[int]
     device: torch.device
     given_up: threading.Event
 
@@ -52,16 +54,19 @@ class Alone:
         else:
             new.control = self.sources.checkpoints.load_control(self.plan.checkpoint)
             new.control.kept_step = self.plan.kept_step
+            new.control.note_cached(self.plan.cached_layers)
             for index in self.wanted:
                 if self.given_up.is_set():
                     raise ConnectionAbortedError("given up before all units were read")
+                off = index in self.off
                 read = self.sources.checkpoints.load_unit(index)
-                tensors = {name: tensor.to(self.device) for name, tensor in read.items()}
+                tensors = read if off else {name: tensor.to(self.device) for name, tensor in read.items()}
                 try:
-                    put_unit(self.sources, new, index, tensors, self.device)
+                    put_unit(self.sources, new, index, tensors, self.device, off=off)
                 except ValueError as error:
                     message = f"{self.plan.checkpoint} belongs to another model: {error}"
                     raise SpecError("spec.checkpoint.location", message) from error
+        new.control.costs = self.plan.costs
         new.set_apart(self.copies)
         new.apply_boundary()
         return new

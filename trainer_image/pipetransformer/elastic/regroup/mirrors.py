@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import nn
 
 from pipetransformer.device_copies import HostCopies
+from pipetransformer.models.off_device import is_off
 from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
-from .transfer import CopiesCargo, Parts, StateCargo, move_units, units_in_host
+from .transfer import HOST, CopiesCargo, Parts, move_units
 from .transfer_plan import Mirrored, Move
 
 
@@ -75,10 +76,7 @@ class Mirrors:
         """
         control = state.control.to_dict()
         host = HostCopies()
-        held = StateCargo(
-            self.codec, self.shells, state, state.control.boundary, self.device, units_in_host(state.control)
-        )
-        own = {index: [host.copy(part) for part in held.give(index)] for index in layout.units}
+        own = {index: self._copied(state, index, host) for index in layout.units}
         host.wait()
         moves = []
         for rank in range(layout.stages):
@@ -87,6 +85,12 @@ class Mirrors:
         cargo = CopiesCargo(own, self.codec, self.shells, state.control.boundary)
         received = move_units(moves, layout.rank, world, cargo)
         self.kept.append(Mirror(state.control.step, control, own | received))
+
+    def _copied(self, state: WorkerState, index: int, host: HostCopies) -> Parts:
+        """A unit's parts in host memory, whole once `host` is. A unit that is off the device shares its memory."""
+        if is_off(state.held[index]):
+            return self.codec.give(state, index, HOST)
+        return [host.copy(part) for part in self.codec.give(state, index, self.device)]
 
     def settle(self) -> None:
         """Drop all mirrors except the newest. A vote has shown that all workers have it."""

@@ -36,7 +36,7 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
-from .assemble import Assembly, copies_of, units_of
+from .assemble import Assembly, copies_of, off_device, units_of
 from .from_storage import Alone
 from .phases import Phases
 from .state_map import StateMap
@@ -306,8 +306,8 @@ class _Attempt(Progress):
             transfer = self.groups.transfer
             return Assembly(tools, state, plan, self.rank, transfer, device, state_map, progress=self).assemble()
         self.on_started()
-        wanted, copies = units_of(plan, self.rank), copies_of(plan, self.rank)
-        made = self.pass_barrier(Alone(tools, plan, wanted, copies, device, self.failed).make)
+        wanted, copies, off = units_of(plan, self.rank), copies_of(plan, self.rank), off_device(plan, self.rank)
+        made = self.pass_barrier(Alone(tools, plan, wanted, copies, off, device, self.failed).make)
         assert made is not None
         return made
 

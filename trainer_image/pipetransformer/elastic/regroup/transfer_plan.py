@@ -5,7 +5,7 @@ The leader makes the one plan from what every participant holds, and the others 
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol
@@ -98,6 +98,8 @@ class TransferPlan(_Message):
         kept_step: step of the best model that the storage keeps now, 0 for none. Set only if the storage was asked;
             otherwise the workers know it.
         earlier_generations: the highest layout generation of earlier jobs, for `Fresh` and `Checkpoint`.
+        cached_layers: `Control.cached_layers` of the state, which no checkpoint contains.
+        costs: `Control.costs`, for `Fresh` and `Checkpoint`.
     """
 
     origin: Origin
@@ -110,6 +112,8 @@ class TransferPlan(_Message):
     checkpoint: str = ""
     kept_step: int = 0
     earlier_generations: int = 0
+    cached_layers: int = 0
+    costs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +245,15 @@ def make_plan(
     if found is not None and found.origin is Origin.PEERS and found.step == max(bring.step for bring in inventories):
         return recut(found, [_still_frozen(bring, found.control) for bring in inventories], state_map=state_map)
     checkpoint = sources.durable()
+    workers = [Control.from_dict(bring.control) for bring in inventories]
     if found is not None and (checkpoint is None or checkpoint.step <= found.step):
+        control = Control.from_dict(found.control)
+        control.return_with(workers)
+        found = replace(found, control=control.to_dict())
         return recut(found, [set[int]() for _ in inventories], state_map=state_map)
     durable = checkpoint or DurablePoint(0, 0)
     start = Control(step=durable.step, boundary=durable.boundary, visit=durable.visit)
+    start.return_with(workers)
     cut = sources.cut(start)
     needed = [cut.held_by(stage) for stage in range(cut.stages)]
     return TransferPlan(
@@ -256,6 +265,8 @@ def make_plan(
         cut=cut,
         moves=[],
         checkpoint=durable.name,
+        cached_layers=start.cached_layers,
+        costs=start.costs,
     )
 
 
@@ -361,4 +372,5 @@ def _from_memory(
         roles=roles,
         cut=cut,
         moves=plan_moves(held, wanted, sizes),
+        cached_layers=after.cached_layers,
     )
