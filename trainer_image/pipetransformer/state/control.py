@@ -10,7 +10,6 @@ from pydantic.alias_generators import to_camel, to_snake
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import Evaluation, Goal
 
-
 #: What holds of the present workers and their caches, and not of a checkpoint.
 _OF_WORKERS = ("costs", "cached_layers", "awaited_layers")
 
