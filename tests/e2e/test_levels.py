@@ -65,12 +65,12 @@ def _wait(kube: Kube, condition: Callable[[Object], bool], what: str) -> Object:
 
 
 def _trains_on(stages: int) -> Callable[[Object], bool]:
-    """Whether the job trains in one pipeline of so many stages, and all pods but those are gone from it."""
+    """Whether the job trains in one pipeline of this many stages, and holds no other GPU."""
 
     def holds(job: Object) -> bool:
         generation = job.get("status", {}).get("generation", {})
         settled = generation.get("confirmedGeneration") == generation.get("layoutGeneration")
-        return bool(settled and generation.get("stages") == stages and len(job["status"]["workers"]) == stages)
+        return bool(settled and generation.get("stages") == stages and job["status"]["gpus"]["held"] == stages)
 
     return holds
 

@@ -61,22 +61,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     training = spec.training
     dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
     dataset = _dataset(spec, parts, dtype)
-    count = len(dataset.train)
-    if count < spec.num_shards:
-        raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
-    if num_shards is not None and count < num_shards:
-        raise SpecError(
-            "spec.checkpoint.location",
-            f"{spec.checkpoint and spec.checkpoint.location} holds a checkpoint of a run with more data: they were "
-            f"ordered in {num_shards} shards, and now there are {count} training samples: name another location, "
-            "or use the same data",
-        )
-    order = EpochOrder(
-        seed=training.seed,
-        num_samples=count,
-        global_batch=training.global_batch_size,
-        num_shards=num_shards or min(training.global_batch_size, count, max(spec.num_shards, _ENOUGH_SHARDS)),
-    )
+    order = _order(spec, len(dataset.train), num_shards)
     model, build = _model(spec, parts, dataset, dtype)
     if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
@@ -115,6 +100,29 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         input_dtype=inputs.dtype,
     )
     return with_levels(job)
+
+
+def _order(spec: TrainerSpec, count: int, num_shards: int | None) -> EpochOrder:
+    """The order of this many training samples, in the shards of `load_job`.
+
+    Raises:
+        SpecError: they are too few.
+    """
+    if count < spec.num_shards:
+        raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
+    if num_shards is not None and count < num_shards:
+        raise SpecError(
+            "spec.checkpoint.location",
+            f"{spec.checkpoint and spec.checkpoint.location} holds a checkpoint of a run with more data: they were "
+            f"ordered in {num_shards} shards, and now there are {count} training samples: name another location, "
+            "or use the same data",
+        )
+    return EpochOrder(
+        seed=spec.training.seed,
+        num_samples=count,
+        global_batch=spec.training.global_batch_size,
+        num_shards=num_shards or min(spec.training.global_batch_size, count, max(spec.num_shards, _ENOUGH_SHARDS)),
+    )
 
 
 def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
