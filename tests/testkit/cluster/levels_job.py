@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from tests.testkit.cluster.kube import Object
 
-LAYERS, SMALL_LAYERS = 8, 4
-FORWARD_SECONDS = 0.004
-DESCENT, ASCENT, STEPS = 16, 288, 320
+LAYERS = 8
+FORWARD_SECONDS = 0.008
+DESCENT, ASCENT, STEPS = 16, 448, 480
 BATCH, SAMPLES = 16, 256
 EPOCHS = STEPS * BATCH // SAMPLES
 
@@ -23,7 +23,7 @@ def sections(module: str, forward_seconds: float) -> Object:
         "training": {"steps": STEPS, "globalBatchSize": BATCH, "precision": "Float64", "seed": 0},
         "pipeline": {"stages": 2, "microBatchSize": 4, "packing": "Paper"},
         "multiLevel": {
-            "levels": 2, "depthFactor": 2, "widthFactor": 1, "descentSteps": DESCENT, "ascentSteps": ASCENT,
+            "levels": 2, "depthFactor": 4, "widthFactor": 1, "descentSteps": DESCENT, "ascentSteps": ASCENT,
         },
         "evaluation": {"everyEpochs": EPOCHS},
     }  # fmt: skip
