@@ -567,7 +567,7 @@ class Cache(SpecModel):
         default=OffloadFrozen.AUTO,
         description="Auto moves frozen layers to host memory once the caches hold their outputs of a whole epoch. Then"
         " they take no memory of the accelerator, except one layer at a time when a sample is not in the cache. The"
-        " result does not change. Never keeps them on the accelerator.",
+        " host memory is the container's. The result does not change. Never keeps them on the accelerator.",
     )
     rules = (
         Rule(
