@@ -226,7 +226,8 @@ class Trainer:
         except (RuntimeError, OSError) as error:
             if fault := fault_of(error):
                 raise fault from fault.__cause__
-            if self._alone:  # there is no connection that could have broken
+            # Alone, no connection can have broken, unless a newer generation has ended a level change.
+            if self._alone and not isinstance(error, RegroupError):
                 raise
             why = f"generation {self._kit.handler.current} broke at step {self.step}: {error}"
             logger.warning("%s", why)
