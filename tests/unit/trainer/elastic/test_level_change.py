@@ -146,6 +146,9 @@ def test_a_model_that_does_not_fit_waits_for_a_longer_pipeline(stayed: Ran, tmp_
     waiting = [report for report in ahead if report.upcoming is not None and report.upcoming.waits]
     assert {report.step for report in waiting} == {UP}
     assert waiting[0].newer_than(run.reports[run.reports.index(waiting[0]) - 1])
+    first_steps = {event["generation"]: event["firstStep"] for event in run.events("GenerationCommitted")}
+    assert sorted(first_steps) == [1, 2, 3] and first_steps[3] == UP, "it makes its first step with the larger model"
+    assert [event["firstStep"] for event in run.events("LevelChanged")] == [DOWN]
 
 
 @pytest.mark.parametrize(("last_step", "layout"), [(4, (1, 1)), (4, (2, 2)), (8, (1, 2)), (1, (2, 1))])
