@@ -58,6 +58,8 @@ class Faults:
         loses_commit_of: it seems to break in the vote for that generation, for which all have voted.
         killed_in_level_change: the process dies at that point of the level change after so many committed steps.
         loses_level_change: its connection seems to break in the vote for the level change after so many steps.
+        outdated_level_change: in the level change after so many steps, the generation of the next step is published.
+            The watchdog then ends the change.
     """
 
     killed_at: tuple[HookPoint, int] | None = None
@@ -67,6 +69,7 @@ class Faults:
     loses_commit_of: int | None = None
     killed_in_level_change: tuple[HookPoint, int] | None = None
     loses_level_change: int | None = None
+    outdated_level_change: int | None = None
 
     @property
     def dies(self) -> bool:
@@ -287,6 +290,11 @@ def _worker(
                 if changes or (point, number) in (faults.killed_at, faults.stopped_at):
                     pipe.send(time.time())
                     os.kill(os.getpid(), signal.SIGKILL if faults.dies else signal.SIGSTOP)
+                changes = point is HookPoint.MET and number == trainer.generation
+                if changes and trainer.step == faults.outdated_level_change:
+                    source.stepped(trainer.step + 1)
+                    assert handler.given_up()
+                    raise RuntimeError("injected: connection shut by the watchdog")
                 loses = {HookPoint.VOTED: faults.loses_vote_of, HookPoint.COMMITTED: faults.loses_decision_after}
                 if point in loses and number == loses[point] and trainer.generation == 1:
                     raise RuntimeError("injected: connection closed by peer")

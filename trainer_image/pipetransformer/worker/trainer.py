@@ -226,7 +226,8 @@ class Trainer:
         except (RuntimeError, OSError) as error:
             if fault := fault_of(error):
                 raise fault from fault.__cause__
-            if self._alone:  # there is no connection that could have broken
+            # Alone, no connection can have broken, unless a newer generation has ended a level change.
+            if self._alone and not isinstance(error, RegroupError):
                 raise
             why = f"generation {self._kit.handler.current} broke at step {self.step}: {error}"
             logger.warning("%s", why)
@@ -330,6 +331,7 @@ class Trainer:
             self._change_level(member)
         else:
             between.go_on_saving(state, member, vote)
+            state.control.round_ended_at = wall_clock()  # the wait is no part of the pause that ends it
         return None
 
     def _change_level(self, member: Membership) -> None:
@@ -349,7 +351,9 @@ class Trainer:
             raise
         self._take_over(result)
         assert result.layout is not None
-        self._join(result, result.layout, [*member.release(), *result.groups.release_transfer()], level_change=True)
+        outgrown = [*member.release(), *result.groups.release_transfer()]
+        # A generation that has made no step begins with this level. It may have come because the job waited for it.
+        self._join(result, result.layout, outgrown, level_change=member.stepped)
 
     def _regroup(self, *, in_group: bool) -> Ending | None:
         """Enter the next generation. If that fails, continue in the old one, or wait for another."""

@@ -115,6 +115,17 @@ def test_a_worker_that_misses_the_vote_of_a_change_has_both_models(step: int, st
     assert not [change for change in run.events("LevelChanged") if change["firstStep"] == step], "no step was made"
 
 
+def test_a_generation_that_is_published_while_a_lone_worker_changes_the_level_makes_the_change(
+    stayed: Ran, tmp_path: Path
+) -> None:
+    script = [Scripted(1, 1, [0]), Scripted(1, 2, [0, 1], at_step=UP + 1)]
+
+    run = run_job(spec_of(tmp_path), script, tmp_path / "run", faults={0: Faults(outdated_level_change=UP)})
+
+    check_same(run, stayed)
+    assert [change["firstStep"] for change in run.events("LevelChanged")] == [DOWN], "the other is a regroup's"
+
+
 def test_a_model_that_does_not_fit_waits_for_a_longer_pipeline(stayed: Ran, tmp_path: Path) -> None:
     """It makes no step, says so, and asks for the workers that it needs."""
     spec = spec_of(tmp_path, pipeline={"stages": 2, "microBatchSize": 2})
@@ -135,6 +146,9 @@ def test_a_model_that_does_not_fit_waits_for_a_longer_pipeline(stayed: Ran, tmp_
     waiting = [report for report in ahead if report.upcoming is not None and report.upcoming.waits]
     assert {report.step for report in waiting} == {UP}
     assert waiting[0].newer_than(run.reports[run.reports.index(waiting[0]) - 1])
+    first_steps = {event["generation"]: event["firstStep"] for event in run.events("GenerationCommitted")}
+    assert sorted(first_steps) == [1, 2, 3] and first_steps[3] == UP, "it makes its first step with the larger model"
+    assert [event["firstStep"] for event in run.events("LevelChanged")] == [DOWN]
 
 
 @pytest.mark.parametrize(("last_step", "layout"), [(4, (1, 1)), (4, (2, 2)), (8, (1, 2)), (1, (2, 1))])
