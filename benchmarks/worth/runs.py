@@ -7,6 +7,7 @@ are measured five times, and the result is written. It fails if an efficiency fe
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def main() -> int:
         if (took.other_cores or 0) > _MOST_OTHERS:
             _say(f"  other programs used {took.other_cores:.2f} cores meanwhile: this run says little")
     document = {"runs": {case.name: figures(case, notes.ways(case.name)) for case in FULL if notes.ways(case.name)}}
-    if asked.full or asked.fsdp:
+    if asked.fsdp or (asked.full and not asked.only):
         document["runs"]["fsdp"] = _fsdp(document["runs"])
     _print(document)
     committed = RESULTS / f"{NAME}.json"
@@ -71,7 +72,9 @@ def main() -> int:
         first = next(iter(FULL))
         runs = {name: of_way[0] for name, of_way in notes.ways(first.name).items()}
         draw(first, runs, {name: BY_NAME[name].about for name in runs}, RESULTS / f"{NAME}.png")
-        path = write_result(NAME, document, command="make bench-worth-runs FULL=1")
+        path = write_result(
+            NAME, document, command=shlex.join(["python", "-m", "benchmarks.worth.runs", *sys.argv[1:]])
+        )
         print(f"written to {path.relative_to(ROOT)}")
     for problem in problems:
         print(problem)
@@ -93,7 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--case", choices=[case.name for case in FULL], action="append", help="may be repeated")
     parser.add_argument("--only", choices=BY_NAME, action="append", help="one way, may be repeated")
     parser.add_argument("--keep", type=Path, help="a file: its runs count, and new ones are added to it")
-    parser.add_argument("--fsdp", action="store_true", help="FSDP2 too; part of --full")
+    parser.add_argument("--fsdp", action="store_true", help="FSDP2 too; part of --full without --only")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this many minutes")
     return parser.parse_args()
 
