@@ -84,10 +84,10 @@ class Way:
 
 _THIRDS = Freezing.BY_THIRDS
 STATIC = Way("static", "best static layout")
-RECUT_CACHE = Way("freeze_recut_cache", "the same, and the cache", _THIRDS, cache=True)
-ELASTIC = Way("elastic", "AutoPipe, AutoDP, AutoCache", _THIRDS, Shape.ELASTIC, cache=True)
-OFFLOAD = Way("offload", "the same, frozen layers leave the device", _THIRDS, Shape.ELASTIC, cache=True, offload=True)
-DDP_FREEZE_CACHE = Way("ddp_freeze_cache", "the same, freezing, cache", _THIRDS, cache=True, fits=True)
+RECUT_CACHE = Way("freeze_recut_cache", "static, freezing, stages cut again, cache", _THIRDS, cache=True)
+ELASTIC = Way("elastic", "ours: AutoPipe, AutoDP, AutoCache", _THIRDS, Shape.ELASTIC, cache=True)
+OFFLOAD = Way("offload", "ours, and frozen layers leave the device", _THIRDS, Shape.ELASTIC, cache=True, offload=True)
+DDP_FREEZE_CACHE = Way("ddp_freeze_cache", "stages: 1, freezing, cache", _THIRDS, cache=True, fits=True)
 #: All ways through the product, in the order of the table.
 WAYS = (
     STATIC,
@@ -102,6 +102,6 @@ WAYS = (
     Way("top_half", "only the top half trains from the start", Freezing.TOP_HALF_TRAINS, Shape.ELASTIC, cache=True),
     Way("static_auto", "best static layout, schedule: Auto", schedule=ScheduleName.AUTO),
     Way("elastic_auto", "elastic, schedule: Auto", _THIRDS, Shape.ELASTIC, cache=True, schedule=ScheduleName.AUTO),
-    Way("ddp", "one stage, if a GPU held the model", fits=True),
+    Way("ddp", "stages: 1, if a GPU held the model", fits=True),
     DDP_FREEZE_CACHE,
 )
