@@ -195,12 +195,8 @@ class RunRecord:
             pipelines=pipelines,
             frozenLayers=frozen_layers,
             firstStep=first_step,
-            pauseSeconds=pause_seconds,
-            totalSeconds=sum(seconds for name, seconds in phases.items() if name != "first step"),
-            bytesMoved=sum(size for _, _, size in transfers),
-            phases={name: round(seconds, 4) for name, seconds in phases.items()},
             transfers=list(transfers),
-            roles=_in_camel_case(roles),
+            **_change(pause_seconds, phases, transfers, roles),
             reason=reason,
             schedule=schedule,
             whySchedule=why_schedule,
@@ -238,11 +234,7 @@ class RunRecord:
             layers=num_layers,
             firstStep=first_step,
             generation=generation,
-            pauseSeconds=pause_seconds,
-            totalSeconds=sum(seconds for name, seconds in phases.items() if name != "first step"),
-            bytesMoved=sum(size for _, _, size in transfers),
-            phases={name: round(seconds, 4) for name, seconds in phases.items()},
-            roles=_in_camel_case(roles),
+            **_change(pause_seconds, phases, transfers, roles),
         )
 
     def frozen(
@@ -315,6 +307,22 @@ class RunRecord:
             partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
             partial.replace(self.run_dir / "summary.json")
         return summary
+
+
+def _change(
+    pause_seconds: float,
+    phases: Mapping[str, float],
+    transfers: Sequence[tuple[int, int, int]],
+    roles: Sequence[Role],
+) -> dict[str, Any]:
+    """What an event says of a pause in which state moved."""
+    return {
+        "pauseSeconds": pause_seconds,
+        "totalSeconds": sum(seconds for name, seconds in phases.items() if name != "first step"),
+        "bytesMoved": sum(size for _, _, size in transfers),
+        "phases": {name: round(seconds, 4) for name, seconds in phases.items()},
+        "roles": _in_camel_case(roles),
+    }
 
 
 def _in_camel_case(roles: Sequence[Role]) -> list[dict[str, Any]]:

@@ -1,35 +1,27 @@
 """Checkpoints are written while training goes on, and count once every worker's part is written."""
 
-import datetime
 import errno
-import functools
 import threading
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.callbacks.callback import Callback
-from pipetransformer.checkpoint import best_model, storage_work
 from pipetransformer.checkpoint import checkpointer as module
-from pipetransformer.checkpoint.best_model import best_location, save_best
+from pipetransformer.checkpoint import storage_work
 from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
 from pipetransformer.device_copies import HostCopies
 from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
+from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
-from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models.off_device import bring_back, move_off
@@ -37,51 +29,21 @@ from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
-from pipetransformer.storage import commit, latest, load_unit, save_unit
+from pipetransformer.storage import latest, load_unit, save_unit
 from pipetransformer.training.between_rounds import BetweenRounds
-from pipetransformer.training.evaluation import evaluate, evaluation_due
 from pipetransformer.training.vote import Vote
-from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from pipetransformer_contract.messages import Member
 from pipetransformer_contract.spec import Checkpoint
 from tests.testkit.trainer.late_copies import Late
 from tests.testkit.trainer.numerics import ADAMW, make_spec
-from tests.testkit.trainer.ranks import run_ranks
 from tests.testkit.trainer.script import run
+from tests.testkit.trainer.storing import Outage, alone, lone_layout, trained, until
 from tests.testkit.trainer.watched import TRANSPORT, pair
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return load_job(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 5}))
-
-
-def lone_layout(job: Job) -> StageLayout:
-    member = Member(name="w0", uid="u0", address="127.0.0.1:1")
-    generation = Generation(
-        job_uid="job", layout_generation=3, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
-        reason=ResizeReason.START,
-    )  # fmt: skip
-    return StageLayout(generation, 0, [(0, 0)], Cut([range(job.num_layers + 2)], 16))
-
-
-@functools.cache
-def alone() -> tuple[GenerationGroups, Barrier]:
-    """The groups of one worker, and its barrier."""
-    groups = GenerationGroups()
-    groups.meet(HashStore(), 0, 1, 0, Transport("127.0.0.1", datetime.timedelta(seconds=60)))
-    return groups, Barrier(Watchdog())
-
-
-def trained(job: Job, step: int) -> WorkerState:
-    units = job.build_units(range(job.num_layers + 2))
-    return WorkerState(job.num_layers, control=Control(step=step), units=units)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def location(job: Job) -> str:
@@ -427,82 +389,6 @@ def test_those_who_copy_nothing_wait_for_those_who_do_however_long_that_takes(jo
     assert found is not None and found.step == 5
 
 
-def pair_layout(job: Job, rank: int) -> StageLayout:
-    """Two pipelines of one worker each."""
-    members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
-    generation = Generation(
-        job_uid="job", layout_generation=1, stages=1, pipelines=2, members=members, leader="w0", nonce="n",
-        reason=ResizeReason.START,
-    )  # fmt: skip
-    return StageLayout(generation, rank, [(0, 0), (1, 0)], Cut([range(job.num_layers + 2)], 16))
-
-
-def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
-    """Save by two ranks, of which the first leads; on the leader, whether the other had returned before the marker."""
-    job = load_job(make_spec(ADAMW, checkpoint={"location": location}))
-    layout = pair_layout(job, group.rank())
-    other_returned = Path(location).with_name("returned")
-    early = []
-
-    def commit_late(*arguments: Any, **named: Any) -> None:
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline and not other_returned.exists():
-            time.sleep(0.01)
-        early.append(other_returned.exists())
-        commit(*arguments, **named)
-
-    with mock.patch.object(best_model, "commit", commit_late):
-        save_best(job, trained(job, 5), layout, GenerationGroups(world=group), Barrier(Watchdog()), Hooks())
-    if group.rank() == 1:
-        other_returned.touch()
-    return any(early)
-
-
-@pytest.mark.timeout(120)
-def test_nobody_notes_a_best_model_before_it_is_durable(tmp_path: Path) -> None:
-    assert run_ranks(2, save_as_best, str(tmp_path / "checkpoint")) == [False, False]
-    assert latest(best_location(str(tmp_path / "checkpoint"))) is not None
-
-
-@pytest.fixture
-def evaluated(tmp_path: Path) -> tuple[Job, WorkerState, Callable[[], bool]]:
-    """A job that keeps its best model, its state after step 5, and its evaluation, which finds a better one."""
-    checkpoint = {"location": str(tmp_path / "checkpoint"), "everySteps": 100}
-    job = load_job(make_spec(ADAMW, checkpoint=checkpoint, evaluation={"everySteps": 5, "keepBest": True}))
-    state, (groups, barrier) = trained(job, 5), alone()
-    state.control.best, state.control.best_step, state.control.kept_step = {"accuracy": 0.1}, 3, 3
-    member = mock.Mock(layout=lone_layout(job), groups=groups, world=groups.world, leader=None)
-    member.runner.evaluate.return_value = torch.ones(2, 2)
-    member.runner.lengths_of_parts.return_value = [None]
-    return job, state, lambda: evaluate(job, state, member, Watchdog(), barrier, Hooks())
-
-
-def test_a_best_model_that_may_have_been_replaced_counts_no_more(
-    evaluated: tuple[Job, WorkerState, Callable[[], bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, state, evaluate_once = evaluated
-
-    def replace(*_: object) -> None:
-        raise RuntimeError("connection closed by peer")
-
-    monkeypatch.setattr("pipetransformer.training.evaluation.save_best", replace)
-    with pytest.raises(RuntimeError):
-        evaluate_once()
-
-    assert evaluation_due(job, state.control), "it is done again"
-    assert state.control.is_better({"accuracy": 0.0}, job.spec.evaluation), "and is the best, by however little"
-
-
-def test_an_evaluation_whose_model_was_not_kept_is_done_again(
-    evaluated: tuple[Job, WorkerState, Callable[[], bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job, state, evaluate_once = evaluated
-    monkeypatch.setattr("pipetransformer.training.evaluation.save_best", lambda *_: False)
-
-    assert not evaluate_once()
-    assert evaluation_due(job, state.control)
-
-
 def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job: Job, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("a file where the folder should be")
     checkpointer = Checkpointer(job)
@@ -511,31 +397,6 @@ def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job:
 
     with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
         until(lambda: not checkpointer.writing)
-
-
-class Outage:
-    """A storage that fails until it is back: at each unit, or at each marker.
-
-    Attributes:
-        attempts: times that it was asked and failed.
-    """
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, owner: ModuleType | None = None
-    ) -> None:
-        self.back = threading.Event()
-        self.attempts = 0
-        owner = owner or (module if name == "commit" else storage_work)
-        real = getattr(owner, name)
-
-        def fail(*arguments: Any, **named: Any) -> Any:
-            if self.back.is_set():
-                return real(*arguments, **named)
-            self.attempts += 1
-            raise error
-
-        monkeypatch.setattr(owner, name, fail)
-        monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.05)
 
 
 @pytest.mark.parametrize("name", ["save_unit", "commit"])
@@ -645,50 +506,6 @@ def test_a_run_trains_through_an_outage_and_leaves_its_checkpoint(
 
     found = latest(folder)
     assert found is not None and found.step == len(reached) == 8
-
-
-@pytest.mark.parametrize("name", ["save_unit", "commit"])
-def test_training_waits_for_a_storage_that_does_not_take_the_best_model(
-    job: Job, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    outage = Outage(monkeypatch, name, TimeoutError("away"), best_model)
-    monkeypatch.setattr(best_model, "AGAIN_SECONDS", 0.01)
-    groups, barrier = alone()
-    with ThreadPoolExecutor(1) as thread:
-        saved = thread.submit(save_best, job, trained(job, 5), lone_layout(job), groups, barrier, Hooks())
-        until(lambda: outage.attempts >= 3)
-        assert not saved.done()
-        outage.back.set()
-
-        assert saved.result(30)
-    assert job.spec.checkpoint is not None
-    found = latest(best_location(job.spec.checkpoint.location))
-    assert found is not None and found.step == 5
-
-
-def save_in_an_outage(group: dist.ProcessGroup, location: str) -> bool:
-    """The first worker writes to a storage that is away, and the second is told to stop once it has waited."""
-    job = load_job(make_spec(ADAMW, checkpoint={"location": location}))
-    layout = pair_layout(job, group.rank())
-    stop = mock.Mock(stop_requested=mock.Mock(side_effect=[False, group.rank() == 1]))
-    with (
-        mock.patch.object(best_model, "save_unit", side_effect=TimeoutError("away")),
-        mock.patch.object(best_model, "AGAIN_SECONDS", 0.01),
-    ):
-        return save_best(job, trained(job, 5), layout, GenerationGroups(world=group), Barrier(Watchdog()), stop)
-
-
-@pytest.mark.timeout(120)
-def test_no_worker_waits_for_the_storage_once_one_is_told_to_stop(tmp_path: Path) -> None:
-    assert run_ranks(2, save_in_an_outage, str(tmp_path / "checkpoint")) == [False, False]
-    assert latest(best_location(str(tmp_path / "checkpoint"))) is None
-
-
-def test_a_location_that_stays_wrong_fails_the_best_model(job: Job, tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").write_text("a file where the folder should be")
-
-    with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
-        save_best(job, trained(job, 5), lone_layout(job), *alone(), Hooks())
 
 
 def test_a_worker_that_ends_its_job_does_not_wait_for_a_storage_that_fails(
