@@ -1,0 +1,93 @@
+"""What is trained, and on what."""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from pipetransformer_contract.conditions import field
+from pipetransformer_contract.spec_model import Rule, SpecModel
+
+from .names import SCRIPT, ImportPath, known_or_imported
+
+
+class Model(SpecModel):
+    """The network. All sizes except `numLayers` are for `vit`."""
+
+    name: ImportPath = Field(
+        description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script` if the"
+        " program"
+        " passes the model."
+    )
+    path: Annotated[str, Field(max_length=4096)] = Field(
+        default="",
+        description="For `huggingface`: the folder or hub id of a checkpoint. Empty to start from `options`.",
+    )
+    architecture: Annotated[str, Field(max_length=253)] = Field(
+        default="",
+        description="For `huggingface`: a class of transformers, such as `GPT2LMHeadModel`, or module:function of a"
+        " class that the trainer's image registers. By default the class that suits the model's type.",
+    )
+    num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Number of layers of the model.")
+    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a layer (`vit`).")
+    num_heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="Attention heads (`vit`).")
+    mlp_size: Annotated[int, Field(ge=1, le=4194304)] = Field(
+        default=128, description="Width of the MLP's hidden layer (`vit`)."
+    )
+    patch_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=2,
+        description="Side of a patch in pixels (`vit`).",
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout probability (`vit`).")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Keyword arguments of an imported model. For `huggingface`: its configuration, including"
+        " `model_type`.",
+    )
+    rules = (
+        Rule(
+            known_or_imported("name", ("vit", "huggingface", SCRIPT)),
+            "unknown model: use vit, huggingface, module:function of a model in the trainer's image, or script",
+            ".name",
+        ),
+        Rule(
+            field("name").is_("huggingface") | (field("path").is_("") & field("architecture").is_("")),
+            "path and architecture are for the model huggingface",
+            ".name",
+        ),
+        Rule(
+            (field("hidden_size") % field("num_heads")).is_(0),
+            "hiddenSize must be a multiple of numHeads",
+            ".hiddenSize",
+        ),
+    )
+
+
+class Data(SpecModel):
+    """The dataset that the job trains and evaluates on."""
+
+    name: ImportPath = Field(
+        description="`digits`, `text`, `huggingface`, module:function of data in the trainer's image, or `script` if"
+        " the"
+        " program passes the data."
+    )
+    path: Annotated[str, Field(max_length=4096)] = Field(
+        default="",
+        description="Folder or file that the dataset reads. For `huggingface` also a hub id, or a CSV, TSV, JSON lines"
+        " or Parquet file.",
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the function that loads the data."
+    )
+    loader_processes: Annotated[int, Field(ge=0, le=256)] = Field(
+        default=0,
+        description="Processes of each worker that read the samples of its next steps during a step. They help with"
+        " data that are decoded or tokenized when read. Each process needs a CPU and has a copy of the dataset object,"
+        " and does not use /dev/shm. With 0 the worker reads samples within the step.",
+    )
+    rules = (
+        Rule(
+            known_or_imported("name", ("digits", "text", "huggingface", SCRIPT)),
+            "unknown dataset: use digits, text, huggingface, module:function of data in the trainer's image, or script",
+            ".name",
+        ),
+    )

@@ -1,0 +1,179 @@
+"""How the layers are cut, and the order in which workers compute."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from pipetransformer_contract.choose import Packing
+from pipetransformer_contract.conditions import Condition, field, given
+from pipetransformer_contract.messages import Positive
+from pipetransformer_contract.spec_model import Rule, SpecModel
+
+
+class ScheduleName(StrEnum):
+    GPIPE = "GPipe"
+    ONE_FORWARD_ONE_BACKWARD = "OneForwardOneBackward"
+    INTERLEAVED = "Interleaved"
+    ZERO_BUBBLE = "ZeroBubble"
+    ZERO_BUBBLE_V = "ZeroBubbleV"
+    TERA_PIPE = "TeraPipe"
+    PIPE_OPTIM = "PipeOptim"
+    PIPE_DREAM = "PipeDream"
+    ASYNC_ONE_FORWARD_ONE_BACKWARD = "AsyncOneForwardOneBackward"
+    AUTO = "Auto"  #: the fastest of the first five by measured costs, for each layout
+    SCRIPT = "Script"  #: the pod's own program passes the schedule
+
+
+#: Schedules whose weights change while other micro-batches are in flight.
+ASYNCHRONOUS = (ScheduleName.PIPE_OPTIM, ScheduleName.PIPE_DREAM, ScheduleName.ASYNC_ONE_FORWARD_ONE_BACKWARD)
+DEFAULT_STEPS_PER_ROUND = 16
+
+
+class FrozenForward(StrEnum):
+    IN_PLACE = "InPlace"  #: in the round that needs them, by the stage that holds the layers
+    AHEAD = "Ahead"  #: one round before, in idle time, by every worker that has copies of the layers
+    AUTO = "Auto"  #: what is faster by measured costs, for each layout
+
+
+#: Schedules that give each worker several spans.
+_WITH_SPANS = (ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V, ScheduleName.SCRIPT)
+_DEFAULT_SPANS = 2
+
+#: Value of `tokenSlices` if the trainer chooses the slices.
+AUTO = "Auto"
+_MOST_SLICES = 65536
+_AUTO_OR_NUMBER = Condition(
+    f"!has(self.tokenSlices) || (type(self.tokenSlices) == int"
+    f" ? self.tokenSlices >= 1 && self.tokenSlices <= {_MOST_SLICES} : self.tokenSlices == '{AUTO}')",
+    lambda spec: (
+        spec.token_slices in (None, AUTO)
+        or (isinstance(spec.token_slices, int) and 1 <= spec.token_slices <= _MOST_SLICES)
+    ),
+)
+
+
+#: Why TeraPipe refuses a model, before its name, and after the name of one that reads pictures.
+NEEDS_ORDER = "TeraPipe needs a model whose positions see only earlier ones"
+READS_PICTURES = "reads pictures, whose patches have no order"
+
+
+class Pipeline(SpecModel):
+    """How the model is cut into stages, and how micro-batches pass through them."""
+
+    stages: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=1,
+        description="Workers per pipeline at the start (K).",
+    )
+    schedule: ScheduleName = Field(
+        default=ScheduleName.ONE_FORWARD_ONE_BACKWARD,
+        description="Order of forwards and backwards. OneForwardOneBackward holds fewer activations than GPipe."
+        " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
+        " A layout that cannot run one of them runs OneForwardOneBackward. TeraPipe sends the samples of a causal model"
+        " through the pipeline in slices of their tokens. PipeOptim, PipeDream and AsyncOneForwardOneBackward do not"
+        " wait for the pipeline to empty at each step, so gradients are of weights some steps old, and results differ."
+        " PipeOptim computes with predicted weights, PipeDream goes back with the weights of the forward, and"
+        " AsyncOneForwardOneBackward uses the newest. Auto: chooses the fastest of the first five for each"
+        " layout, together with spans and micro-batches, by simulating them with measured costs. It needs packing"
+        " Measured, and runs OneForwardOneBackward until costs are measured. Script: the pod's own program passes the"
+        " schedule.",
+    )
+    spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
+        default=None,
+        description="Interleaved and ZeroBubble: spans of layers on each worker, 2 by default. ZeroBubbleV always has"
+        " 2. Script: by default as many as the program's schedule asks for.",
+    )
+    token_slices: int | str | None = Field(
+        default=None,
+        description="TeraPipe: equal slices per sample, or Auto. Auto is the default: slices are equal at first, and"
+        " then planned by measured times.",
+    )
+    slice_multiple: Annotated[int, Field(ge=1, le=_MOST_SLICES)] | None = Field(
+        default=None,
+        description="TeraPipe: all slices but the last are multiples of this many tokens. By default 1/64 of a sample,"
+        " at least 8.",
+    )
+    steps_per_round: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        description="PipeOptim, PipeDream and AsyncOneForwardOneBackward: steps until the pipeline empties, 16 by"
+        " default. A failure repeats at most this many steps. A round also ends where an evaluation, a checkpoint, a"
+        " mirror or a decision of the freeze policy is due, and at the end of an epoch.",
+    )
+    frozen_forward: FrozenForward = Field(
+        default=FrozenForward.IN_PLACE,
+        description="When frozen layers compute. InPlace: in the step that needs their output, on the stage that holds"
+        " them. Ahead: one step before, whenever a worker would wait, on every worker that has memory for a copy of the"
+        " frozen layers; the stages share only the layers that train. The results are the same, to the bit. Auto:"
+        " chooses the faster of the two for each layout by measured costs, and needs packing Measured. Ahead and Auto"
+        " exclude the schedules TeraPipe, Script, PipeOptim, PipeDream and AsyncOneForwardOneBackward.",
+    )
+    micro_batch_size: Positive | None = Field(
+        default=None,
+        description="Samples per micro-batch. By default it is chosen from globalBatchSize and stages. With packing"
+        " Measured it is chosen for each layout from measurements.",
+    )
+    packing: Packing = Field(
+        default=Packing.PAPER,
+        description="Paper: halves the pipeline by PipeTransformer's rule, and cuts stages again if the remaining"
+        " steps gain more than the time of ten steps. Measured: cuts stages and changes layouts by measured times, if"
+        " the remaining steps gain more than the change costs.",
+    )
+    rules = (
+        Rule(
+            ~given("spans_per_worker") | field("schedule").is_among(_WITH_SPANS),
+            f"spansPerWorker is for the schedules {', '.join(_WITH_SPANS)}",
+            ".spansPerWorker",
+        ),
+        Rule(
+            ~given("spans_per_worker")
+            | field("schedule").is_not(ScheduleName.ZERO_BUBBLE_V.value)
+            | field("spans_per_worker").is_(_DEFAULT_SPANS),
+            "ZeroBubbleV has 2 spans a worker: leave spansPerWorker out",
+            ".spansPerWorker",
+        ),
+        Rule(
+            ~given("token_slices") | field("schedule").is_(ScheduleName.TERA_PIPE.value),
+            "tokenSlices is for the schedule TeraPipe",
+            ".tokenSlices",
+        ),
+        Rule(
+            ~given("slice_multiple") | field("schedule").is_(ScheduleName.TERA_PIPE.value),
+            "sliceMultiple is for the schedule TeraPipe",
+            ".sliceMultiple",
+        ),
+        Rule(
+            ~given("steps_per_round") | field("schedule").is_among(ASYNCHRONOUS),
+            f"stepsPerRound is for the schedules {', '.join(ASYNCHRONOUS)}",
+            ".stepsPerRound",
+        ),
+        Rule(_AUTO_OR_NUMBER, f"tokenSlices is {AUTO} or a number from 1 to {_MOST_SLICES}", ".tokenSlices"),
+        Rule(
+            field("schedule").is_not(ScheduleName.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "schedule Auto needs packing Measured: it chooses by measured costs",
+            ".schedule",
+        ),
+        Rule(
+            field("frozen_forward").is_not(FrozenForward.AUTO.value) | field("packing").is_(Packing.MEASURED.value),
+            "frozenForward Auto needs packing Measured: it chooses by measured costs",
+            ".frozenForward",
+        ),
+        Rule(
+            field("frozen_forward").is_(FrozenForward.IN_PLACE.value)
+            | field("schedule").is_none_of((ScheduleName.TERA_PIPE, ScheduleName.SCRIPT, *ASYNCHRONOUS)),
+            "frozenForward Ahead and Auto need another schedule than TeraPipe, whose slices of tokens run in place,"
+            f" Script, which orders all computations itself, and {', '.join(ASYNCHRONOUS)}, which leave no idle time",
+            ".frozenForward",
+        ),
+    )
+
+    @property
+    def num_spans(self) -> int | None:
+        """Spans of each worker (V) under this schedule; None if the program's schedule says how many."""
+        if self.schedule is ScheduleName.SCRIPT:
+            return self.spans_per_worker
+        return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
+
+    @property
+    def most_steps(self) -> int:
+        """Most steps of a round."""
+        return (self.steps_per_round or DEFAULT_STEPS_PER_ROUND) if self.schedule in ASYNCHRONOUS else 1

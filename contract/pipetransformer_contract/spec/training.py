@@ -1,0 +1,116 @@
+"""How it is trained: precision, batches, optimizer, learning rate."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from pipetransformer_contract.conditions import exactly_one
+from pipetransformer_contract.messages import Positive
+from pipetransformer_contract.spec_model import Rule, SpecModel
+
+
+class OptimizerName(StrEnum):
+    ADAMW = "AdamW"
+    ADAM = "Adam"
+    RMSPROP = "RMSprop"
+    SGD = "SGD"
+
+
+class Optimizer(SpecModel):
+    """How gradients change parameters."""
+
+    name: OptimizerName = Field(default=OptimizerName.ADAMW, description="Name of the optimizer.")
+    learning_rate: Annotated[float, Field(gt=0)] = Field(
+        default=1e-3,
+        description="Highest learning rate of the schedule.",
+    )
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="Weight decay: decoupled for AdamW, L2 for the others.",
+    )
+    no_decay: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Parameters without weight decay, as patterns of their names in the whole model, such as `*.bias`"
+        " or `*norm*`.",
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Momentum of SGD.")
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.9,
+        description="Adam and AdamW: decay rate of the gradient's mean.",
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.999,
+        description="Adam and AdamW: decay rate of the squared gradient's mean.",
+    )
+    alpha: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.99,
+        description="RMSprop: decay rate of the squared gradient's mean.",
+    )
+    epsilon: Annotated[float, Field(gt=0)] = Field(
+        default=1e-8, description="Adam, AdamW and RMSprop: number added to the root."
+    )
+
+
+class LearningRateShape(StrEnum):
+    CONSTANT = "Constant"
+    LINEAR = "Linear"
+    COSINE = "Cosine"
+
+
+class LearningRateSchedule(SpecModel):
+    """A pure function of the step: a linear warm-up, then constant, or falling to zero at the last step."""
+
+    shape: LearningRateShape = Field(
+        default=LearningRateShape.CONSTANT,
+        description="Shape of the schedule after the warm-up.",
+    )
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0,
+        description="Steps of linear warm-up from zero.",
+    )
+
+
+class Precision(StrEnum):
+    """`BFloat16` computes products in bfloat16. Weights, optimizer state and sums of gradients stay in float32."""
+
+    FLOAT32 = "Float32"
+    FLOAT64 = "Float64"
+    BFLOAT16 = "BFloat16"
+
+
+class Training(SpecModel):
+    """How long and how to train. Exactly one of `epochs` and `steps` is needed."""
+
+    epochs: Positive | None = Field(default=None, description="Number of passes over the training samples.")
+    steps: Positive | None = Field(default=None, description="Number of global batches, instead of epochs.")
+    global_batch_size: Positive = Field(default=64, description="Samples per step, in every layout.")
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
+    max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="Clips the global gradient norm.",
+    )
+    max_skipped_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=10, description="Steps in a row that may be skipped because their loss or gradient is not finite."
+    )
+    precision: Precision = Field(
+        default=Precision.FLOAT32,
+        description="BFloat16 computes products in bfloat16. Weights, optimizer state and sums of gradients stay in"
+        " float32.",
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="Keeps only each layer's input, and computes its forward again for the backward."
+    )
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0,
+        description="Seed of weights, sample order and dropout. Augmentation and masking also depend on step and"
+        " sample.",
+    )
+    rules = (
+        Rule(
+            exactly_one("epochs", "steps"),
+            "exactly one of epochs and steps is needed",
+        ),
+    )
