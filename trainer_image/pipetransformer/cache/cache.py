@@ -104,8 +104,8 @@ class ActivationCache:
         self.store.put(key, entry)
 
     def holds(self, split: str, samples: int, num_units: int, uses: Callable[[int], bool]) -> bool:
-        """Whether reading has been measured to pay, and entries of at least `num_units` units are here for all samples
-        that this worker's pipeline uses.
+        """Whether reading was measured to be quicker, and entries of at least `num_units` units are here for all
+        samples that this worker's pipeline uses.
 
         Args:
             split: `train` or `test`.

@@ -28,8 +28,8 @@ class Segment:
         boundary: number of frozen layers.
         cached: number of frozen layers whose outputs the cache has, of samples that it can hold. It is smaller than
             `boundary` in the epoch after layers froze, because a sample was last read before.
-        off: number of frozen layers that have left the device, where a cache can hold all samples. Those that stay
-            frozen in a thaw stay away, although the cache no longer has their outputs.
+        off: number of frozen layers that have left the device, where a cache can hold all samples. Layers
+            that a thaw leaves frozen stay off, although the cache no longer has their outputs.
     """
 
     first_step: int

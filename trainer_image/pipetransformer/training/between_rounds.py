@@ -95,10 +95,10 @@ class BetweenRounds:
             RuntimeError: a connection broke.
         """
         kit, control = self._kit, state.control
-        if not control.visit_done and kit.job.grows_into(control.visit) is None:
-            control.visit_done = keep_level(kit.job, state, member.layout, member.groups, kit.barrier, kit.hooks)
-        else:
-            control.visit_done = True
+        keeps = not control.visit_done and kit.job.grows_into(control.visit) is None
+        control.visit_done = not keeps or keep_level(
+            kit.job, state, member.layout, member.groups, kit.barrier, kit.hooks
+        )
         return control.visit_done
 
     def evaluate(self, state: WorkerState, member: Membership) -> bool:

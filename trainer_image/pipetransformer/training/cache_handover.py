@@ -39,7 +39,7 @@ class WorkerCache:
 
     def holds_epoch(self, layout: StageLayout, layers: int) -> bool:
         """Whether the cache of this pipeline's first worker has what the first `layers` layers, or more, make of every
-        sample that the pipeline uses in an epoch, and reading has been measured to pay."""
+        sample that the pipeline uses in an epoch, and reading was measured to be quicker."""
         if self.activations is None:
             return False
         order, shards = self._job.order, shards_of(layout.pipeline, layout.pipelines, self._job.order.num_shards)
