@@ -3,14 +3,18 @@
 The large model gets the best of three learning rates and its full schedule. The V-cycle gets 75 % of its operations.
 The small model alone gets as many as the V-cycle, because a V-cycle that does not beat it saves nothing. All are whole
 jobs of one worker, paired by seed. A level change is timed on two workers, beside a regroup of the same job.
+
+A whole run takes minutes and all of them take hours, so `--keep` names a file that finished runs go on from.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,18 +133,56 @@ def spec_of(size: Size, steps: int, rate: float, seed: int, plan: Plan, folder: 
     )  # fmt: skip
 
 
-def curve(size: Size, steps: int, rate: float, seed: int, plan: Plan, *, levels: bool = False) -> Curve:
-    """Train one job and read its record."""
-    with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
-        folder = Path(temporary)
-        spec = spec_of(size, steps, rate, seed, plan, folder, levels=levels)
-        run = run_job(spec, [Scripted(1, 1, [0])], folder / "run", patience_seconds=RUN_SECONDS)
-        spent, total = [0.0], 0.0
-        for line in run.steps:
-            total += (LITTLE if line["level"] else size).step_flops
-            spent.append(total)
-        found = evaluations(run)
-    return Curve([spent[step] for step, _ in found], [loss for _, loss in found])
+@dataclass(frozen=True)
+class Whole:
+    """A job of one worker, from its first step to its last."""
+
+    size: Size
+    steps: int
+    rate: float
+    seed: int
+    plan: Plan
+    levels: bool = False
+
+    def curve(self) -> Curve:
+        """Train the job and read its record."""
+        with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
+            folder = Path(temporary)
+            spec = spec_of(self.size, self.steps, self.rate, self.seed, self.plan, folder, levels=self.levels)
+            run = run_job(spec, [Scripted(1, 1, [0])], folder / "run", patience_seconds=RUN_SECONDS)
+            spent, total = [0.0], 0.0
+            for line in run.steps:
+                total += (LITTLE if line["level"] else self.size).step_flops
+                spent.append(total)
+            found = evaluations(run)
+        return Curve([spent[step] for step, _ in found], [loss for _, loss in found])
+
+
+class Curves:
+    """The curves of whole runs, `at_once` of them at a time. A file keeps those that finished."""
+
+    def __init__(self, keep: Path | None, at_once: int) -> None:
+        self._keep, self._at_once = keep, at_once
+        self._known: dict[str, Curve] = {}
+        if keep is not None and keep.exists():
+            for line in keep.read_text().splitlines():
+                entry = json.loads(line)
+                self._known[json.dumps(entry["run"])] = Curve(**entry["curve"])
+
+    def of(self, runs: Sequence[Whole]) -> list[Curve]:
+        """The curve of each of `runs`, in their order; those that are not known are trained now."""
+        with ThreadPoolExecutor(self._at_once) as threads:
+            return list(threads.map(self._one, runs))
+
+    def _one(self, run: Whole) -> Curve:
+        key = json.dumps(asdict(run))
+        if key not in self._known:
+            self._known[key] = found = run.curve()
+            print(f"{run}: final loss {found.final:.4f}", flush=True)
+            if self._keep is not None:
+                with self._keep.open("a") as file:
+                    file.write(json.dumps({"run": asdict(run), "curve": asdict(found)}) + "\n")
+        return self._known[key]
 
 
 def evaluations(run: Ran) -> list[tuple[int, float]]:
@@ -148,10 +190,11 @@ def evaluations(run: Ran) -> list[tuple[int, float]]:
     return [(event["step"], event["metrics"]["loss"]) for event in run.events("Evaluated")]
 
 
-def best_rate(size: Size, steps: int, rates: Sequence[float], plan: Plan) -> float:
+def best_rate(size: Size, steps: int, rates: Sequence[float], plan: Plan, known: Curves) -> float:
     """The learning rate of the least final loss, for the first seed."""
     at_the_end = replace(plan, evaluations=1)
-    finals = {rate: curve(size, steps, rate, 0, at_the_end).final for rate in rates}
+    curves = known.of([Whole(size, steps, rate, 0, at_the_end) for rate in rates])
+    finals = {rate: curve.final for rate, curve in zip(rates, curves, strict=True)}
     print(f"{size}: final loss by learning rate {finals}", flush=True)
     return min(finals, key=lambda rate: finals[rate])
 
@@ -217,20 +260,23 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2500, help="of the large model; the others' follow")
     parser.add_argument("--width", type=int, default=256, help="of the model whose level change is timed; 256: 100 MB")
+    parser.add_argument("--keep", type=Path, help="a file: its runs count, and new ones are added to it")
+    parser.add_argument("--at-once", type=int, default=1, help="whole runs at a time, of a core each")
     parser.add_argument("--dry", action="store_true", help="write no result")
     arguments = parser.parse_args()
     plan = Plan(arguments.steps, descent=round(0.06 * arguments.steps), ascent=round(0.6 * arguments.steps))
     with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
         change = level_change(Path(temporary), arguments.width)
     print(f"level change {change['level_change_seconds']:.3f} s, regroup {change['regroup_seconds']:.3f} s", flush=True)
-    rate = best_rate(BIG, plan.large, RATES, plan)
-    small_rate = best_rate(LITTLE, plan.small, SMALL_RATES, plan)
-    curves: dict[str, list[Curve]] = {LARGE: [], SMALL: [], CYCLE: []}
-    for seed in range(arguments.seeds):
-        curves[LARGE].append(curve(BIG, plan.large, rate, seed, plan))
-        curves[SMALL].append(curve(LITTLE, plan.small, small_rate, seed, plan))
-        curves[CYCLE].append(curve(BIG, plan.cycle, rate, seed, plan, levels=True))
-        print(f"seed {seed}: " + ", ".join(f"{name} {runs[-1].final:.4f}" for name, runs in curves.items()), flush=True)
+    known = Curves(arguments.keep, arguments.at_once)
+    rate = best_rate(BIG, plan.large, RATES, plan, known)
+    small_rate = best_rate(LITTLE, plan.small, SMALL_RATES, plan, known)
+    found = known.of([run for seed in range(arguments.seeds) for run in (
+        Whole(BIG, plan.large, rate, seed, plan),
+        Whole(LITTLE, plan.small, small_rate, seed, plan),
+        Whole(BIG, plan.cycle, rate, seed, plan, levels=True),
+    )])  # fmt: skip
+    curves = {LARGE: found[0::3], SMALL: found[1::3], CYCLE: found[2::3]}
     figures = {**change, **compared(curves, plan), "learning_rate": rate, "small_learning_rate": small_rate}
     print_table(
         f"{arguments.seeds} seeds: final held-out loss",

@@ -1,12 +1,28 @@
 """The operations of `make bench-multilevel` are those that torch counts, and its verdicts those of its curves."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.multilevel import BIG, CYCLE, LARGE, LENGTH, LITTLE, SMALL, Curve, Plan, Size, compared, draw, spec_of
+from benchmarks.multilevel import (
+    BIG,
+    CYCLE,
+    LARGE,
+    LENGTH,
+    LITTLE,
+    SMALL,
+    Curve,
+    Curves,
+    Plan,
+    Size,
+    Whole,
+    compared,
+    draw,
+    spec_of,
+)
 from pipetransformer.job.load import load_job
 from pipetransformer.models import MicroBatchContext, set_micro_batch
 
@@ -58,3 +74,21 @@ def test_the_picture_has_the_curves_of_all_runs(tmp_path: Path) -> None:
     draw(curves, tmp_path / "curves.svg")
 
     assert (tmp_path / "curves.svg").read_text().count('<g id="line2d_') >= 6
+
+
+def test_a_run_that_is_kept_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = []
+
+    def train(run: Whole) -> Curve:
+        trained.append(run.seed)
+        return Curve([1.0], [float(run.seed)])
+
+    monkeypatch.setattr(Whole, "curve", train)
+    first, second = (Whole(LITTLE, 4, 1e-3, seed, Plan(4, 1, 1)) for seed in (1, 2))
+    keep = tmp_path / "runs.jsonl"
+
+    Curves(keep, 1).of([first])
+    found = Curves(keep, 2).of([first, second, replace(first, levels=True)])
+
+    assert [curve.final for curve in found] == [1.0, 2.0, 1.0]
+    assert sorted(trained) == [1, 1, 2]
