@@ -97,6 +97,11 @@ e2e: programs ## Real trainers in pods on real kubelets of the development clust
 e2e-install: programs ## A new user's path on real kubelets: docs/install.md's commands, the command line, another release (root).
 	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
 
+.PHONY: e2e-gang
+e2e-gang: $(STAMP) ## Gangs on the scheduler of Kubernetes 1.37, which this builds once (10 min), with fake nodes (2 min; no root).
+	$(BIN)/python -m tools.devcluster programs
+	$(BIN)/pytest tests/integration/test_gangs.py
+
 .PHONY: pictures
 pictures: programs demo ## The documentation's pictures: the demo, and examples/shared-cluster on real kubelets (root, 10 min).
 	$(BIN)/python -m tools.pictures runs/demo

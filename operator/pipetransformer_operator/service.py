@@ -35,6 +35,7 @@ from .kube.watches.follow import WATCH_SECONDS
 from .kube.watches.jobs import KnownJobs
 from .kube.watches.keeper import Keeper
 from .kube.watches.nodes import Nodes
+from .kube.workers.pod_groups import SCHEDULERS, PodGroups
 from .kube.workers.pool import KubePool
 from .kube.workers.protection import release_budgets
 from .kube.workers.rendering import PriorityClasses
@@ -126,6 +127,7 @@ class Service:
             settings.scraper_namespace,
             quota,
             cluster.reservations,
+            pod_groups=PodGroups(api, SCHEDULERS[settings.gang_scheduling]) if settings.gang_scheduling else None,
         )
         controller = Controller(
             cluster.store,

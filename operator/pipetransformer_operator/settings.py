@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from .kube.watches.signals import Signals
+from .kube.workers.pod_groups import SCHEDULERS
 
 EVERY_CLUSTERS_NAMESPACE = "default"
 
@@ -35,6 +36,7 @@ class Settings:
     kueue: bool = False
     release_for_others: bool = False
     signals: Signals = field(default_factory=Signals)
+    gang_scheduling: str = ""
     log_level: str = "INFO"
 
     @classmethod
@@ -58,6 +60,8 @@ class Settings:
         `PIPETRANSFORMER_KUEUE`: `true` if jobs that name a queue request workers from Kueue.
         `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON: taints and conditions of nodes that are
         drained or unhealthy. `kube.watches.signals` has the defaults.
+        `PIPETRANSFORMER_GANG_SCHEDULING`: how the scheduler knows pods that need nodes all at once: `PodGroup`,
+        `Volcano`, or `None`.
         `PIPETRANSFORMER_RELEASE_FOR_OTHERS`: `true` if jobs release claimed workers for pods of other owners with
         higher priority.
 
@@ -93,6 +97,7 @@ class Settings:
             kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
             release_for_others=release_for_others,
             signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
+            gang_scheduling=_gang_scheduling(environment.get("PIPETRANSFORMER_GANG_SCHEDULING", "None")),
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
         )
 
@@ -117,6 +122,13 @@ def _signals(text: str) -> Signals:
         return Signals.parse(json.loads(text)) if text else Signals()
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"PIPETRANSFORMER_NODE_SIGNALS: {error}") from error
+
+
+def _gang_scheduling(value: str) -> str:
+    if value != "None" and value not in SCHEDULERS:
+        known = ", ".join(["None", *SCHEDULERS])
+        raise ValueError(f"PIPETRANSFORMER_GANG_SCHEDULING: expected one of {known}, found {value!r}")
+    return "" if value == "None" else value
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

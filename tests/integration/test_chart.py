@@ -11,6 +11,7 @@ import yaml
 from pipetransformer_contract.api.requests import APPLY_PATCH, Object
 from pipetransformer_operator.__main__ import RELEASE_BUDGETS
 from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.settings import Settings
 from tests.testkit.cluster.installing import PLURALS, as_service_account, install
 from tests.testkit.operator.charts import MONITORING, MONITORS, monitoring_values, render, template
 from tests.testkit.operator.fake_kubelet import FakeKubelet
@@ -115,6 +116,20 @@ def test_a_release_that_uses_kueue_no_more_may_let_go_of_what_it_kept_there() ->
     rules = [rule for document in documents for rule in document.get("rules", [])]
     assert {"apiGroups": ["kueue.x-k8s.io"], "resources": ["workloads"], "verbs": ["list", "patch"]} in rules
     assert "PIPETRANSFORMER_KUEUE" not in yaml.safe_dump_all(documents)
+
+
+@pytest.mark.parametrize(
+    ("gangs", "group"), [("PodGroup", "scheduling.k8s.io"), ("Volcano", "scheduling.volcano.sh"), ("None", None)]
+)
+def test_the_operator_writes_groups_only_of_the_scheduler_that_it_is_told_of(gangs: str, group: str | None) -> None:
+    documents = render("x", gangScheduling=json.dumps(gangs))
+    rules = [rule for one in documents for rule in one.get("rules", []) if rule["resources"] == ["podgroups"]]
+    assert [rule["apiGroups"] for rule in rules] == ([[group]] if group else [])
+    (deployment,) = (one for one in documents if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    given = {one["name"]: one.get("value", "") for one in container["env"]}
+    url = {"PIPETRANSFORMER_CHANNEL_URL": "https://channel", "POD_NAMESPACE": SYSTEM}
+    assert Settings.from_environment(given | url).gang_scheduling == ("" if gangs == "None" else gangs)
 
 
 @pytest.mark.parametrize("kueue", ["false", "true"])

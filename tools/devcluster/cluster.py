@@ -44,12 +44,14 @@ def obtain(layout: Layout, *, nodes: bool) -> None:
         gobuild.pause()
 
 
-def up_control_plane(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:
+def up_control_plane(
+    layout: Layout, *, controllers: bool = True, fake_nodes: bool = False, version: str = gobuild.KUBERNETES
+) -> None:
     """Start only the control plane unless it runs. Needs no root. See `controlplane.start`."""
     if not is_up(layout):
         _stop(layout)
         _check(layout, ports=layout.control_plane_ports(), nodes=0)
-    controlplane.start(layout, controllers=controllers, fake_nodes=fake_nodes)
+    controlplane.start(layout, controllers=controllers, fake_nodes=fake_nodes, version=version)
 
 
 def up(layout: Layout, *, nodes: int = NODES, gpus: int = 8) -> None:

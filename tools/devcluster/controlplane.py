@@ -37,14 +37,18 @@ def _answers(layout: Layout, port: int, path: str, *, verify: bool = True) -> bo
     return answers(f"https://127.0.0.1:{port}{path}", context)
 
 
-def start(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False) -> None:
+def start(
+    layout: Layout, *, controllers: bool = True, fake_nodes: bool = False, version: str = gobuild.KUBERNETES
+) -> None:
     """Start the control plane and return once it serves. `controllers=False` starts only etcd and the API server.
 
-    With `fake_nodes`, nodes are objects without a kubelet, so their leases are not checked.
+    With `fake_nodes`, nodes are objects without a kubelet, so their leases are not checked. If `version` is
+    `KUBERNETES_WITH_GANGS`, the scheduler knows gangs.
     """
     debian.obtain(debian.CONTROL_PLANE if not os.environ.get("KUBEBUILDER_ASSETS") else ("openssl",))
     assets = os.environ.get("KUBEBUILDER_ASSETS") if not controllers else None
-    binaries = Path(assets) if assets else gobuild.kubernetes(nodes=False)
+    binaries = Path(assets) if assets else gobuild.kubernetes(nodes=False, version=version)
+    gates = ["--feature-gates=GenericWorkload=true"] if version == gobuild.KUBERNETES_WITH_GANGS else []
     etcd = binaries / "etcd" if assets else debian.program("etcd")
     pki.make(layout)
     certificates = layout.pki
@@ -91,14 +95,16 @@ def start(layout: Layout, *, controllers: bool = True, fake_nodes: bool = False)
             f"--kubelet-client-certificate={certificates}/kubelet-client.crt",
             f"--kubelet-client-key={certificates}/kubelet-client.key",
             "--kubelet-preferred-address-types=Hostname,InternalIP",
+            *gates,
+            *(["--runtime-config=scheduling.k8s.io/v1beta1=true"] if gates else []),
         ]
     )
     apiserver.wait_ready(lambda: _answers(layout, layout.port, "/readyz"))
     if controllers:
-        _start_controllers(layout, binaries, fake_nodes=fake_nodes)
+        _start_controllers(layout, binaries, gates, fake_nodes=fake_nodes)
 
 
-def _start_controllers(layout: Layout, binaries: Path, *, fake_nodes: bool) -> None:
+def _start_controllers(layout: Layout, binaries: Path, gates: list[str], *, fake_nodes: bool) -> None:
     certificates = layout.pki
     manager = Daemon("kube-controller-manager", layout.run)
     manager.start(
@@ -118,6 +124,7 @@ def _start_controllers(layout: Layout, binaries: Path, *, fake_nodes: bool) -> N
             "--node-monitor-period=1s",
             "--node-monitor-grace-period=8s",
             f"--controllers=*{',-node-lifecycle-controller' if fake_nodes else ''}",
+            *gates,
             *_QPS,
         ]
     )
@@ -129,6 +136,7 @@ def _start_controllers(layout: Layout, binaries: Path, *, fake_nodes: bool) -> N
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
             f"--secure-port={layout.scheduler_port}",
+            *gates,
             *_QPS,
         ]
     )

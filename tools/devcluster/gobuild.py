@@ -15,6 +15,10 @@ from tools.devcluster.layout import SOURCES, cache_dir
 from tools.devcluster.process import CommandError, locked, run, say
 
 KUBERNETES = "1.36.2"
+#: The first version whose scheduler knows gangs (`PodGroup`) that can change.
+KUBERNETES_WITH_GANGS = "1.37.2"
+#: Folder under `go/` that pins each version.
+_MODULES = {KUBERNETES: "kubernetes", KUBERNETES_WITH_GANGS: "kubernetes-1.37"}
 HELM = "3.19.0"
 KUEUE = "0.15.0"
 PROMETHEUS_OPERATOR = "0.85.0"
@@ -29,8 +33,6 @@ _KUBERNETES_PROGRAMS = (
 )
 _CONTROL_PLANE_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 _MAJOR, _MINOR, _ = KUBERNETES.split(".")
-_STAMPS = {"gitVersion": f"v{KUBERNETES}", "gitMajor": _MAJOR, "gitMinor": _MINOR}
-_KUBERNETES_FLAGS = " ".join(f"-X {_VERSION_PACKAGE}.{field}={value}" for field, value in _STAMPS.items())
 
 
 def _go() -> str:
@@ -78,9 +80,16 @@ def _names(*, nodes: bool) -> tuple[str, ...]:
     return _KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS
 
 
+def _stamp(version: str) -> str:
+    """Flags that make the programs of Kubernetes say their version."""
+    major, minor, _ = version.split(".")
+    stamps = {"gitVersion": f"v{version}", "gitMajor": major, "gitMinor": minor}
+    return " ".join(f"-X {_VERSION_PACKAGE}.{field}={value}" for field, value in stamps.items())
+
+
 def has_kubernetes(*, nodes: bool) -> bool:
     """Whether `kubernetes` has already been built."""
-    folder = _folder("kubernetes", KUBERNETES, _KUBERNETES_FLAGS)
+    folder = _folder(_MODULES[KUBERNETES], KUBERNETES, _stamp(KUBERNETES))
     return all((folder / name).exists() for name in _names(nodes=nodes))
 
 
@@ -92,10 +101,10 @@ def written_folders() -> list[Path]:
     return [cache_dir() / "go", *([modules, builds] if begun else [])]
 
 
-def kubernetes(*, nodes: bool = True) -> Path:
+def kubernetes(*, nodes: bool = True, version: str = KUBERNETES) -> Path:
     """Folder of the Kubernetes programs. `nodes=False` leaves out those that only nodes need."""
     packages = {name: f"k8s.io/kubernetes/cmd/{name}" for name in _names(nodes=nodes)}
-    return _build("kubernetes", packages, version=KUBERNETES, ldflags=_KUBERNETES_FLAGS)
+    return _build(_MODULES[version], packages, version=version, ldflags=_stamp(version))
 
 
 def coredns() -> Path:

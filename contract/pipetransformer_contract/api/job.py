@@ -25,6 +25,7 @@ MANAGER = f"{GROUP}/operator"
 TRAINER_CONTAINER = "trainer"
 #: Maximum nesting of a spec's fields. A pod has about a dozen levels.
 _MAX_DEPTH = 100
+_LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 #: Maximum number of workers of a layout. The status names each worker, and etcd limits objects to 1.5 MiB.
 MAX_WORKERS = 4096
@@ -99,6 +100,33 @@ class ElasticPolicy(SpecModel):
     def ceiling(self) -> int:
         """Maximum number of workers of any layout."""
         return min(self.max_workers, MAX_WORKERS)
+
+
+class Topology(SpecModel):
+    """Nodes that have one value of a label in common."""
+
+    topology_key: Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)] = Field(
+        description="Label of the nodes."
+    )
+    required: bool = Field(
+        default=False,
+        description="True: a worker waits until such a node is free. False: it takes another node, if need be.",
+    )
+
+
+class Placement(SpecModel):
+    """Where workers run, in addition to the affinity of podTemplate."""
+
+    within: Topology | None = Field(
+        default=None,
+        description="The workers of one pipeline run on nodes with the same value of this label, such as a rack."
+        " By default they prefer the same node, then the same zone.",
+    )
+    spread: Topology | None = Field(
+        default=None,
+        description="Pipelines run on nodes with different values of this label, so that one failure does not stop"
+        " them all. By default they prefer different nodes.",
+    )
 
 
 class CleanPodPolicy(StrEnum):
@@ -227,6 +255,7 @@ class PodTemplate(Opaque):
 class JobSpec(TrainingSpec):
     elastic_policy: ElasticPolicy
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    placement: Placement = Field(default_factory=Placement)
     suspend: bool = Field(
         default=False,
         description="True writes a checkpoint and releases all workers. False starts again from the checkpoint.",

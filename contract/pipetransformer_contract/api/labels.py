@@ -11,6 +11,8 @@ JOB_LABEL = f"{GROUP}/job"
 WORKER_LABEL = f"{GROUP}/worker-id"
 #: The operator places workers of one group close together, see `kube/workers/placement.py`.
 PLACEMENT_GROUP_LABEL = f"{GROUP}/placement-group"
+#: The scheduler gives workers of one group nodes all at once, see `kube/workers/pod_groups.py`.
+POD_GROUP_LABEL = f"{GROUP}/pod-group"
 #: On all objects that the operator creates for a job.
 MANAGED_BY = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
 #: Kueue's: the queue that a job waits in. Kueue may stop the job, so the job needs a checkpoint.

@@ -109,7 +109,7 @@ class Applier:
 
     async def _prepare_and_create(self, job: PipeTrainingJob, decided: Plan, outcome: _Outcome) -> None:
         try:
-            await self._pool.prepare(job)
+            await self._pool.prepare(job, decided.status, decided.create)
         except Refused as error:
             outcome.refusals.append(error)
             return

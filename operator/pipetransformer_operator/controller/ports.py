@@ -4,7 +4,7 @@ On a cluster the API server keeps jobs, and workers are pods. A local run keeps 
 are processes. The loop cannot tell them apart.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -107,9 +107,14 @@ class WorkerPool(Protocol):
         """Reserves room for the workers of the job's next status, so that other jobs do not count on it."""
         ...
 
-    async def prepare(self, job: PipeTrainingJob) -> None:
+    async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         """Writes what all workers of the job need. Running workers need it too, because another operator may have
         changed it.
+
+        Args:
+            job: the job.
+            status: its next one, which says which workers it wants.
+            new: workers that are created next, in this order.
 
         Raises:
             Refused: the cluster refuses it; the message says why.

@@ -105,7 +105,7 @@ class ProcessPool:
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`. There is no other job."""
 
-    async def prepare(self, job: PipeTrainingJob) -> None:
+    async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         """See `WorkerPool`. Processes need nothing."""
 
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:

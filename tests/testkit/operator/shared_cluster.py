@@ -1,7 +1,7 @@
 """Several jobs' loops over one simulated cluster."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
@@ -50,7 +50,7 @@ class Cluster:
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """Any number of jobs may look at the same room."""
 
-    async def prepare(self, job: PipeTrainingJob) -> None:
+    async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         """Workers need nothing."""
 
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:

@@ -6,13 +6,15 @@ is a guess at its creation: a free place in a group, otherwise a new group with 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.job import Topology
 from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL
 
 HOST, ZONE = "kubernetes.io/hostname", "topology.kubernetes.io/zone"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+NEAR, FAR = "podAffinity", "podAntiAffinity"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -28,14 +30,20 @@ class Groups:
 
     def __init__(self, stages: int, longest: int, taken: Iterable[str]) -> None:
         self._stages = stages
+        self._joined: dict[int, str] = {}
         self._sizes = Counter(taken)
         self._number = 0
         self._places = [
             group for group, size in sorted(self._sizes.items()) for _ in range(min(_length(group), longest) - size)
         ]
 
-    def join(self) -> str:
-        """The group of the next worker."""
+    def of(self, worker_id: int) -> str:
+        """The group of a new worker."""
+        if worker_id not in self._joined:
+            self._joined[worker_id] = self._join()
+        return self._joined[worker_id]
+
+    def _join(self) -> str:
         if not self._places:
             while (group := f"{self._stages}-{self._number}") in self._sizes:
                 self._number += 1
@@ -50,24 +58,53 @@ def _length(group: str) -> int:
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 5 else 0
 
 
-def proximity(job: PipeTrainingJob, group: str) -> dict[str, Any]:
-    """Affinity that puts a worker near its group and far from other groups. These are preferences only, because a
-    worker in the wrong place is better than none."""
-    mine = {JOB_LABEL: job.metadata.name, PLACEMENT_GROUP_LABEL: group}
-    others = [{"key": PLACEMENT_GROUP_LABEL, "operator": "NotIn", "values": [group]}]
-    return {
-        "podAffinity": {
-            PREFERRED: [
-                _term(100, HOST, {"matchLabels": mine}),
-                _term(50, ZONE, {"matchLabels": mine}),
-            ]
-        },
-        "podAntiAffinity": {
-            PREFERRED: [
-                _term(10, HOST, {"matchLabels": {JOB_LABEL: job.metadata.name}, "matchExpressions": others}),
-            ]
-        },
+class Wish(NamedTuple):
+    """Where a pod should run, seen from other pods of its job.
+
+    Attributes:
+        kind: `podAffinity` or `podAntiAffinity`.
+        term: the pods, and the label of nodes that says what is near.
+        weight: against other preferences.
+        asked: the job's spec asks for it. Otherwise it is our default.
+        required: the pod waits until it is so.
+    """
+
+    kind: str
+    term: dict[str, Any]
+    weight: int = 0
+    asked: bool = False
+    required: bool = False
+
+    @property
+    def rule(self) -> str:
+        """The field of an affinity that it belongs to."""
+        return REQUIRED if self.required else PREFERRED
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What stands in that field."""
+        return self.term if self.required else {"weight": self.weight, "podAffinityTerm": self.term}
+
+
+def wishes(job: PipeTrainingJob, group: str) -> list[Wish]:
+    """A worker should be near its group and far from other groups of its job."""
+    mine = {"matchLabels": {JOB_LABEL: job.metadata.name, PLACEMENT_GROUP_LABEL: group}}
+    others = {
+        "matchLabels": {JOB_LABEL: job.metadata.name},
+        "matchExpressions": [{"key": PLACEMENT_GROUP_LABEL, "operator": "NotIn", "values": [group]}],
     }
+    within, spread = job.spec.placement.within, job.spec.placement.spread
+    return [
+        Wish(NEAR, _term(HOST, mine), 100),
+        _wish(within, NEAR, mine, 50) or Wish(NEAR, _term(ZONE, mine), 50),
+        _wish(spread, FAR, others, 10) or Wish(FAR, _term(HOST, others), 10),
+    ]
+
+
+def _wish(topology: Topology | None, kind: str, pods: dict[str, Any], weight: int) -> Wish | None:
+    if topology is None:
+        return None
+    return Wish(kind, _term(topology.topology_key, pods), weight, asked=True, required=topology.required)
 
 
 def off(nodes: Sequence[str]) -> dict[str, Any]:
@@ -80,5 +117,5 @@ def none_of(nodes: Sequence[str]) -> list[dict[str, Any]]:
     return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
 
 
-def _term(weight: int, key: str, selector: dict[str, Any]) -> dict[str, Any]:
-    return {"weight": weight, "podAffinityTerm": {"topologyKey": key, "labelSelector": selector}}
+def _term(key: str, selector: dict[str, Any]) -> dict[str, Any]:
+    return {"topologyKey": key, "labelSelector": selector}

@@ -5,13 +5,13 @@ from datetime import datetime
 from typing import Any
 
 from pipetransformer_contract.api import KIND, PipeTrainingJob
-from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL, POD_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import NOT_SET_UP, Worker, WorkerPhase
 from pipetransformer_operator.plan.last_words import MAX_WORDS, last_words, report_in
 
-_LABELS = (WORKER_LABEL, PLACEMENT_GROUP_LABEL)
+_LABELS = (WORKER_LABEL, PLACEMENT_GROUP_LABEL, POD_GROUP_LABEL)
 _CONDITIONS = ("PodScheduled", "DisruptionTarget", "PodReadyToStartContainers")
 _STATUSES = ("initContainerStatuses", "containerStatuses")
 

@@ -5,14 +5,14 @@ until the watch catches up.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, POD_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
@@ -24,6 +24,7 @@ from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name
 
 from .placement import Groups
+from .pod_groups import CLAIMED, FIRST_GROUP, PodGroups, Size
 from .pods import controller_uid, is_of, is_unattended, observable, observe, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
@@ -80,6 +81,7 @@ class KubePool(ClusterListener):
         quota: says where workers of jobs with a queue may run; None where no queue decides.
         reservations: of what nodes have free; None where nodes are not watched.
         clock: the present time, with its time zone.
+        pod_groups: of all jobs; None where the scheduler gives each pod a node by itself.
 
     Attributes:
         protection: of all jobs' workers.
@@ -97,6 +99,7 @@ class KubePool(ClusterListener):
         quota: WorkerQuota | None = None,
         reservations: Reservations | None = None,
         clock: Clock = utc_now,
+        pod_groups: PodGroups | None = None,
     ) -> None:
         self._api = api
         self._watched = pods
@@ -108,12 +111,14 @@ class KubePool(ClusterListener):
         self._quota = quota
         self._reservations = reservations
         self._clock = clock
+        self._pod_groups = pod_groups
         self._written: dict[JobKey, dict[str, Object]] = {}
         self._asking: Counter[JobKey] = Counter()
         self._gone: dict[JobKey, set[str]] = {}
         self._unattended: dict[str, datetime] = {}
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
         self._groups: dict[JobKey, Groups] = {}
+        self._together: dict[JobKey, dict[int, str]] = {}
         self._shapes: dict[JobKey, tuple[int, PodShape]] = {}
 
     @property
@@ -191,7 +196,10 @@ class KubePool(ClusterListener):
         self._written.pop(key, None)
         self._avoided.pop(key, None)
         self._groups.pop(key, None)
+        self._together.pop(key, None)
         self._shapes.pop(key, None)
+        if self._pod_groups is not None:
+            self._pod_groups.forget(key)
         if self._reservations is not None:
             self._reservations.forget(key)
         self.protection.forget(key)
@@ -210,17 +218,18 @@ class KubePool(ClusterListener):
         if self._nodes is not None:
             self._nodes.blame(broken)
 
-    async def prepare(self, job: PipeTrainingJob) -> None:
+    async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         """See `WorkerPool`. Also decides which nodes new workers avoid: once, because that looks at all workers."""
         self._avoided[_key(job)] = self._to_avoid(job)
         self._groups.pop(_key(job), None)
         await self._trust.publish(job.metadata.namespace)
+        if self._pod_groups is not None:
+            groups = self._together[_key(job)] = self._grouped(job, status, new)
+            await self._pod_groups.apply(job, self._group_sizes(job, status, groups))
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
-        if (groups := self._groups.get(_key(job))) is None:
-            groups = self._groups[_key(job)] = self._staying(job, status)
-        group = groups.join()  # before the first await, so that groups fill in the order of creation
+        group = self._near(job, status).of(number)  # before the first await, so that groups fill in order
         assignment = await self._quota.assigned(job, number, status) if self._quota else ANYWHERE
         path, name = _pods_path(job), worker_name(job.metadata.name, number)
         doubted, unfit = self._avoided.get(_key(job), (set(), set()))
@@ -238,6 +247,8 @@ class KubePool(ClusterListener):
                     unfit=unfit,
                     avoided=self._nodes.avoided if self._nodes is not None else (),
                 )
+                if self._pod_groups is not None:
+                    self._pod_groups.join(pod, job, self._together[_key(job)][number])
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:
                 raise Refused(f"spec.podTemplate: {error}") from error
@@ -301,6 +312,32 @@ class KubePool(ClusterListener):
         doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
         own = doubted & {worker.node for worker in self.list(job)} if doubted else doubted
         return own, unfit | doubted - own
+
+    def _near(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
+        """Deals placement groups until the next `prepare`."""
+        if (groups := self._groups.get(_key(job))) is None:
+            groups = self._groups[_key(job)] = self._staying(job, status)
+        return groups
+
+    def _grouped(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[int, str]:
+        """The pod group of each new worker. All are one while no worker of the job has a node, otherwise each pipeline.
+
+        Claimed workers have groups of their own, because all pods of a group have one priority."""
+        stays = set(status.worker_ids) - set(status.leaving_ids)
+        begun = any(pod["spec"].get("nodeName") for pod in self._pods(job) if worker_id(pod) in stays)
+        near = self._near(job, status)
+        groups = {one: near.of(one) if begun else FIRST_GROUP for one in new}
+        return {one: group + CLAIMED if one in status.claimed_ids else group for one, group in groups.items()}
+
+    def _group_sizes(self, job: PipeTrainingJob, status: JobStatus, new: Mapping[int, str]) -> dict[str, Size]:
+        """How many pods the job wants of each pod group that has one, or gets one."""
+        stays = set(status.worker_ids) - set(status.leaving_ids)
+        wanted = Counter(new.values())
+        for pod in self._pods(job):
+            if group := pod["metadata"].get("labels", {}).get(POD_GROUP_LABEL):
+                wanted[group] += worker_id(pod) in stays
+        classes = {claimed: self._priority_classes.of(job, claimed=claimed) for claimed in (False, True)}
+        return {group: Size(max(1, count), classes[group.endswith(CLAIMED)]) for group, count in wanted.items()}
 
     def _staying(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
         """Groups of the workers that stay. A leaving worker frees its place."""

@@ -19,7 +19,7 @@ from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.plan import worker_name
 
-from .placement import PREFERRED, REQUIRED, none_of, off, proximity
+from .placement import FAR, NEAR, PREFERRED, REQUIRED, none_of, off, wishes
 
 SCRATCH_FOLDER = "/scratch"
 SHARED_MEMORY = "/dev/shm"
@@ -41,6 +41,11 @@ class PriorityClasses(NamedTuple):
         """The class of the job's claimed workers."""
         autoscaled = job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER
         return self.autoscaled if autoscaled and self.autoscaled else self.claimed
+
+    def of(self, job: PipeTrainingJob, *, claimed: bool) -> str:
+        """The class of a worker; empty for none."""
+        own = (job.spec.pod_template.spec.model_extra or {}).get("priorityClassName")
+        return (self.of_claims(job) if claimed else "") or own or self.base
 
 
 NO_CLASSES = PriorityClasses()
@@ -257,19 +262,21 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
 
 
 def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[str], unfit: Collection[str]) -> None:
-    """Adds the nodes to avoid to the template's affinity, and nearness to pods unless the template has its own.
+    """Adds nodes to avoid, and where the job's other pods are, to the template's affinity.
 
-    With doubted nodes the pod only avoids those, because the workers to be near may be on them. With unfit nodes the
-    pod no longer avoids other groups, because that would draw it to the empty unfit nodes.
+    A template with an affinity to pods, or with spread constraints, gets only what `spec.placement` asks for. If nodes
+    are doubted, the pod prefers to avoid them to being near other workers, which may be there. If nodes are unfit, it
+    does not prefer distance from other groups, because the nodes without any worker may be the unfit ones.
     """
     affinity = _object(spec, "affinity")
-    wished = any(affinity.get(kind) is not None for kind in ("podAffinity", "podAntiAffinity"))
-    kinds = {} if wished else proximity(job, group)
-    if avoided := sorted({*doubted, *unfit}):
+    wished = "topologySpreadConstraints" in spec or any(affinity.get(kind) is not None for kind in (NEAR, FAR))
+    avoided = sorted({*doubted, *unfit})
+    if avoided:
         _items(_object(affinity, "nodeAffinity"), PREFERRED).append(off(avoided))
-        kinds.pop("podAntiAffinity", None)
-    if not doubted and "topologySpreadConstraints" not in spec:
-        affinity.update(kinds)
+    for wish in wishes(job, group):
+        hinders = doubted or (avoided and wish.kind == FAR)
+        if wish.required or not (hinders or (wished and not wish.asked)):
+            _items(_object(affinity, wish.kind), wish.rule).append(wish.entry)
 
 
 def _keep_off(spec: Object, avoided: Collection[str]) -> None:

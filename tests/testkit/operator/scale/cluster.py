@@ -15,7 +15,7 @@ import yaml
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.cluster.api_server import ApiServer
-from tools.devcluster import cluster, controlplane
+from tools.devcluster import cluster, controlplane, gobuild
 from tools.devcluster.layout import REPOSITORY, Layout
 
 SYSTEM = "pipetransformer-system"
@@ -27,11 +27,11 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 @contextlib.asynccontextmanager
-async def control_plane() -> AsyncIterator[Layout]:
+async def control_plane(version: str = gobuild.KUBERNETES) -> AsyncIterator[Layout]:
     """A control plane of its own, removed at the end; its ports are beyond those of tests that run beside it."""
     port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 200
     layout = Layout(name=f"scale-{port}", port=port)
-    await asyncio.to_thread(cluster.up_control_plane, layout, fake_nodes=True)
+    await asyncio.to_thread(cluster.up_control_plane, layout, fake_nodes=True, version=version)
     try:
         yield layout
     finally:
@@ -86,11 +86,12 @@ async def requests(api: ApiServer) -> Counter[str]:
 
 
 class OperatorProcess:
-    """The operator as it is shipped, on ports of loopback."""
+    """The operator as it is shipped, on ports of loopback, with further variables of its environment."""
 
-    def __init__(self, layout: Layout, log: Path) -> None:
+    def __init__(self, layout: Layout, log: Path, **environment: str) -> None:
         self._layout = layout
         self._log = log
+        self._environment = environment
         self.channel_port, self.metrics_port, self.health_port = _free_ports(3)
 
     async def __aenter__(self) -> "OperatorProcess":
@@ -104,6 +105,7 @@ class OperatorProcess:
             "PIPETRANSFORMER_CHANNEL_PORT": str(self.channel_port),
             "PIPETRANSFORMER_METRICS_PORT": str(self.metrics_port),
             "PIPETRANSFORMER_HEALTH_PORT": str(self.health_port),
+            **self._environment,
         }
         with self._log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(

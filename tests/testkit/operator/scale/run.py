@@ -7,7 +7,6 @@ import random
 import re
 import statistics
 import time
-from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,14 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
-from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.kube.trust.authority import CA_FILE, SECRET
 from tests.testkit.cluster.api_server import ApiServer, api_server
 from tools.devcluster.layout import Layout
 
 from .cluster import (
-    SYSTEM,
     OperatorProcess,
     control_plane,
     install,
@@ -31,9 +27,9 @@ from .cluster import (
     requests,
     spent,
 )
-from .nodes import GPU, GPUS_PER_NODE, FakeNodes
-from .request import ChannelClient
-from .workers import Counts, Job, Worker
+from .living import LivingJobs
+from .nodes import GPU, GPUS_PER_NODE
+from .workers import Job
 
 STAGES = 8
 JOBS_PER_NAMESPACE = 20
@@ -136,19 +132,14 @@ class _Run:
         self._operator = operator
         self._namespaces = namespaces
         self._say = say
-        self._jobs: dict[str, Job] = {}
         self._frozen: dict[int, Job] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._counts = Counts()
 
     async def all(self) -> Figures:
         api, operator = self._api, self._operator
-        secret = await api.send("GET", f"/api/v1/namespaces/{SYSTEM}/secrets/{SECRET}")
-        self._channel = ChannelClient(operator.channel_port, _decoded(secret, CA_FILE))
-        self._nodes = FakeNodes(api, self._started, self._stopped)
-        await self._nodes.create(-(-self._count * STAGES // GPUS_PER_NODE))
+        self._living = await LivingJobs.of(operator, api, STAGES)
+        await self._living.nodes.create(-(-self._count * STAGES // GPUS_PER_NODE))
         self._say(f"{self._count} jobs of {STAGES} workers: nodes are there")
-        self._keeping = asyncio.create_task(self._nodes.run())
+        self._keeping = asyncio.create_task(self._living.nodes.run())
         try:
             looks = [await self._look()]
             begun = time.monotonic()
@@ -161,9 +152,9 @@ class _Run:
             gc.collect()
             gc.freeze()  # pauses of this process are none of the operator's
             looks.append(await self._look())
-            beats = self._counts.beats
+            beats = self._living.counts.beats
             await asyncio.sleep(STEADY_SECONDS)  # nothing happens: that is what is measured
-            rate = (self._counts.beats - beats) / STEADY_SECONDS
+            rate = (self._living.counts.beats - beats) / STEADY_SECONDS
             looks.append(await self._look())
             latencies = await self._freeze()
             await self._until_released()
@@ -192,8 +183,8 @@ class _Run:
             calls_per_freeze=_each(steady.calls, end.calls, len(self._frozen)),
             lists=sum((end.requests - steady.requests)[f"LIST {kind}"] for kind in ("pods", PLURAL)),
             beats_per_second=rate,
-            beat_p99_seconds=statistics.quantiles(self._counts.slow, n=100)[98],
-            refused=dict(self._counts.refused),
+            beat_p99_seconds=statistics.quantiles(self._living.counts.slow, n=100)[98],
+            refused=dict(self._living.counts.refused),
             cpu_start=spent(start.seconds, ran.seconds),
             cpu_steady={name: value / STEADY_SECONDS for name, value in spent(ran.seconds, steady.seconds).items()},
             cpu_freeze=spent(steady.seconds, end.seconds),
@@ -203,37 +194,19 @@ class _Run:
         slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
         async def one(index: int) -> None:
-            namespace, name = self._namespaces[index // JOBS_PER_NAMESPACE], f"job-{index}"
-            folder = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/{PLURAL}"
+            namespace, job = (
+                self._namespaces[index // JOBS_PER_NAMESPACE],
+                manifest(f"job-{index}", release=_releases(index)),
+            )
             async with slots:
-                created = await self._api.send("POST", folder, manifest(name, release=_releases(index)))
-            uid = created["metadata"]["uid"]
-            # its pods may be there before the answer
-            self._jobs.setdefault(uid, Job(namespace, name, uid, STAGES))
+                await self._living.submit(namespace, job)
 
         await asyncio.gather(*(one(index) for index in range(self._count)))
-
-    def _started(self, pod: Object, token: str) -> None:
-        metadata = pod["metadata"]
-        uid = metadata["ownerReferences"][0]["uid"]
-        name = metadata["labels"][JOB_LABEL]
-        job = self._jobs.setdefault(uid, Job(metadata["namespace"], name, uid, STAGES))
-        address = pod["status"]["podIP"]
-        worker = Worker(job, metadata["name"], metadata["uid"], address, token, self._channel, self._counts)
-        self._tasks[metadata["uid"]] = asyncio.create_task(self._live(worker, metadata))
-
-    async def _live(self, worker: Worker, metadata: Object) -> None:
-        await worker.live()
-        await self._nodes.exited(metadata["namespace"], metadata["name"])
-
-    def _stopped(self, uid: str) -> None:
-        if task := self._tasks.pop(uid, None):
-            task.cancel()
 
     async def _freeze(self) -> list[float]:
         """Freezes half of the blocks of some jobs, one job after another; seconds from report to the next layout."""
         frozen = random.Random(0).sample(range(self._count), min(self._count, MOST_FREEZES))
-        by_name = {job.key.partition("/")[2]: job for job in self._jobs.values()}
+        by_name = {job.key.partition("/")[2]: job for job in self._living.by_uid.values()}
         self._frozen = {index: by_name[f"job-{index}"] for index in frozen}
 
         async def one(turn: int, job: Job) -> float:
@@ -277,8 +250,8 @@ class _Run:
 
     async def _until_all(self, what: str, reached: Callable[[Job], bool]) -> None:
         end = time.monotonic() + PHASE_SECONDS
-        while (count := sum(map(reached, self._jobs.values()))) < self._count:
-            for task in (self._keeping, *self._tasks.values()):
+        while (count := sum(map(reached, self._living.by_uid.values()))) < self._count:
+            for task in (self._keeping, *self._living.tasks.values()):
                 if task.done() and not task.cancelled():
                     task.result()
             if time.monotonic() > end:
@@ -315,7 +288,3 @@ def manifest(name: str, *, release: bool) -> Object:
             "podTemplate": {"spec": {"containers": [container]}},
         },
     }
-
-
-def _decoded(secret: Object, key: str) -> str:
-    return b64decode(secret["data"][key]).decode()

@@ -1,6 +1,7 @@
 """What a turn of a job's loop writes, and which writes may wait."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -310,7 +311,7 @@ class Unfit(Failing):
         self.asked = asyncio.Event()
         self.answered = asyncio.Event()
 
-    async def prepare(self, job: PipeTrainingJob) -> None:
+    async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         self.preparations += 1
         self.asked.set()
         await self.answered.wait()
@@ -355,7 +356,7 @@ class Protected(Failing):
         super().__init__(nodes, *jobs)
         self.asked: list[str] = []
 
-    async def prepare(self, job: PipeTrainingJob) -> None:
+    async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         self.asked.append("prepare")
         raise Refused("a quota says no")
 

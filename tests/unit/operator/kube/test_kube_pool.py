@@ -70,7 +70,7 @@ async def test_a_doubted_node_takes_nearness_only_from_jobs_with_workers_there()
         await world.pool.create(job(), 0, JobStatus())
         ((_, there),) = world.pool._written[KEY].items()
         there["spec"]["nodeName"] = of_the_job
-        await world.pool.prepare(job())
+        await world.pool.prepare(job(), JobStatus(), [])
         await world.pool.create(job(), 1, JobStatus())
         assert world.made[-1]["spec"]["affinity"].keys() == kinds
         assert "node-1" in json.dumps(world.made[-1]["spec"]["affinity"]["nodeAffinity"])
@@ -92,7 +92,7 @@ async def test_a_batch_of_creations_looks_at_the_jobs_workers_once(
         return look(of)
 
     monkeypatch.setattr(world.pool, "list", counting)
-    await world.pool.prepare(job())
+    await world.pool.prepare(job(), JobStatus(), [])
     for number in range(8):
         await world.pool.create(job(), number, JobStatus())
     assert looks == 1
@@ -104,7 +104,7 @@ async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: in
     world, nodes = World(), Nodes()
     nodes.cordoned = {"cordoned"}
     world.pool = KubePool(world, world, "https://channel", world, nodes)
-    await world.pool.prepare(job(4))
+    await world.pool.prepare(job(4), JobStatus(), [])
     for number, group in there.items():
         await world.pool.create(job(4), number, JobStatus())
         pod = world.pool._written[KEY].pop("uid-0")
@@ -113,7 +113,7 @@ async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: in
         pod["metadata"] |= {"uid": f"uid-w{number}", "labels": labels}
         pod["spec"]["nodeName"] = node
         world.watched.append(pod)
-    await world.pool.prepare(job(4))
+    await world.pool.prepare(job(4), JobStatus(), [])
     members = [Member(name="digits-w0", uid="uid-w0", address="10.0.0.1:29500")]
     published = Generation(
         job_uid="job",
@@ -168,7 +168,7 @@ async def test_a_pod_that_ends_before_its_creation_is_answered_does_not_exist() 
 async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> None:
     world = World()
     empty = World().pool
-    await world.pool.prepare(job())
+    await world.pool.prepare(job(), JobStatus(), [])
     await world.pool.create(job(), 0, JobStatus())
     world.pool.on_job_gone(KEY)
     world.pool.on_pod_gone(KEY, "uid-0")
@@ -178,7 +178,7 @@ async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> Non
 
 async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> None:
     world = World()
-    await world.pool.prepare(job())
+    await world.pool.prepare(job(), JobStatus(), [])
     await world.pool.create(job(), 0, JobStatus())
     assert world.prepared == ["default"]
 

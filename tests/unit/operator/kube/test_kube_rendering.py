@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus
-from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.workers.placement import PREFERRED
+from pipetransformer_operator.kube.workers.placement import PREFERRED, REQUIRED
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.protection import disruption_budget, network_policy
 from pipetransformer_operator.kube.workers.rendering import PriorityClasses, render
@@ -279,3 +279,31 @@ def test_a_worker_whose_pod_is_not_ready_goes_at_once_only_where_it_is_not_kept(
         for keeps in (False, True)
     }
     assert policies == {False: "AlwaysAllow", True: "IfHealthyBudget"}
+
+
+RACK = "topology.kubernetes.io/rack"
+
+
+@pytest.mark.parametrize("affinity", [None, {"podAffinity": {PREFERRED: []}}])
+@pytest.mark.parametrize("required", [False, True])
+def test_a_pipeline_stays_within_the_nodes_that_the_job_names(required: bool, affinity: dict[str, Any] | None) -> None:
+    job = with_containers({"name": "trainer", "image": "x"}, affinity=affinity)
+    job.set("placement", {"within": {"topologyKey": RACK, "required": required}})
+    pod = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, group="2-1", doubted=["bad"] if required else [])
+    near = pod["spec"]["affinity"]["podAffinity"]
+    terms = near[REQUIRED] if required else [one["podAffinityTerm"] for one in near[PREFERRED]]
+    (term,) = (term for term in terms if term["topologyKey"] == RACK)
+    assert term["labelSelector"]["matchLabels"] == {JOB_LABEL: "digits", PLACEMENT_GROUP_LABEL: "2-1"}
+    assert (REQUIRED in near) is required
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_pipelines_are_spread_over_the_nodes_that_the_job_names(required: bool) -> None:
+    job = make_job().set("placement", {"spread": {"topologyKey": RACK, "required": required}})
+    pod = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, group="2-1", unfit=["bad"] if required else [])
+    far = pod["spec"]["affinity"]["podAntiAffinity"]
+    (entry,) = far[REQUIRED if required else PREFERRED]
+    term = entry if required else entry["podAffinityTerm"]
+    assert term["topologyKey"] == RACK
+    (others,) = term["labelSelector"]["matchExpressions"]
+    assert (others["operator"], others["values"]) == ("NotIn", ["2-1"])

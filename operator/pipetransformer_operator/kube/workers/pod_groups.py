@@ -1,0 +1,193 @@
+"""Pod groups: workers that the scheduler gives nodes all at once, or not at all.
+
+The first workers of a job are one group, because the job starts only when all are there. Later workers are one group
+for each pipeline. A group asks for as many pods as the job wants of it. The operator lowers that number before pods go.
+Otherwise the scheduler would wait for those pods when another pod of the group is replaced.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, POD_GROUP_LABEL
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
+from pipetransformer_operator.kube.client.api import Api, NotFound
+
+from .pods import controller_uid
+from .rendering import owner_reference
+
+#: Name of the group of a job's first workers.
+FIRST_GROUP = "start"
+#: How the name of a group of claimed workers ends.
+CLAIMED = "-claimed"
+
+
+class Size(NamedTuple):
+    """What the scheduler has to know of a group: how many pods it needs together, and their PriorityClass."""
+
+    pods: int
+    priority_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """How a scheduler knows groups.
+
+    Attributes:
+        api: group and version of its `PodGroup`.
+        minimum: path of the number of pods in the group's spec.
+        needs: what the cluster lacks if it does not serve that API.
+    """
+
+    api: str
+    minimum: tuple[str, ...]
+    needs: str
+
+    def spec(self, size: Size) -> Object:
+        """The spec of a group."""
+        spec = self.count(size.pods)
+        # The scheduler refuses a group whose priority is not that of its pods.
+        return {**spec, "priorityClassName": size.priority_class} if size.priority_class else spec
+
+    def count(self, pods: int) -> Object:
+        """The part of a group's spec that says how many pods it needs together."""
+        value: Object | int = pods
+        for field in reversed(self.minimum):
+            value = {field: value}
+        assert isinstance(value, dict)
+        return value
+
+    def counted(self, group: Object) -> int:
+        """How many pods an existing group needs together."""
+        value = group["spec"]
+        for field in self.minimum:
+            value = value[field]
+        return int(value)
+
+    def join(self, pod: Object, name: str) -> None:
+        """Puts a pod into the group of that name."""
+        pod["spec"]["schedulingGroup"] = {"podGroupName": name}
+
+
+class Volcano(Scheduler):
+    """Volcano reads the group's name from an annotation, and sees only pods that name it as their scheduler."""
+
+    def join(self, pod: Object, name: str) -> None:
+        """See `Scheduler`."""
+        pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = name
+        pod["spec"].setdefault("schedulerName", "volcano")
+
+
+#: By the value of the setting.
+SCHEDULERS: Mapping[str, Scheduler] = {
+    "PodGroup": Scheduler(
+        "scheduling.k8s.io/v1beta1",
+        ("schedulingPolicy", "gang", "minCount"),
+        "Kubernetes 1.37 or newer, with the feature gate GenericWorkload and scheduling.k8s.io/v1beta1 served",
+    ),
+    "Volcano": Volcano("scheduling.volcano.sh/v1beta1", ("minMember",), "Volcano"),
+}
+
+
+class _Known(NamedTuple):
+    """A job's groups as they were last read or written: the number of pods by group."""
+
+    uid: str
+    pods: dict[str, int]
+
+
+def object_name(job: PipeTrainingJob, group: str) -> str:
+    """Name of the group's object."""
+    return f"{job.metadata.name}-{group}"
+
+
+class PodGroups:
+    """The groups of all jobs. It remembers what it wrote, and asks the API server only once for each job.
+
+    Args:
+        api: of the cluster.
+        scheduler: that gives pods their nodes.
+    """
+
+    def __init__(self, api: Api, scheduler: Scheduler) -> None:
+        self._api = api
+        self._scheduler = scheduler
+        self._known: dict[JobKey, _Known] = {}
+
+    async def apply(self, job: PipeTrainingJob, sizes: Mapping[str, Size]) -> None:
+        """Makes the job's groups these, each of at least one pod; others are deleted.
+
+        Raises:
+            Refused: the cluster does not take a group.
+            Conflict, Unavailable: it cannot be written now.
+        """
+        key = JobKey(job.metadata.namespace, job.metadata.name)
+        there = self._known.get(key)
+        if there is None or there.uid != job.metadata.uid:
+            there = self._known[key] = _Known(job.metadata.uid, await self._find(job))
+        known = there.pods
+        for group, size in sizes.items():
+            if known.get(group) != size.pods:
+                await self._write(job, group, size, exists=group in known)
+                known[group] = size.pods
+        for group in known.keys() - sizes.keys():
+            await self._delete(job, group)
+            del known[group]
+
+    def join(self, pod: Object, job: PipeTrainingJob, group: str) -> None:
+        """Puts a pod that is not created yet into a group of its job."""
+        pod["metadata"]["labels"][POD_GROUP_LABEL] = group
+        self._scheduler.join(pod, object_name(job, group))
+
+    def forget(self, key: JobKey) -> None:
+        """Forget a job that is gone. Kubernetes deletes its groups, because the job owns them."""
+        self._known.pop(key, None)
+
+    async def _find(self, job: PipeTrainingJob) -> dict[str, int]:
+        """The number of pods of each group that exists."""
+        prefix = object_name(job, "")
+        found = {}
+        try:
+            async for part in self._api.list(self._path(job), {"labelSelector": f"{JOB_LABEL}={job.metadata.name}"}):
+                for group in part["items"]:
+                    if controller_uid(group) == job.metadata.uid:
+                        found[group["metadata"]["name"].removeprefix(prefix)] = self._scheduler.counted(group)
+        except NotFound as error:
+            raise Refused(f"gangScheduling: the cluster needs {self._scheduler.needs}: {error}") from error
+        return found
+
+    async def _write(self, job: PipeTrainingJob, group: str, size: Size, *, exists: bool) -> None:
+        name = object_name(job, group)
+        try:
+            if exists:
+                change = {"spec": self._scheduler.count(size.pods)}
+                await self._api.request("PATCH", f"{self._path(job)}/{name}", change, content_type=MERGE_PATCH)
+                return
+            await self._api.request("POST", self._path(job), self._object(job, name, size))
+        except (Conflict, NotFound) as error:  # somebody else made or deleted it: look again in the next turn
+            self.forget(JobKey(job.metadata.namespace, job.metadata.name))
+            raise Conflict(f"PodGroup {name}: {error}") from error
+
+    async def _delete(self, job: PipeTrainingJob, group: str) -> None:
+        try:
+            await self._api.request("DELETE", f"{self._path(job)}/{object_name(job, group)}")
+        except NotFound:
+            return
+
+    def _object(self, job: PipeTrainingJob, name: str, size: Size) -> Object:
+        return {
+            "apiVersion": self._scheduler.api,
+            "kind": "PodGroup",
+            "metadata": {
+                "name": name,
+                "namespace": job.metadata.namespace,
+                "labels": {JOB_LABEL: job.metadata.name, **MANAGED_BY},
+                "ownerReferences": [owner_reference(job)],
+            },
+            "spec": self._scheduler.spec(size),
+        }
+
+    def _path(self, job: PipeTrainingJob) -> str:
+        return f"/apis/{self._scheduler.api}/namespaces/{job.metadata.namespace}/podgroups"

@@ -1,0 +1,189 @@
+"""Gangs on a real scheduler that knows them (Kubernetes 1.37), with fake nodes and workers that only speak."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.api import GROUP, PLURAL, VERSION
+from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.requests import Object
+from tests.testkit.cluster import installing
+from tests.testkit.cluster.api_server import ApiServer, api_server
+from tests.testkit.operator.charts import render
+from tests.testkit.operator.scale.cluster import OperatorProcess, control_plane, install, make_namespaces
+from tests.testkit.operator.scale.living import LivingJobs
+from tests.testkit.operator.scale.nodes import GPU
+from tests.testkit.operator.scale.run import STAGES, manifest
+from tools.devcluster import gobuild
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it builds another Kubernetes, once
+TEAM = "team"
+PODS = f"/api/v1/namespaces/{TEAM}/pods"
+GROUPS = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{TEAM}/podgroups"
+SECONDS = 120.0
+
+
+@dataclass
+class Gangs:
+    """A cluster of fake nodes with the operator as the chart installs it with `gangScheduling: PodGroup`.
+
+    Attributes:
+        jobs: those of the test.
+        news: what happened to pods and groups, in the API server's order: the event's type and the object.
+    """
+
+    api: ApiServer
+    jobs: LivingJobs
+    log: Path
+    news: list[tuple[str, Object]] = field(default_factory=list)
+
+    async def follow(self, path: str) -> None:
+        """Notes what happens there, until it is cancelled."""
+        listed = await self.api.send("GET", path)
+        async for event in self.api.events(path, listed["metadata"]["resourceVersion"]):
+            self.news.append((event["type"], event["object"]))
+
+    async def status(self, name: str) -> Object:
+        job = await self.api.send("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{TEAM}/{PLURAL}/{name}")
+        found: Object = job.get("status", {})
+        return found
+
+    async def bound(self) -> dict[str, list[str]]:
+        """Names of pods that have a node, by job."""
+        found: dict[str, list[str]] = {}
+        for pod in (await self.api.send("GET", PODS))["items"]:
+            if pod["spec"].get("nodeName") and JOB_LABEL in pod["metadata"].get("labels", {}):
+                found.setdefault(pod["metadata"]["labels"][JOB_LABEL], []).append(pod["metadata"]["name"])
+        return found
+
+    async def sizes(self) -> dict[str, int]:
+        """How many pods each group needs together."""
+        groups = (await self.api.send("GET", GROUPS))["items"]
+        return {group["metadata"]["name"]: group["spec"]["schedulingPolicy"]["gang"]["minCount"] for group in groups}
+
+    async def until(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+        try:
+            async with asyncio.timeout(SECONDS):
+                while not await holds():  # noqa: ASYNC110 - it waits for other processes
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            pytest.fail(f"not within {SECONDS:g} s: {what}\n{self.log.read_text()[-3000:]}")
+
+    async def trains(self, name: str, workers: int) -> bool:
+        """Whether that many workers are members of the job's present layout."""
+        published = (await self.status(name)).get("generation") or {}
+        return len(published.get("members", [])) == workers
+
+
+@pytest.fixture
+async def gangs(tmp_path: Path, nodes: int) -> AsyncIterator[Gangs]:
+    log = tmp_path / "operator.log"
+    async with control_plane(gobuild.KUBERNETES_WITH_GANGS) as layout, api_server(layout.kubeconfig) as api:
+        await install(api)
+        await make_namespaces(api, [TEAM])
+        documents = render("gangs", gangScheduling='"PodGroup"')
+        await installing.install(api, documents)
+        (deployment,) = (document for document in documents if document["kind"] == "Deployment")
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+        told = {name: given[name] for name in given if "PRIORITY_CLASS" in name or "GANG" in name}
+        rights = await installing.as_service_account(api, layout.kubeconfig, "gangs-pipetransformer", tmp_path)
+        async with OperatorProcess(layout, log, KUBECONFIG=str(rights), **told) as operator:
+            jobs = await LivingJobs.of(operator, api, STAGES)
+            await jobs.nodes.create(nodes)
+            made = Gangs(api, jobs, log)
+            tasks = [asyncio.create_task(one) for one in (jobs.nodes.run(), made.follow(PODS), made.follow(GROUPS))]
+            yield made
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        assert "forbidden" not in log.read_text().lower()
+
+
+def job(name: str, **policy: Any) -> Object:
+    """A job of eight workers."""
+    made = manifest(name, release=True)
+    made["spec"]["elasticPolicy"] |= policy
+    return made
+
+
+@pytest.mark.parametrize("nodes", [1])
+async def test_two_jobs_on_room_for_one_never_hold_half_of_it_each(gangs: Gangs) -> None:
+    first, second = await asyncio.gather(*(gangs.jobs.submit(TEAM, job(name)) for name in ("one", "two")))
+
+    async def trains() -> bool:
+        return bool(first.confirmed or second.confirmed)
+
+    await gangs.until("one of them trains", trains)
+    ahead, behind = ("one", "two") if first.confirmed else ("two", "one")
+    assert {name: len(pods) for name, pods in (await gangs.bound()).items()} == {ahead: STAGES}
+    await gangs.api.send("DELETE", f"/apis/{GROUP}/{VERSION}/namespaces/{TEAM}/{PLURAL}/{ahead}")
+    await gangs.until("the other one trains", lambda: gangs.trains(behind, STAGES))
+
+    holders: dict[str, set[str]] = {}
+    for kind, pod in gangs.news:
+        if pod["kind"] != "Pod":
+            continue
+        held = holders.setdefault(pod["metadata"]["labels"][JOB_LABEL], set())
+        if kind == "DELETED":
+            held.discard(pod["metadata"]["uid"])
+        elif pod["spec"].get("nodeName"):
+            held.add(pod["metadata"]["uid"])
+        assert min(map(len, holders.values()), default=0) == 0 or len(holders) == 1, "both hold GPUs"
+    assert set(holders) == {"one", "two"}
+
+
+@pytest.mark.parametrize("nodes", [2])
+async def test_a_claimed_pipeline_gets_all_of_its_gpus_or_none(gangs: Gangs) -> None:
+    container = {"name": "main", "image": "x", "resources": {"limits": {GPU: "4"}}}
+    other = {"metadata": {"name": "other"}, "spec": {"containers": [container]}}
+    await gangs.api.send("POST", PODS, other)
+    await gangs.jobs.submit(TEAM, job("wide", maxWorkers=2 * STAGES, onPack="Widen", claimFrom="Autoscaler"))
+    await gangs.until("the job trains", lambda: gangs.trains("wide", STAGES))
+
+    async def claims() -> bool:
+        claimed = {name: size for name, size in (await gangs.sizes()).items() if name.endswith("-claimed")}
+        pods = (await gangs.api.send("GET", PODS))["items"]
+        refused = [
+            pod
+            for pod in pods
+            for one in pod["status"].get("conditions", [])
+            if (one["type"], one["status"]) == ("PodScheduled", "False")
+        ]
+        return claimed == {f"wide-{STAGES}-1-claimed": STAGES} and len(refused) == STAGES
+
+    await gangs.until("the scheduler looked at a claimed pipeline, and has no nodes for it", claims)
+    assert {name: len(pods) for name, pods in (await gangs.bound()).items()} == {"wide": STAGES}
+    assert (await gangs.sizes())["wide-start"] == STAGES
+    await gangs.api.send("DELETE", f"{PODS}/other")
+    await gangs.until("the job trains with the claimed pipeline", lambda: gangs.trains("wide", 2 * STAGES))
+
+
+@pytest.mark.parametrize("nodes", [1])
+async def test_a_group_needs_fewer_pods_before_the_released_ones_go(gangs: Gangs) -> None:
+    made = await gangs.jobs.submit(TEAM, job("packs"))
+
+    async def trains() -> bool:
+        return made.confirmed == 1
+
+    await gangs.until("the job trains", trains)
+    made.freeze(made.report().num_layers // 2)
+
+    async def released() -> bool:
+        return len((await gangs.bound())["packs"]) == STAGES // 2
+
+    await gangs.until("half of the pods are gone", released)
+    assert await gangs.sizes() == {"packs-start": STAGES // 2}
+    lowered = next(
+        int(one["metadata"]["resourceVersion"])
+        for _, one in gangs.news
+        if one["kind"] == "PodGroup" and one["spec"]["schedulingPolicy"]["gang"]["minCount"] == STAGES // 2
+    )
+    ended = min(
+        int(one["metadata"]["resourceVersion"]) for _, one in gangs.news if "deletionTimestamp" in one["metadata"]
+    )
+    assert lowered < ended

@@ -1,0 +1,215 @@
+"""Which workers the scheduler has to give nodes together, and what the operator writes for that."""
+
+from typing import Any
+
+import pytest
+
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL, POD_GROUP_LABEL
+from pipetransformer_contract.api.requests import Object
+from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
+from pipetransformer_operator.kube.workers.pod_groups import SCHEDULERS, PodGroups
+from pipetransformer_operator.kube.workers.pool import KubePool
+from pipetransformer_operator.kube.workers.rendering import PriorityClasses
+from tests.testkit.operator.builders import make_job
+
+KEY = JobKey("default", "digits")
+
+
+class Cluster(Api):
+    """An API server that keeps pods and groups, and shows the pods to the pool.
+
+    Attributes:
+        groups: by name.
+        said: what was written, in its order: the method and the object's name, with the size of a group.
+    """
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Object] = {}
+        self.groups: dict[str, Object] = {}
+        self.said: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        self.pool = self.restarted()
+
+    def restarted(self, scheduler: str = "PodGroup") -> KubePool:
+        """The pool of an operator that remembers nothing."""
+        classes = PriorityClasses("base", "claimed")
+        self.pool = KubePool(
+            self, self, "https://channel", self, None, classes, pod_groups=PodGroups(self, SCHEDULERS[scheduler])
+        )
+        return self.pool
+
+    def of(self, key: JobKey) -> list[Object]:
+        return list(self.pods.values())
+
+    async def publish(self, namespace: str) -> None:
+        """Workers trust this channel already."""
+
+    async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+        assert query["labelSelector"] == f"{JOB_LABEL}=digits"
+        if self.error is not None:
+            raise self.error
+        return {"metadata": {}, "items": list(self.groups.values())}
+
+    async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+        _, _, name = path.rpartition("/")
+        if method == "DELETE":
+            self.said.append((method, name))
+            return self.groups.pop(name) if "podgroups" in path else self.pods.pop(name)
+        assert isinstance(body, dict)
+        if method == "PATCH":
+            self.groups[name]["spec"]["schedulingPolicy"] = body["spec"]["schedulingPolicy"]
+            self.said.append((method, name, _size(self.groups[name])))
+            return self.groups[name]
+        name = body["metadata"]["name"]
+        kept = self.groups if body["kind"] == "PodGroup" else self.pods
+        if name in kept:
+            raise Conflict(f"{name} exists")
+        kept[name] = {**body, "status": {}}
+        kept[name]["metadata"] |= {"uid": f"uid-{name}", "resourceVersion": "1"}
+        self.said.append((method, name, _size(body)) if body["kind"] == "PodGroup" else (method, name))
+        return kept[name]
+
+    async def make(self, wanted: JobStatus, new: list[int]) -> None:
+        """What a turn of the job does."""
+        await self.pool.prepare(job(), wanted, new)
+        for number in new:
+            await self.pool.create(job(), number, wanted)
+
+    def give_nodes(self) -> None:
+        """The scheduler binds all pods."""
+        for pod in self.pods.values():
+            pod["spec"]["nodeName"] = "node"
+
+    def members(self) -> dict[str, list[str]]:
+        """Pods of each group, as the scheduler sees it."""
+        found: dict[str, list[str]] = {}
+        for name, pod in self.pods.items():
+            found.setdefault(pod["spec"]["schedulingGroup"]["podGroupName"], []).append(name)
+        return found
+
+
+def _size(group: Object) -> int:
+    return int(group["spec"]["schedulingPolicy"]["gang"]["minCount"])
+
+
+def job(uid: str = "job-uid") -> PipeTrainingJob:
+    made = make_job().stages(2).workers(4, most=8).job()
+    return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": uid})})
+
+
+def status(workers: int, **fields: Any) -> JobStatus:
+    """A status that wants workers 0 to `workers` - 1."""
+    return JobStatus(worker_ids=list(range(workers)), **fields)
+
+
+def running(workers: int, **fields: Any) -> JobStatus:
+    members = [Member(name=f"digits-w{number}", uid=f"uid-digits-w{number}", address="10.0.0.1:1") for number in (0, 1)]
+    return status(
+        workers,
+        generation=Generation(
+            job_uid="job-uid", layout_generation=1, stages=2, pipelines=1, members=members, leader="digits-w0",
+            nonce="0" * 32, reason=ResizeReason.START,
+        ),
+        **fields,
+    )  # fmt: skip
+
+
+async def test_the_first_workers_are_one_group_that_exists_before_them() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    assert cluster.said == [("POST", "digits-start", 4), *(("POST", f"digits-w{number}") for number in range(4))]
+    assert cluster.members() == {"digits-start": [f"digits-w{number}" for number in range(4)]}
+    group = cluster.groups["digits-start"]
+    assert group["spec"]["priorityClassName"] == cluster.pods["digits-w0"]["spec"]["priorityClassName"] == "base"
+    assert group["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
+
+
+async def test_an_operator_that_stops_within_a_start_leaves_no_second_group() -> None:
+    cluster = Cluster()
+    await cluster.pool.prepare(job(), status(4), [0, 1, 2, 3])
+    await cluster.pool.create(job(), 0, status(4))
+    cluster.restarted()
+    await cluster.make(status(4), [1, 2, 3])
+    assert list(cluster.groups) == ["digits-start"]
+    assert (_size(cluster.groups["digits-start"]), len(cluster.members()["digits-start"])) == (4, 4)
+
+
+async def test_each_claimed_pipeline_is_a_group_with_the_priority_of_claims() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.give_nodes()
+    await cluster.make(running(8, claimed_ids=[4, 5, 6, 7]), [4, 5, 6, 7])
+    sizes = {name: _size(group) for name, group in cluster.groups.items()}
+    assert sizes == {"digits-start": 4, "digits-2-2-claimed": 2, "digits-2-3-claimed": 2}
+    assert cluster.members()["digits-2-2-claimed"] == ["digits-w4", "digits-w5"]
+    assert cluster.groups["digits-2-3-claimed"]["spec"]["priorityClassName"] == "claimed"
+
+
+async def test_a_group_needs_fewer_pods_before_some_are_released() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.give_nodes()
+    cluster.said.clear()
+    await cluster.make(running(4, leaving_ids=[2, 3]), [])
+    assert cluster.said == [("PATCH", "digits-start", 2)]
+    await cluster.make(running(4, leaving_ids=[2, 3]), [])
+    assert len(cluster.said) == 1, "nothing changed"
+
+
+async def test_a_replaced_worker_waits_for_no_worker_that_was_released() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.give_nodes()
+    await cluster.make(JobStatus(worker_ids=[0, 1, 4], generation=running(2).generation), [4])
+    group = cluster.pods["digits-w4"]["spec"]["schedulingGroup"]["podGroupName"]
+    assert _size(cluster.groups[group]) == 1
+    assert _size(cluster.groups["digits-start"]) == 2
+
+
+async def test_groups_without_pods_are_deleted() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.give_nodes()
+    await cluster.make(running(6, claimed_ids=[4, 5]), [4, 5])
+    assert len(cluster.groups) == 2
+    for number in (4, 5):
+        await cluster.pool.delete(job(), f"digits-w{number}", f"uid-digits-w{number}")
+    await cluster.make(running(4), [])
+    assert list(cluster.groups) == ["digits-start"]
+
+
+async def test_a_new_job_of_the_same_name_looks_for_its_own_groups() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.groups["digits-start"]["metadata"]["name"] = "digits-start"
+    cluster.pods.clear()
+    with pytest.raises(Conflict, match="digits-start exists"):
+        await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
+    cluster.groups.clear()
+    await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
+    assert list(cluster.groups) == ["digits-start"]
+
+
+async def test_a_cluster_without_groups_is_told_what_it_needs() -> None:
+    cluster = Cluster()
+    cluster.error = NotFound("404")
+    with pytest.raises(Refused, match=r"Kubernetes 1\.37 or newer, with the feature gate GenericWorkload"):
+        await cluster.pool.prepare(job(), status(4), [0, 1, 2, 3])
+
+
+async def test_volcano_reads_the_group_from_an_annotation() -> None:
+    cluster = Cluster()
+    cluster.restarted("Volcano")
+    pod: Object = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
+    PodGroups(cluster, SCHEDULERS["Volcano"]).join(pod, job(), "start")
+    assert pod == {
+        "metadata": {
+            "labels": {POD_GROUP_LABEL: "start"},
+            "annotations": {"scheduling.k8s.io/group-name": "digits-start"},
+        },
+        "spec": {"schedulerName": "volcano"},
+    }
+    assert SCHEDULERS["Volcano"].count(3) == {"minMember": 3}
