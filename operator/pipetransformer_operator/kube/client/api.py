@@ -31,8 +31,9 @@ LISTED_AT_ONCE = 250
 BOOKMARK_SECONDS = 60
 #: Read buffer of a connection: an event of a watch is one line, and may be long.
 READ_BYTES = 2**21
-#: Asks for a list with only the objects' metadata.
+#: Asks for a list with only the objects' metadata, and for only the metadata of one object.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "pipetransformer-operator"
 KUBECONFIG = "~/.kube/config"
 
