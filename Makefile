@@ -62,7 +62,7 @@ programs: $(STAMP) ## Obtain what the tests run, once; refuses where root or dis
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Unit tests and the trainer's numerics; no root, no cluster.
-	$(BIN)/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) tests/unit $(SELECT)
+	$(BIN)/pytest $(PARALLEL) --numprocesses $(UNIT_PROCESSES) --durations 40 tests/unit $(SELECT)
 
 # With the oldest versions only what uses other libraries is tested: plans of the operator are pure, and the engine needs torch
 # alone. torch has the bound that .venv installs, because an older one is gigabytes to download: raise both together.
