@@ -33,13 +33,16 @@ class Gangs:
 
     Attributes:
         jobs: those of the test.
+        log: the operator's.
         news: what happened to pods and groups, in the API server's order: the event's type and the object.
+        tasks: run as long as the cluster.
     """
 
     api: ApiServer
     jobs: LivingJobs
     log: Path
     news: list[tuple[str, Object]] = field(default_factory=list)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def follow(self, path: str) -> None:
         """Notes what happens there, until it is cancelled."""
@@ -68,10 +71,26 @@ class Gangs:
     async def until(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
         try:
             async with asyncio.timeout(SECONDS):
-                while not await holds():  # noqa: ASYNC110 - it waits for other processes
+                while not await holds():
+                    for task in (*self.tasks, *self.jobs.tasks.values()):
+                        if task.done() and not task.cancelled():
+                            task.result()
                     await asyncio.sleep(0.2)
         except TimeoutError:
-            pytest.fail(f"not within {SECONDS:g} s: {what}\n{self.log.read_text()[-3000:]}")
+            pytest.fail(f"not within {SECONDS:g} s: {what}\n{await self.state()}\n{self.log.read_text()[-3000:]}")
+
+    async def state(self) -> str:
+        """What jobs and pods say of themselves, for a test that fails."""
+        jobs = (await self.api.send("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{TEAM}/{PLURAL}"))["items"]
+        pods = (await self.api.send("GET", PODS))["items"]
+        said = [
+            f"{one['kind']} {one['metadata']['name']} {one['metadata'].get('deletionTimestamp', '')}: {condition['type']} {condition['status']}"
+            f" {condition.get('reason')} {condition.get('message')}"
+            for kind, found in (("job", jobs), ("pod", pods))
+            for one in ({**each, "kind": kind} for each in found)
+            for condition in one.get("status", {}).get("conditions", [])
+        ]
+        return "\n".join([*said, f"groups: {await self.sizes()}"])
 
     async def trains(self, name: str, workers: int) -> bool:
         """Whether that many workers are members of the job's present layout."""
@@ -86,8 +105,8 @@ async def gangs(tmp_path: Path, nodes: int) -> AsyncIterator[Gangs]:
         await install(api)
         await make_namespaces(api, [TEAM])
         documents = render("gangs", gangScheduling='"PodGroup"')
-        await installing.install(api, documents)
         (deployment,) = (document for document in documents if document["kind"] == "Deployment")
+        await installing.install(api, [document for document in documents if document is not deployment])
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         given = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         told = {name: given[name] for name in given if "PRIORITY_CLASS" in name or "GANG" in name}
@@ -96,11 +115,12 @@ async def gangs(tmp_path: Path, nodes: int) -> AsyncIterator[Gangs]:
             jobs = await LivingJobs.of(operator, api, STAGES)
             await jobs.nodes.create(nodes)
             made = Gangs(api, jobs, log)
-            tasks = [asyncio.create_task(one) for one in (jobs.nodes.run(), made.follow(PODS), made.follow(GROUPS))]
+            for one in (jobs.nodes.run(), made.follow(PODS), made.follow(GROUPS)):
+                made.tasks.append(asyncio.create_task(one))
             yield made
-            for task in tasks:
+            for task in made.tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
+            await asyncio.wait(made.tasks)
         assert "forbidden" not in log.read_text().lower()
 
 
