@@ -83,13 +83,15 @@ class Gangs:
         """What jobs and pods say of themselves, for a test that fails."""
         jobs = (await self.api.send("GET", f"/apis/{GROUP}/{VERSION}/namespaces/{TEAM}/{PLURAL}"))["items"]
         pods = (await self.api.send("GET", PODS))["items"]
-        said = [
-            f"{one['kind']} {one['metadata']['name']} {one['metadata'].get('deletionTimestamp', '')}: {condition['type']} {condition['status']}"
-            f" {condition.get('reason')} {condition.get('message')}"
-            for kind, found in (("job", jobs), ("pod", pods))
-            for one in ({**each, "kind": kind} for each in found)
-            for condition in one.get("status", {}).get("conditions", [])
-        ]
+        said = []
+        for kind, found in (("job", jobs), ("pod", pods)):
+            for one in found:
+                ends = one["metadata"].get("deletionTimestamp", "")
+                said += [
+                    f"{kind} {one['metadata']['name']} {ends}: {condition['type']} {condition['status']}"
+                    f" {condition.get('reason')} {condition.get('message')}"
+                    for condition in one.get("status", {}).get("conditions", [])
+                ]
         return "\n".join([*said, f"groups: {await self.sizes()}"])
 
     async def trains(self, name: str, workers: int) -> bool:
