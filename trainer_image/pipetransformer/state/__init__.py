@@ -1,1 +1,1 @@
-"""The committed state: layout, control state, worker state, optimizer."""
+"""The committed state of a job: who holds what, the control state, each worker's units and their optimizer state."""
