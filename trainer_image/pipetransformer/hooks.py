@@ -1,4 +1,4 @@
-"""Hooks by which a worker's process learns how far the worker is, and tells it to stop.
+"""Hooks: a worker tells its process how far it is, and asks it whether to stop.
 
 Tests override them to kill a worker at a chosen point.
 """

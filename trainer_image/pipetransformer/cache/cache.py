@@ -1,6 +1,6 @@
 """One worker's cache, which lives as long as the worker.
 
-An entry is the output of a prefix, the model's first frozen units, for one sample. When the frozen units of the first
+An entry is the output of a prefix, the model's first frozen units, of one sample. When the frozen units of the first
 stage change, their digests are computed in the background, and the cache is not used until they are known. Entries of
 a shorter prefix stay valid: the computation continues from them. Other entries are dropped. After a regroup, entries
 are sent to the workers that now use their samples.
@@ -37,7 +37,7 @@ class ActivationCache:
         Args:
             settings: the spec's section `cache`: limits, dtype and policy. The policy is not `Never`.
             job: a text that says everything that all entries of the job depend on: model, data, precision.
-            worker: name of the worker, for the folder of entries on disk.
+            worker: name of the worker, which is in the name of the folder on disk.
             scratch: parent of that folder; TMPDIR by default.
         """
         self._counts: Counter[str] = Counter()

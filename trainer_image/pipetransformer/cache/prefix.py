@@ -1,6 +1,6 @@
 """Gives the outputs of the frozen units that the first span starts with (the prefix), from the cache or computed.
 
-Outputs that the cache lacks are computed in batches of a micro-batch's size, in the order in which they are needed. So
+Outputs that the cache lacks are computed in batches of a micro-batch's size, in the order of need. So
 a cache with half of the samples saves half of the batches, and the first micro-batch waits for only one batch. Batches
 have the same shape as without a cache, so the same kernels give the same numbers.
 """
@@ -76,7 +76,7 @@ def run_frozen(units: Sequence[nn.Module], rows: Tensor, context: MicroBatchCont
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    """The frozen units, the device on which they run, and the type of activations."""
+    """The frozen units, the units' device, and the type of activations."""
 
     units: Sequence[nn.Module]
     device: torch.device
@@ -108,7 +108,7 @@ class FrozenPrefix:
         """
         Args:
             units: the frozen units, from the model's first on; empty if none is frozen.
-            device: the device on which they compute.
+            device: the units' device.
             dtype: type of activations.
             cache: the cache of their outputs; None to compute all outputs.
         """

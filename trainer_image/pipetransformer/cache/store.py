@@ -19,7 +19,7 @@ class TieredStore:
             memory_bytes: limit of the entries in memory.
             disk_bytes: limit of the entries on disk; 0 for no disk.
             name: part of the name of the folder on disk.
-            scratch: folder in which that folder is created; by default TMPDIR.
+            scratch: parent of that folder; by default TMPDIR.
         """
         self.memory = MemoryTier(memory_bytes)
         self.disk = DiskTier(disk_bytes, name, scratch) if disk_bytes > 0 else None

@@ -124,7 +124,7 @@ class DiskTier(Tier):
         Args:
             limit: limit of the entries in bytes.
             name: part of the name of the folder with the files.
-            scratch: folder in which that folder is created; by default TMPDIR.
+            scratch: parent of that folder; by default TMPDIR.
         """
         super().__init__(limit)
         self.failed_writes = 0

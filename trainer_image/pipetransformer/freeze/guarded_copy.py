@@ -22,7 +22,7 @@ class PolicyCopy:
 
     Args:
         pristine: the policy to copy, in its initial state. It stays unchanged.
-        state: the `state_dict` of another copy, from which this one resumes; empty to start from the initial state.
+        state: the `state_dict` of another copy. This one resumes from it; empty to start from the initial state.
         limits: bounds of the number of frozen layers; None for no bounds.
         trial: how freezes are put on trial (`freeze.trial`); None if they are not.
     """
@@ -55,7 +55,7 @@ class PolicyCopy:
             raise self._failed(error) from error
 
     def next_decision(self, step: int) -> int | None:
-        """See `FreezePolicy.next_decision`. If a trial may end before that, the step at which it may end."""
+        """See `FreezePolicy.next_decision`. If a trial may end before that, returns that step."""
         try:
             found = self._policy.next_decision(step)
             if found is not None and found <= step:
@@ -96,7 +96,7 @@ class PolicyCopy:
         return 0 if self._trial is None else self._trial.on_trial(boundary)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the policy and of its trial, from which another copy can resume; JSON-able."""
+        """The state of the policy and of its trial, JSON-able, to resume another copy with."""
         try:
             state = self._policy.state_dict()
             if state and not self._checked:

@@ -51,7 +51,7 @@ def limits_of(spec: Freeze, model: PipelineModel) -> Limits:
 
     Args:
         spec: the spec's section `freeze`.
-        model: the model, in which the parameters of `constants` are already buffers.
+        model: the model. The parameters of `constants` are already buffers in it.
 
     Raises:
         SpecError: a pattern matches nothing.

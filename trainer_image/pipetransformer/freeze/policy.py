@@ -55,7 +55,7 @@ class FreezePolicy(ABC):
         return False
 
     def next_decision(self, step: int) -> int | None:
-        """The next number of committed steps, above `step`, at which the policy may move the boundary; None if never.
+        """The next number of committed steps, above `step`, after which the policy may act; None if it never will.
 
         An asynchronous schedule has rounds of several steps, and asks the policy only after a round. So it ends a round
         at this number. By default the policy may decide after each step, so each round has one step.
@@ -63,7 +63,7 @@ class FreezePolicy(ABC):
         return step + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The policy's state, from which another copy can resume; JSON-able."""
+        """The policy's state, JSON-able, to resume another copy with."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class FreezePolicy(ABC):
 
 @dataclass(frozen=True)
 class Instants:
-    """The numbers of committed steps at which a policy decides: start + interval, start + 2 * interval and so on."""
+    """A policy decides after these numbers of committed steps: start + interval, start + 2 * interval and so on."""
 
     start: int
     interval: int
@@ -84,7 +84,7 @@ class Instants:
         return None if between or number < 1 else number
 
     def after(self, step: int) -> int:
-        """The next number of committed steps, above `step`, at which there is a decision."""
+        """The number of committed steps, above `step`, before the next decision."""
         return self.start + max(1, (step - self.start) // self.interval + 1) * self.interval
 
 

@@ -53,7 +53,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Losses:
-    """A series of positive losses, each with the number of committed steps at which it was measured."""
+    """A series of positive losses, each with the number of committed steps when it was measured."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -143,7 +143,7 @@ class Trial:
         self._training.add(step, loss)
 
     def next_decision(self, step: int) -> int | None:
-        """The first number of committed steps, above `step`, at which the trial may end; None if there is no trial."""
+        """The first number of committed steps, above `step`, after which the trial may end; None without a trial."""
         return None if self._began is None else max(step + 1, self._began + self._spec.steps)
 
     def on_trial(self, boundary: int) -> int:
@@ -185,7 +185,7 @@ class Trial:
         self._began, self._training, self._held_out = None, Losses(), Losses()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the trial, from which another copy can resume; JSON-able."""
+        """The state of the trial, JSON-able, to resume another copy with."""
         return {
             "training": _listed(self._training),
             "held_out": _listed(self._held_out),

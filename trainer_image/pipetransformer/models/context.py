@@ -33,7 +33,7 @@ class MicroBatchContext:
         step: step of the job. Random draws depend on it.
         sample_ids: samples in the order of the batch dimension, including samples that only pad the micro-batch.
         lengths: (micro-batch,) number of leading positions of each sample that are not padding; None without padding.
-        autocast: type in which matrix products are computed; None for the weights' type.
+        autocast: type to compute matrix products in; None for the weights' type.
         recompute: whether units that train run their forward again for the backward, in place of keeping activations.
         tokens: the positions of this forward, if it runs a slice of each sample; None for all positions.
         memory: what layers keep for later slices of the same samples (`slices.with_earlier`). All slices of a

@@ -1,4 +1,4 @@
-"""Casts a model to the type in which it trains."""
+"""Casts a model to the type that it trains in."""
 
 import torch
 from torch import Tensor, nn

@@ -25,7 +25,7 @@ def make_metrics(
     There is no accuracy if targets are floating-point numbers and the model does not replace `correct`.
 
     Args:
-        spec: names the metrics to import, and the metric by which the best model is chosen.
+        spec: names the metrics to import, and the metric that decides which model is best.
         model: gives `loss` and `correct`.
         targets: targets of some samples.
         own: metrics of the user's program.

@@ -76,7 +76,7 @@ class PipelineModel:
         return [self.embedding, *self.blocks, self.head]
 
     def with_units(self, units: Mapping[int, nn.Module]) -> "PipelineModel":
-        """A copy of this model, also of its other attributes, in which `units` (by index) replace its own units."""
+        """A copy of this model, and its other attributes, where `units` (by index) replace its own units."""
         model = copy.copy(self)
         model.embedding, *model.blocks, model.head = [units.get(index, unit) for index, unit in enumerate(self.units)]
         for unit in model.units:

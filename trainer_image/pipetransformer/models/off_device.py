@@ -28,7 +28,7 @@ def move_off(unit: nn.Module, device: torch.device) -> None:
 
     Args:
         unit: a frozen unit.
-        device: the device on which the unit computes. Its tensors may be in host memory already.
+        device: the unit's device. Its tensors may be in host memory already.
     """
     if unit in _OFF:
         return
@@ -50,7 +50,7 @@ def bring_back(unit: nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def on_device(unit: nn.Module, device: torch.device) -> Iterator[None]:
-    """A context in which a unit can compute. A unit in host memory is on the device while the context lasts.
+    """A context that lets a unit compute. A unit in host memory is on the device while the context lasts.
 
     On exit its memory on the device is freed, in the order of the current stream.
     """

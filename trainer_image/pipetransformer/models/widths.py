@@ -46,7 +46,7 @@ def narrowed(spec: Model, widths: Widths, factor: int) -> Model:
     Args:
         spec: the spec of the model.
         widths: the widths of the model.
-        factor: number by which the widths are divided.
+        factor: the widths are divided by this.
 
     Raises:
         SpecError: a size is not a multiple of `factor`.

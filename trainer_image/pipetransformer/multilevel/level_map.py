@@ -69,7 +69,7 @@ class Levels:
         return self.heads.axes(letters, self.width)
 
     def gain(self, name: str) -> int:
-        """The factor by which a parameter is multiplied on the way to the smaller level, and divided on the way back.
+        """A parameter is multiplied by this factor on the way to the smaller level, and divided on the way back.
 
         It is more than 1 only for the final norm, if embedding and output layer share a table.
         """

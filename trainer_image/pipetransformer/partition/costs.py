@@ -14,7 +14,7 @@ class UnitCost(NamedTuple):
 
     Attributes:
         forward: seconds of the forward.
-        backward: seconds of the backward, for the gradients of weights and input.
+        backward: seconds of a backward that computes the gradients of weights and input.
         weights_backward: seconds of a backward for the gradients of weights only.
         saved_bytes: bytes that the forward keeps for the backward.
     """

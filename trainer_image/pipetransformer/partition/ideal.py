@@ -20,7 +20,7 @@ from .step_model import StepModel
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Consecutive steps in which the numbers of frozen and of cached layers stay the same.
+    """Consecutive steps with the same numbers of frozen and of cached layers.
 
     Attributes:
         first_step: the first of the steps.
@@ -157,7 +157,7 @@ class Ideal:
         return self.best(_START)
 
     def unfrozen(self, total_steps: int) -> Course:
-        """A run in the best static layout in which no layers freeze."""
+        """A run in the best static layout, where no layers freeze."""
         return self.kept(self.static(), [replace(_START, steps=total_steps)])
 
     def kept(self, layout: Layout, run: Sequence[Segment]) -> Course:

@@ -280,7 +280,7 @@ class Predicted:
 
     Attributes:
         seconds: seconds of the step.
-        idle_share: share of the step in which workers compute nothing, as a mean over the workers.
+        idle_share: share of the step that workers do not compute, as a mean over the workers.
         bytes_by_worker: most bytes of each worker at one time: its units, and the activations kept for backwards.
     """
 
@@ -308,7 +308,7 @@ class _Played:
 
     Attributes:
         ends: seconds from the round's start to the end of the worker's last computation.
-        busy: seconds in which the worker computes.
+        busy: seconds of the worker's computations.
         bytes: most bytes that the worker keeps for backwards at one time.
     """
 

@@ -182,7 +182,7 @@ def _with_context(lengths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _at(micro_batches: Sequence[MicroBatchSlices], tables: Mapping[int, Seconds], step: int) -> Seconds:
-    """The seconds of all slices, in the order in which they run. With `step` -1 the last slice of each micro-batch
+    """The seconds of all slices, in the order of their runs. With `step` -1 the last slice of each micro-batch
     runs first, as in backwards."""
     return np.array(
         [tables[samples][slice_] for samples, lengths in micro_batches for slice_ in _with_context(lengths)[::step]]

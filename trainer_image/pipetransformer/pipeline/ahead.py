@@ -26,7 +26,7 @@ class AheadRound:
     Attributes:
         batch: the samples that this round trains.
         chunks: the chunks of this round, followed by those chunks of the next round whose frozen forwards run now.
-        shape: the shape of this round, by which its operations are planned.
+        shape: the shape of this round; its operations are planned for it.
         upcoming: the samples that the next round trains; None if this is the last round.
         numbers: of each chunk of the next round in `chunks`, its number in the next round.
     """

@@ -61,7 +61,7 @@ class Executor:
 
         Args:
             operations: this worker's operations, as `schedules.planned` returns them.
-            shape: the shape of the round, for which `operations` were planned.
+            shape: the shape of the round; `operations` were planned for it.
             chunks: the chunks of the round in order, followed by those of the next round that have `PREFIX` actions.
             target: takes the outputs of the last span.
             hooks: called around the computations; None to call nothing.
@@ -81,7 +81,7 @@ class _Flight:
 
     Attributes:
         input: the span's input; None on the first span.
-        output: the tensor at which the backward starts: the span's output, or the loss on the last span.
+        output: the tensor where the backward starts: the span's output, or the loss on the last span.
         passage: calls the hooks as the backward passes units; None without hooks.
         gradient: the gradient of the output. It is set between the two halves of a backward.
         rest: what the first half of a backward left for the second half.

@@ -33,7 +33,7 @@ class Probe:
         num_frozen: number of leading units that are frozen. Only their forward is measured.
         finish: computes the loss from the last unit's output; None except on the last span.
         context: the context that units get with the micro-batch.
-        device: the device on which the units compute.
+        device: the units' device.
     """
 
     units: Sequence[nn.Module]

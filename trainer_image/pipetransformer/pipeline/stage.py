@@ -30,7 +30,7 @@ class StageSpec:
         group: process group of the pipeline's workers, in order.
         device: the device of this worker.
         dtype: type of parameters and activations.
-        autocast: type in which matrix products are computed; None for `dtype`.
+        autocast: type to compute matrix products in; None for `dtype`.
         recompute: whether units that train run their forward again for their backward (activation checkpointing).
         token_slices: lengths of the slices that the longest samples are cut into in training, in tokens; empty if
             samples stay whole.

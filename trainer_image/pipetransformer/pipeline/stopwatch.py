@@ -39,7 +39,7 @@ class DeviceStopwatch(Stopwatch):
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        #: Events in the order in which they are recorded. Each round uses the same events again.
+        #: Events in the order of their recording. Each round uses the same events again.
         self._events: list[torch.cuda.Event] = []
         self._used = 0
 

@@ -1,4 +1,4 @@
-"""Uses the output of the last span: for the loss in training, for metrics in an evaluation."""
+"""Uses the output of the last span: it computes the loss in training, and metrics in an evaluation."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -19,7 +19,7 @@ class Target(Protocol):
     """Takes the outputs of the last span."""
 
     def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
-        """Take the last span's output of a chunk. Returns the tensor at which the chunk's backward starts."""
+        """Take the last span's output of a chunk. Returns the tensor where the chunk's backward starts."""
         ...
 
 

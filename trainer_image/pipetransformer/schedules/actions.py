@@ -1,4 +1,4 @@
-"""What a schedule is: the order in which each worker of a pipeline computes, as lists of actions.
+"""Defines schedules: the order of each worker's computations in a round, as lists of actions.
 
 A span is a contiguous part of the model that one worker computes as a whole; a worker may own several. A schedule only
 orders computations. `order.py` adds the messages, `pipeline.Executor` runs the result, and `simulate.py` predicts its
@@ -53,7 +53,7 @@ class RoundShape:
         slices: chunks of each micro-batch; slice s of micro-batch m is chunk m * slices + s.
         prefix_units: number of frozen units that `PREFIX` actions compute before span 0. With 0 the forward of span 0
             computes them.
-        prefix_made: whether this round has no `PREFIX` actions of its own chunks, because the round before ran them or
+        prefix_made: whether this round runs no `PREFIX` actions for its chunks, because the round before ran them or
             the worker of span 0 has a cache of what they return.
         next_chunks: number of chunks of the next round whose `PREFIX` actions this round runs.
         steps: number of chunks of each optimizer step, if the weights change within the round; empty if they change
@@ -80,7 +80,7 @@ class RoundShape:
 
     @property
     def prefixes(self) -> range:
-        """The chunks that have `PREFIX` actions in this round, in the order in which span 0 needs them."""
+        """The chunks that have `PREFIX` actions in this round, in the order of span 0's forwards."""
         if not self.prefix_units:
             return range(0)
         return range(self.chunks if self.prefix_made else 0, self.chunks + self.next_chunks)

@@ -70,8 +70,8 @@ class Ahead:
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         """The lists of a round.
 
-        Unless `shape.prefix_made`, the round also has the `PREFIX` actions of its own chunks, before those of the next
-        round. A shape without `prefix_units` gets the lists of the inner schedule.
+        Unless `shape.prefix_made`, the chunks of this round also have `PREFIX` actions, before those of the next round.
+        A shape without `prefix_units` gets the lists of the inner schedule.
 
         Raises:
             ScheduleError: the inner schedule cannot run the shape, or no `PREFIX` actions can be added to it.

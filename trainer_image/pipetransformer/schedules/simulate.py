@@ -82,8 +82,8 @@ class Simulated:
 
     Attributes:
         seconds: when the last computation or message of the round ends.
-        busy: seconds in which the worker computes.
-        idle_share: share of `seconds` in which the worker does not compute.
+        busy: seconds of the worker's computations.
+        idle_share: share of `seconds` that the worker does not compute.
         peak_chunks: most chunks that the worker keeps at one time between their forward and the end of their backward.
             A chunk counts once for each span that keeps it.
         peak_bytes: most bytes that the worker keeps for such chunks at one time.

@@ -1,1 +1,1 @@
-"""The committed state of a job: who holds what, the control state, each worker's units and their optimizer state."""
+"""The committed state of a job: roles of workers, the control state, each worker's units and their optimizer state."""

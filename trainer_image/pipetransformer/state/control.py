@@ -99,7 +99,7 @@ class Control:
         Args:
             uid: UID of the job.
             earlier_generations: the highest number of a generation in earlier jobs.
-            layout: the layout in which the job begins.
+            layout: the layout that the job begins in.
         """
         if self.job_uid != uid:
             self.earlier_job = self.job_uid or (uid if self.step == 0 else "")
@@ -112,7 +112,7 @@ class Control:
         return Layout(*self.first_layout) if self.first_layout else None
 
     def lasting_generation(self, number: int) -> int:
-        """The number by which files that outlive the job know its generation `number`. It is above those of earlier
+        """The number of generation `number` in files that outlive the job. It is above those of earlier
         jobs."""
         return self.earlier_generations + number
 

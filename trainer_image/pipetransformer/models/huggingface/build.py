@@ -115,7 +115,7 @@ def save_pretrained(
     state = {name: tensors[ours].detach().cpu() for name, ours in bones.names().items()}
     bones.whole.load_state_dict(state, assign=True)
     bones.whole.tie_weights()
-    bones.whole.config._attn_implementation = None  # whoever loads it gets the library's attention
+    bones.whole.config._attn_implementation = None  # a model that is read back uses the library's attention
     bones.whole.save_pretrained(folder)
     if spec.path and bones.whole.can_generate():
         keep_files(spec.path, folder, [GENERATION_CONFIG_NAME])
@@ -288,7 +288,7 @@ class _Skeleton:
             raise SpecError("spec.model.path", message, reason="ModelUnreadable")
 
     def _own(self, index: int, unit: nn.Module) -> nn.Module:
-        """Key the random draws of a unit, each with a place of its own. Returns the unit that replaces it."""
+        """Key the random draws of a unit, each with its own place. Returns the unit that replaces it."""
         unit = key_unit(unit, index, unit_name(index, self._spec.num_layers), seed=self._seed)
         for number, (_, module) in enumerate(unit.named_modules(remove_duplicate=False)):
             if hasattr(module, "is_causal"):
