@@ -1,42 +1,46 @@
-"""What a worker tells and asks its process. Tests use the same hooks to end a worker at a chosen point."""
+"""Hooks: a worker tells its process how far it is, and asks it whether to stop.
+
+Tests override them to kill a worker at a chosen point.
+"""
 
 from enum import StrEnum
 
 
 class HookPoint(StrEnum):
-    """A named point in a worker's life. Points of a round come with the step (from 0), points of a regroup with the
-    layout generation that it leads to."""
+    """A named point in a worker's life. `Hooks.on_point` also gets a number: at points of a round the step (from 0), at
+    points of a regroup the generation that the workers move to."""
 
     COMPUTED = "Computed"  #: gradients are computed, not yet reduced
     REDUCED = "Reduced"  #: gradients are reduced; no worker has voted
     VOTED = "Voted"  #: all workers have voted; this worker has not committed
-    STEPPED = "Stepped"  #: the optimizer has stepped; the ledger does not say so yet
+    STEPPED = "Stepped"  #: the optimizer has stepped; the ledger does not have the step yet
     COMMITTED = "Committed"  #: the step is committed; freeze, evaluation and checkpoint are still to do
-    ENDED = "Ended"  #: the round and all that follows it is done
-    FOUND = "Found"  #: this worker knows the next generation, and has not joined its rendezvous
-    MET = "Met"  #: all members have joined the rendezvous; the groups are not made
+    ENDED = "Ended"  #: the round is done, with its freeze decision, evaluation and checkpoint
+    FOUND = "Found"  #: this worker knows the next generation; it has not joined the rendezvous
+    MET = "Met"  #: all members have joined the rendezvous; the process groups are not made yet
     MOVING = "Moving"  #: state is being sent and received, or is about to be built or read
     ASSEMBLED = "Assembled"  #: this worker has the state of its new role; it has not voted for the generation
-    AGREED = "Agreed"  #: all have voted for the generation; nothing old is dropped
+    AGREED = "Agreed"  #: all members have voted for the generation; this worker still has its old state
 
 
 class Hooks:
-    """A process overrides the methods that it needs. By default nothing stops the worker."""
+    """What a worker calls in its process. A process overrides what it needs; by default nothing stops the worker."""
 
     def on_point(self, point: HookPoint, number: int) -> None:
-        """The worker has reached a point."""
+        """Called when the worker reaches `point`. `HookPoint` says what `number` is."""
 
     def on_broken(self) -> None:
-        """The generation broke. `Trainer.lost_peers` names the workers that this one no longer reaches."""
+        """Called when the generation broke. `Trainer.lost_peers` has the workers that this one no longer reaches."""
 
     def stop_requested(self) -> bool:
-        """Whether this worker shall leave at the end of the round."""
+        """Whether the process was told to stop. The worker then leaves at the end of the round."""
         return False
 
     def ends_soon(self) -> bool:
-        """Whether a worker that shall leave does so when its group breaks, because no generation will name it."""
+        """Whether a worker that was told to stop exits when its group breaks. Otherwise it waits for a next generation,
+        which may still need its state."""
         return True
 
     def out_of_time(self) -> bool:
-        """Whether to give up the last checkpoint when the storage does not take it."""
+        """Whether a worker that stops gives up its last checkpoint if the storage fails. Otherwise it tries again."""
         return True

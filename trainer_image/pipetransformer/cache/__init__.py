@@ -1,4 +1,4 @@
-"""Caches activations of frozen layers for later epochs (PipeTransformer, section 3.4: AutoCache)."""
+"""Caches the outputs of frozen layers for later epochs (PipeTransformer, section 3.4: AutoCache)."""
 
 from .cache import ActivationCache
 from .prefix import FrozenPrefix, PrefixOutputs, Source, inputs_of, run_frozen

@@ -1,8 +1,9 @@
 """One worker's cache, which lives as long as the worker.
 
-When the frozen units of the first stage change, their digests are computed in the background; until then nothing is
-looked up. Entries of a shorter prefix stay valid: the computation continues from them. Other entries are dropped. After
-a regroup, entries are sent to the workers that now use their samples.
+An entry is the output of a prefix, the model's first frozen units, of one sample. When the frozen units of the first
+stage change, their digests are computed in the background, and the cache is not used until they are known. Entries of
+a shorter prefix stay valid: the computation continues from them. Other entries are dropped. After a regroup, entries
+are sent to the workers that now use their samples.
 """
 
 import hashlib
@@ -26,17 +27,17 @@ _DTYPES = {CacheDtype.FLOAT16: torch.float16, CacheDtype.BFLOAT16: torch.bfloat1
 
 
 class ActivationCache:
-    """Keeps entries, finds them by key, and measures whether they pay off.
+    """Keeps entries, finds them by key, and measures whether reading them is faster than computing.
 
-    The training thread calls it; its own threads exchange entries with peers.
+    The training thread calls its methods, except `accept`. Its own threads exchange entries with other workers.
     """
 
     def __init__(self, settings: Cache, *, job: str, worker: str, scratch: Path | None = None) -> None:
         """
         Args:
-            settings: limits, dtype and policy, which is not `Never`.
-            job: text of everything that all prefixes of the job share: model, data, precision.
-            worker: name of the worker, for the disk tier's folder.
+            settings: the spec's section `cache`: limits, dtype and policy. The policy is not `Never`.
+            job: a text that says everything that all entries of the job depend on: model, data, precision.
+            worker: name of the worker, which is in the name of the folder on disk.
             scratch: parent of that folder; TMPDIR by default.
         """
         self._counts: Counter[str] = Counter()
@@ -54,7 +55,7 @@ class ActivationCache:
         self._sender: EntrySender | None = None
 
     def use(self, units: Sequence[nn.Module]) -> None:
-        """Set the frozen first units of the model; empty if this worker needs no entries."""
+        """Set the frozen units whose outputs this cache keeps, from the model's first on; empty to keep none."""
         self._prefixes = []
         self._in_use = bool(units)
         self.choice = Choice(self._always)
@@ -62,7 +63,7 @@ class ActivationCache:
         self._pending = self._hashing.submit(self._digest, [UnitContent(unit) for unit in units])
 
     def ready(self) -> bool:
-        """Whether entries of the current prefix can be used and kept in this round."""
+        """Whether this round can read and keep entries. False while digests are computed, or if reading is slower."""
         if self._pending is not None and (self._pending.done() or self._always):
             self._prefixes = self._pending.result()
             self._pending = None
@@ -75,7 +76,14 @@ class ActivationCache:
         return bool(self._prefixes)
 
     def find(self, split: str, sample: int, augmentation: int) -> tuple[int, Key] | None:
-        """The sample's entry of the longest prefix: number of units and key; None if there is none."""
+        """Find the entry of a sample that has passed the most units. Returns this number and the entry's key; None if
+        there is no entry.
+
+        Args:
+            split: name of the sample's split.
+            sample: id of the sample.
+            augmentation: number of the sample's variant.
+        """
         for length in range(len(self._prefixes), 0, -1):
             key = Key(self._prefixes[length - 1], split, sample, augmentation)
             if self.store.tier_of(key) is not None:
@@ -83,7 +91,7 @@ class ActivationCache:
         return None
 
     def read(self, key: Key) -> Tensor | None:
-        """The entry of a key from `find`; None if it is damaged."""
+        """Read the entry of a key that `find` returned; None if it is damaged."""
         of_disk = self.store.disk is not None and key in self.store.disk
         begun = time.perf_counter()
         entry = self.store.get(key)
@@ -92,7 +100,15 @@ class ActivationCache:
         return entry
 
     def keep(self, split: str, sample: int, augmentation: int, entry: Tensor, replaced: Key | None) -> None:
-        """Keep the whole prefix's output for a sample, and drop `replaced`. `entry` must own its storage."""
+        """Keep the output of all frozen units for a sample.
+
+        Args:
+            split: name of the sample's split.
+            sample: id of the sample.
+            augmentation: number of the sample's variant.
+            entry: the output, on the CPU. It must own its storage.
+            replaced: key of an older entry of the sample, which is dropped; None if there is none.
+        """
         if replaced is not None:
             self.store.remove(replaced)
         if self._dtype is not None:
@@ -104,14 +120,15 @@ class ActivationCache:
         self.store.put(key, entry)
 
     def holds(self, split: str, samples: int, num_units: int, uses: Callable[[int], bool]) -> bool:
-        """Whether reading was measured to be quicker, and entries of at least `num_units` units are here for all
-        samples that this worker's pipeline uses.
+        """Whether the cache has entries for all samples that this worker's pipeline uses, and reading was measured to
+        be faster than computing.
 
         Args:
             split: `train` or `test`.
-            samples: number of the samples of the split that the pipeline uses.
-            num_units: least number of units of an entry.
-            uses: whether the pipeline uses a sample. Entries of other pipelines may wait to be sent.
+            samples: number of samples of the split that the pipeline uses.
+            num_units: an entry counts only if its sample has passed at least this many units.
+            uses: returns whether the pipeline uses a sample. The cache may still hold entries for other pipelines,
+                which are not sent yet.
         """
         prefixes = self._prefixes[num_units - 1 :]
         if not (prefixes and self.choice.is_made):
@@ -123,19 +140,23 @@ class ActivationCache:
         return len({key.sample for key in keys if uses(key.sample)}) >= samples
 
     def measure_again(self) -> None:
-        """Forget how long computing took, because the units of the prefix now lie elsewhere."""
+        """Measure again how long computing takes, because the frozen units moved to host memory or back."""
         self.choice.forget_computing()
 
     def count(self, outcome: str, samples: int) -> None:
-        """Count samples by outcome: `hits`, `advanced` or `computed`."""
+        """Count samples by what happened to them: `hits`, `advanced` or `computed` (see `take_counts`)."""
         self._counts[outcome] += samples
 
     def take_counts(self) -> dict[str, int]:
-        """The counts since the last call; empty if there were none.
+        """The counts since the last call, by name; empty if nothing was counted.
 
-        Samples are `hits` (read), `advanced` (read at an earlier boundary, then computed from there) or `computed` from
-        their inputs. Entries are `outOfRange` of `cache.dtype` and not kept, `torn` (damaged) and computed again, or
-        `failedWrites` of the disk. `memoryBytes` and `diskBytes` are held now.
+        - `hits`: samples whose output was read.
+        - `advanced`: samples whose entry had passed fewer units, so that the rest was computed.
+        - `computed`: samples that were computed from their inputs.
+        - `outOfRange`: outputs that do not fit `cache.dtype` and were not kept.
+        - `torn`: damaged entries, whose samples were computed again.
+        - `failedWrites`: entries that could not be written to disk.
+        - `memoryBytes`, `diskBytes`: bytes that entries use now.
         """
         counts, self._counts = self._counts, Counter()
         if not counts:
@@ -151,18 +172,19 @@ class ActivationCache:
         }
 
     def listen(self, host: str) -> str:
-        """Accept entries from peers. Returns the address that they need."""
+        """Accept entries from other workers. Returns the address that they need to send them."""
         if self._receiver is None:
             self._receiver = EntryReceiver(host, self._largest_entry, self)
         return self._receiver.address
 
     def hand_over(self, owner: Callable[[Key], int], own: int | None, address_of: Callable[[int], str]) -> None:
-        """Begin to send entries to the pipelines that now use their samples, and drop them here.
+        """Begin to move entries to the pipelines that now use their samples. They are dropped here.
 
         Args:
-            owner: returns the pipeline that uses an entry.
-            own: the pipeline whose first worker this is; None if it is not a first worker.
-            address_of: returns the address (from `listen`) of a pipeline's first worker; empty if it has no cache.
+            owner: returns the pipeline that uses the entry of a key.
+            own: the pipeline whose first worker this is; None if this worker is not the first of its pipeline.
+            address_of: returns the address of a pipeline's first worker, which its `listen` returned; empty if it has
+                no cache.
         """
         if self._sender is not None:
             self._sender.stop()
@@ -175,12 +197,12 @@ class ActivationCache:
         self._sender = EntrySender(by_address, self.store) if by_address else None
 
     def wait_until_handed_over(self, seconds: float) -> None:
-        """Wait until all entries are sent, at most `seconds`."""
+        """Wait until all entries of `hand_over` are sent, at most `seconds`."""
         if self._sender is not None:
             self._sender.wait(seconds)
 
     def close(self) -> None:
-        """Delete everything."""
+        """Stop all threads and delete all entries."""
         if self._receiver is not None:
             self._receiver.close()
         if self._sender is not None:
@@ -193,9 +215,9 @@ class ActivationCache:
         return self._digests.of(units)
 
     def accept(self, key: Key, entry: Tensor) -> None:
-        """Keep an entry of a peer, whose thread calls this.
+        """Keep an entry that another worker sent. A thread of the receiver calls this.
 
-        While digests are computed all entries are kept; others are dropped later."""
+        While digests are computed, all entries are kept. Those of other prefixes are dropped once they are known."""
         pending = self._pending is not None
         if self._in_use and (pending or key.prefix in self._prefixes):
             self.store.put(key, entry)

@@ -1,4 +1,4 @@
-"""Measures on this worker whether reading entries is faster than computing them."""
+"""Measures on this worker whether reading outputs from the cache is faster than computing them."""
 
 import statistics
 import time
@@ -11,7 +11,8 @@ _MEASURED = 64
 
 
 class Stopwatch:
-    """Seconds of the device's work from `start` to `stop`. They are known at once on a CPU, later on an accelerator."""
+    """Measures the seconds of the device's work from `start` to `stop`. On a CPU they are known at once, on an
+    accelerator only later."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -27,7 +28,7 @@ class Stopwatch:
             self._begun = time.perf_counter()
 
     def stop(self, samples: int, into: deque[float]) -> None:
-        """Append the seconds per sample to `into`."""
+        """End a measurement of `samples` samples. The seconds of one sample are appended to `into`, now or later."""
         if self._begin is not None:
             end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             end.record()
@@ -40,12 +41,13 @@ class Stopwatch:
 
 
 class Choice:
-    """Compares medians of the latest measurements, in seconds per sample. With few measurements, reading is chosen.
+    """Chooses between reading and computing, by the medians of the latest measurements, in seconds a sample. While
+    there are few measurements, it chooses to read.
 
     Attributes:
-        computing: time to compute the whole prefix.
-        gathering: time from entries in memory to the micro-batch on the device.
-        waiting: time to read entries from disk into memory.
+        computing: seconds to compute all frozen units.
+        gathering: seconds to bring entries from host memory to the device.
+        waiting: seconds to read entries from disk into host memory.
     """
 
     def __init__(self, always: bool) -> None:
@@ -55,12 +57,12 @@ class Choice:
         self.waiting: deque[float] = deque(maxlen=_MEASURED)
 
     def forget_computing(self) -> None:
-        """Measure computing again. Reading takes as long as before."""
-        self.computing = deque(maxlen=_MEASURED)  # another one, because a measurement may still run into the old one
+        """Measure `computing` again. The measurements of reading stay valid."""
+        self.computing = deque(maxlen=_MEASURED)  # a new one: a running measurement may still append to the old one
 
     @property
     def is_made(self) -> bool:
-        """Whether enough was read to compare."""
+        """Whether there are enough measurements of reading to compare."""
         return self._always or len(self.gathering) >= _LEAST_MEASURED
 
     @property

@@ -1,4 +1,4 @@
-"""Keys of entries, with a digest of everything that an entry depends on, so that a stale entry never matches."""
+"""Keys of cache entries. A key has a digest of everything that its entry depends on, so a stale entry never matches."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 class Key(NamedTuple):
-    """Name of an entry.
+    """The key of an entry.
 
     Attributes:
-        prefix: digest of the units that computed it, from the first one on.
+        prefix: digest of the units that computed the entry, from the model's first on.
         split: name of the sample's split.
-        sample: the sample's id.
-        augmentation: number of the sample's variant.
+        sample: id of the sample.
+        augmentation: number of the sample's variant, because augmentation changes its input.
     """
 
     prefix: bytes
@@ -26,8 +26,10 @@ class Key(NamedTuple):
 
 
 class UnitContent:
-    """What a unit's digest covers: structure, mode, parameters and buffers. Made by the thread that runs the unit,
-    because only that thread knows its mode and where its tensors lie."""
+    """Everything that a unit's digest depends on: structure, mode, parameters and buffers.
+
+    The thread that runs the unit must make it, because that thread may change the unit's mode and move its tensors.
+    """
 
     def __init__(self, unit: nn.Module) -> None:
         self.unit = unit
@@ -35,7 +37,7 @@ class UnitContent:
         self._tensors = [(name, tensor.detach()) for name, tensor in [*unit.named_parameters(), *unit.named_buffers()]]
 
     def digest(self) -> bytes:
-        """The digest; any thread may ask."""
+        """Compute the digest. Any thread may call it."""
         digest = hashlib.sha256(_structure(self.unit).encode() + self._modes)
         for name, tensor in self._tensors:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -44,7 +46,8 @@ class UnitContent:
 
 
 def _structure(unit: nn.Module) -> str:
-    """The unit's modules. Containers of parameters are only named, because they would describe their device."""
+    """A text that describes the unit's modules. Containers of parameters are only named, because their description
+    names the device."""
     containers = (nn.ParameterList, nn.ParameterDict)
     modules = [
         f"{name}: {type(module).__qualname__}({'' if isinstance(module, containers) else module.extra_repr()})"
@@ -54,15 +57,15 @@ def _structure(unit: nn.Module) -> str:
 
 
 class PrefixDigests:
-    """Digests of a model's first units, each of them hashed once while it stays frozen."""
+    """Digests of a model's prefixes. Each unit is hashed only once while it stays frozen."""
 
     def __init__(self, salt: bytes) -> None:
-        """`salt` covers what all prefixes of the job share: model, data and precision."""
+        """`salt` is a digest of what all entries of the job depend on: model, data and precision."""
         self._salt = salt
         self._units: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
 
     def keep_only(self, units: Sequence[nn.Module]) -> None:
-        """Forget other units, because they may train before they are frozen again."""
+        """Forget the digests of all units except these, because the others may train before they freeze again."""
         for unit in set(self._units) - set(units):
             del self._units[unit]
 

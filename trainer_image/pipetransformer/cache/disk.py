@@ -1,7 +1,7 @@
-"""Entries in files of one folder, each file made of slots of one size.
+"""Keeps entries in files of one folder. Each file has slots of one size.
 
-A slot is a header (digest of the key, checksum of the payload) and the payload, so damaged contents are never taken for
-an entry. Only one thread calls the methods.
+A slot has a header (digest of the key, checksum of the data) and the data, so damaged data are always noticed. Only one
+thread may call the methods.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<16sI12x")
 
 @dataclass
 class _Slots:
-    """A file and its free slots."""
+    """A file of slots. `free` has the offsets of free slots; `end` is the offset after the last slot."""
 
     descriptor: int
     end: int = 0
@@ -44,7 +44,7 @@ class DiskFiles:
         self._places: dict[Key, tuple[_Slots, int]] = {}
 
     def write(self, key: Key, entry: Tensor) -> bool:
-        """Store a CPU tensor. Returns False if the write fails."""
+        """Write `entry`, a CPU tensor. Returns whether that succeeded."""
         payload = as_bytes(entry)
         try:
             slots = self._slots(len(payload))
@@ -63,7 +63,7 @@ class DiskFiles:
         return True
 
     def read(self, key: Key, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
-        """The entry, or None if it is damaged."""
+        """Read an entry of this shape and type; None if it is missing or damaged."""
         if key not in self._places:
             return None
         slots, place = self._places[key]
@@ -80,13 +80,13 @@ class DiskFiles:
         return entry
 
     def remove(self, key: Key) -> None:
-        """Free the entry's slot."""
+        """Free the slot of an entry, if there is one."""
         place = self._places.pop(key, None)
         if place is not None:
             place[0].free.append(place[1])
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete all files, and the folder."""
         for slots in self._files.values():
             os.close(slots.descriptor)
         self._files.clear()

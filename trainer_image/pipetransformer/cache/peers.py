@@ -1,7 +1,8 @@
-"""Sends entries to the workers that use their samples after a regroup.
+"""Sends cache entries to the workers that use their samples after a regroup.
 
-It happens in the background, over one connection per receiver. If an entry is lost, the receiver computes it again. A
-receiver accepts entries only from senders with its token, which is in the generation's store.
+This happens in the background, over one connection for each receiver. If an entry is lost, the receiver computes it
+again. A receiver accepts entries only from senders that have its token. Workers publish their tokens in the store of
+the generation's process group.
 """
 
 import contextlib
@@ -26,23 +27,23 @@ logger = logging.getLogger(__name__)
 _HEADER = struct.Struct("<IQ")
 _TOKEN_CHARACTERS = 32
 _LARGEST_NAME = 4096
-#: A peer without progress for this time is dropped.
+#: A connection without progress for this time is closed.
 _TIMEOUT_SECONDS = 10.0
 
 
 class EntryTaker(Protocol):
-    """Keeps the entries that peers send."""
+    """Takes the entries that other workers send."""
 
     def accept(self, key: Key, entry: Tensor) -> None:
-        """Keep the entry, or drop it. Called by the threads of peers."""
+        """Keep the entry, or drop it. The receiver calls this in a thread for each sender."""
         ...
 
 
 class EntryReceiver:
-    """Listens on a port of `host` and passes every received entry to `taker`, in its own threads.
+    """Listens on a port of `host`, and passes each entry that it receives to `taker`, in its own threads.
 
     Attributes:
-        address: host, port and token, which a sender needs.
+        address: host, port and token as JSON, which a sender needs.
     """
 
     def __init__(self, host: str, largest_entry: int, taker: EntryTaker) -> None:
@@ -78,29 +79,32 @@ class EntryReceiver:
             logger.warning("cache: receiving entries from a peer failed: %s", error)
 
     def _receive(self, stream: IO[bytes]) -> tuple[Key, Tensor] | None:
-        """The next entry, None after the last."""
+        """Read the next entry; None after the last one."""
         header = stream.read(_HEADER.size)
         if not header:
             return None
         if len(header) < _HEADER.size:
-            raise ValueError("torn entry")
+            raise ValueError("the connection closed within an entry")
         name_size, size = _HEADER.unpack(header)
         if name_size > _LARGEST_NAME or size > self._largest_entry:
-            raise ValueError(f"an entry of {size} bytes under a name of {name_size}")
+            raise ValueError(f"an entry of {size} bytes with a name of {name_size} bytes is too large")
         name, payload = json.loads(stream.read(name_size)), bytearray(stream.read(size))
         try:
             entry = torch.frombuffer(payload, dtype=getattr(torch, name["dtype"])).view(name["shape"])
             key = Key(bytes.fromhex(name["prefix"]), name["split"], name["sample"], name["augmentation"])
         except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"an entry named {name}: {error}") from error
+            raise ValueError(f"cannot read the entry named {name}: {error}") from error
         return key, entry
 
 
 class EntrySender:
-    """Moves entries from a store to one receiver after the other, in a thread. Removes each, sent or not."""
+    """Moves entries from a store to other workers, one worker after another, in a thread.
+
+    It also removes entries that it could not send, unless it was stopped.
+    """
 
     def __init__(self, entries: Mapping[str, Sequence[Key]], store: TieredStore) -> None:
-        """`entries` are keys by the receiver's address."""
+        """`entries` are the keys to send, by the receiver's address. With an empty address they are only removed."""
         self._entries = entries
         self._store = store
         self._stopped = threading.Event()
@@ -109,15 +113,15 @@ class EntrySender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sending. The remaining keys stay in this cache."""
+        """Stop sending. Entries that are not sent yet stay in the store."""
         self._stopped.set()
         if self._connection is not None:
-            with contextlib.suppress(OSError):  # it has ended by itself
+            with contextlib.suppress(OSError):  # the connection has already ended
                 self._connection.shutdown(socket.SHUT_RDWR)
         self._thread.join()
 
     def wait(self, seconds: float) -> None:
-        """Wait until all are sent, at most `seconds`."""
+        """Wait until all entries are sent, at most `seconds`."""
         self._thread.join(seconds)
 
     def _run(self) -> None:

@@ -1,8 +1,8 @@
-"""The outputs of a first span's frozen units, computed or read from the cache.
+"""Gives the outputs of the frozen units that the first span starts with (the prefix), from the cache or computed.
 
-Missing outputs are computed in batches of a micro-batch's size, in the order of need. So a cache with
-half of the samples saves half of the batches, and the first micro-batch waits for one batch only. Batches have the
-same shape as without a cache, so the same kernels give the same numbers.
+Outputs that the cache lacks are computed in batches of a micro-batch's size, in the order of need. So
+a cache with half of the samples saves half of the batches, and the first micro-batch waits for only one batch. Batches
+have the same shape as without a cache, so the same kernels give the same numbers.
 """
 
 from collections import Counter, defaultdict, deque
@@ -24,45 +24,49 @@ from .digest import Key
 
 
 class Source(Protocol):
-    """Where a round's samples come from."""
+    """Gives the samples of a round, and says which samples come next."""
 
     @property
     def name(self) -> str:
-        """The split, `train` or `test`."""
+        """Name of the samples' split, `train` or `test`."""
         ...
 
     def inputs(self, sample_ids: Sequence[int]) -> Tensor:
-        """(len(sample_ids), *input shape) on the CPU."""
+        """(len(sample_ids), *input shape) the inputs of these samples, on the CPU."""
         ...
 
     def context(self, sample_ids: Sequence[int]) -> MicroBatchContext:
-        """What units may know of these samples."""
+        """The context that units get with these samples."""
         ...
 
     def variant(self, sample_id: int) -> int | None:
-        """The sample's variant at this step; None if it does not come again and is not cached."""
+        """Number of the sample's variant (its augmentation) at this step; None if the variant never comes again, so
+        that it is not cached."""
         ...
 
     def upcoming(self) -> Iterable[tuple[int, int | None]]:
-        """The next round's samples with their variants."""
+        """The samples of the next round, each with the number of its variant."""
         ...
 
     def expect(self, sample_ids: Collection[int]) -> None:
-        """Called before `inputs`: of the upcoming samples, the inputs of these alone will be needed."""
+        """Called before `inputs`. Of the samples of the next round, only the inputs of these will be needed."""
         ...
 
 
 class PrefixOutputs(Protocol):
-    """The activations at the frozen boundary for the micro-batches of one round."""
+    """Gives the outputs of the last frozen unit for the micro-batches of one round."""
 
     def take(self, number: int, context: MicroBatchContext) -> Tensor:
-        """(micro-batch, ...) activations of one micro-batch, on the device; once for each, or once for each slice of
-        tokens, in order."""
+        """(micro-batch, ...) the output for micro-batch `number`, on the device.
+
+        Call it once for each micro-batch. With slices of tokens, call it once for each slice, in order.
+        """
         ...
 
 
 def run_frozen(units: Sequence[nn.Module], rows: Tensor, context: MicroBatchContext) -> Tensor:
-    """Run `rows` through frozen units, without a graph. Units that are off the device come one at a time."""
+    """Run `rows` through frozen units, without an autograd graph. Units in host memory come to the device one at a
+    time."""
     with torch.no_grad():
         for unit in units:
             with on_device(unit, rows.device):
@@ -72,7 +76,7 @@ def run_frozen(units: Sequence[nn.Module], rows: Tensor, context: MicroBatchCont
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    """The frozen units, and where they run."""
+    """The frozen units, the units' device, and the type of activations."""
 
     units: Sequence[nn.Module]
     device: torch.device
@@ -83,7 +87,7 @@ class _Prefix:
         return run_frozen(self.units[num_units:], rows, context).contiguous()
 
     def gather(self, entries: Sequence[Tensor]) -> Tensor:
-        """(len(entries), ...) on the device."""
+        """(len(entries), ...) the entries as one tensor on the device."""
         pinned = self.device.type == "cuda"
         rows = torch.empty((len(entries), *entries[0].shape), dtype=entries[0].dtype, pin_memory=pinned)
         torch.stack(list(entries), out=rows)
@@ -91,7 +95,7 @@ class _Prefix:
 
 
 class FrozenPrefix:
-    """The frozen units that a first span starts with."""
+    """The frozen units that the first span starts with, and the cache of their outputs."""
 
     def __init__(
         self,
@@ -103,17 +107,17 @@ class FrozenPrefix:
     ) -> None:
         """
         Args:
-            units: the frozen units, from the model's first on; may be empty.
+            units: the frozen units, from the model's first on; empty if none is frozen.
             device: the units' device.
             dtype: type of activations.
-            cache: a cache for these units; None to compute everything.
+            cache: the cache of their outputs; None to compute all outputs.
         """
         self._prefix = _Prefix(list(units), device, dtype)
         self._cache = cache if units else None
         self._watch = Stopwatch(device)
 
     def holds(self, source: Source, sample_ids: Sequence[int]) -> bool:
-        """Whether the cache has an entry of the whole prefix for each of these samples."""
+        """Whether the cache has the output of all frozen units for each of these samples."""
         if self._cache is None or not self._cache.ready():
             return False
         variants = {sample: source.variant(sample) for sample in sample_ids}
@@ -124,7 +128,13 @@ class FrozenPrefix:
         return all(place is not None and place[0] == len(self._prefix.units) for place in places)
 
     def keep(self, source: Source, sample_ids: Sequence[int], outputs: Tensor) -> None:
-        """Keep outputs that were computed elsewhere in the cache."""
+        """Keep outputs in the cache that were computed elsewhere, such as by `PREFIX` actions.
+
+        Args:
+            source: gives the samples.
+            sample_ids: the samples.
+            outputs: (len(sample_ids), ...) the output of the last frozen unit for each sample.
+        """
         if self._cache is None or not self._cache.ready():
             return
         host = outputs.to("cpu")
@@ -135,8 +145,13 @@ class FrozenPrefix:
                 self._cache.keep(source.name, sample, variant, row.clone(), None if place is None else place[1])
 
     def begin(self, source: Source, micro_batches: Sequence[MicroBatch], made: Collection[int] = ()) -> PrefixOutputs:
-        """Start a round over these micro-batches, including padding. They are taken in this order, or nearly, except
-        for the numbers in `made`, which are not taken."""
+        """Start a round.
+
+        Args:
+            source: gives the samples.
+            micro_batches: the micro-batches of the round, including padding. Take them in about this order.
+            made: numbers of the micro-batches that will not be taken, because their outputs are computed otherwise.
+        """
         rest = {number: each for number, each in enumerate(micro_batches) if number not in made}
         if self._cache is not None and self._cache.ready():
             return _Cached(self._prefix, self._cache, self._watch, source, rest)
@@ -144,7 +159,7 @@ class FrozenPrefix:
 
 
 class _Computed:
-    """A round without a cache."""
+    """The outputs of a round without a cache: all are computed."""
 
     def __init__(self, prefix: _Prefix, source: Source, micro_batches: Mapping[int, MicroBatch]) -> None:
         self._prefix = prefix
@@ -156,8 +171,10 @@ class _Computed:
 
 
 class _Cached:
-    """A round with a cache. Samples of one length, whose entries end after the same number of units, are computed
-    together."""
+    """The outputs of a round with a cache.
+
+    Samples are computed together if they have the same length, and their entries have passed the same number of units.
+    """
 
     def __init__(
         self,
@@ -167,23 +184,23 @@ class _Cached:
         source: Source,
         micro_batches: Mapping[int, MicroBatch],
     ) -> None:
-        """Find entries, list what is missing and what to read ahead."""
+        """Find the entries of all samples, and list which samples to compute and which entries to read ahead."""
         self._prefix, self._cache, self._watch = prefix, cache, watch
         self._source, self._micro_batches = source, micro_batches
-        #: Length that each sample is cut to.
+        #: The length in tokens that each sample is cut to.
         self._lengths = {sample: each.length for each in micro_batches.values() for sample in each.sample_ids}
-        #: Number of micro-batches that still need a sample (padding repeats some).
+        #: By sample, how many micro-batches still need it. Samples that are repeated as padding are in several.
         self._uses = Counter(sample for each in micro_batches.values() for sample in set(each.sample_ids))
-        #: Entries by sample, with the number of units that computed each.
+        #: By sample, the key of its entry and the number of units that the entry has passed.
         self._found: dict[int, tuple[int, Key]] = {}
-        #: Samples to compute, by that number and their length, in the order of need.
+        #: Samples to compute, in the order of need, by the number of units passed (0 without an entry) and by length.
         self._waiting: dict[tuple[int, int | None], deque[int]] = defaultdict(deque)
-        #: Inputs of samples without an entry.
+        #: Inputs of the samples without an entry.
         self._inputs: dict[int, Tensor] = {}
         self._computed: dict[int, Tensor] = {}
-        #: Entries to read ahead, in the order of need, including the next round's.
+        #: Keys of the entries to read ahead, in the order of need. Those of the next round come last.
         self._ahead: dict[Key, None] = {}
-        #: Micro-batches of which later slices will be taken.
+        #: Outputs of the micro-batches that still have slices to take, by number.
         self._whole: dict[int, Tensor] = {}
         missing = self._find()
         self._expect()
@@ -201,7 +218,7 @@ class _Cached:
         return _slice_of(self._whole, number, context.tokens)
 
     def _find(self) -> list[int]:
-        """Find the samples' entries. Returns the samples without any."""
+        """Find the entries of the round's samples. Returns the samples that have none."""
         missing = []
         for sample, length in self._lengths.items():
             variant = self._source.variant(sample)
@@ -217,7 +234,7 @@ class _Cached:
         return missing
 
     def _expect(self) -> None:
-        """Plan to read the next round's entries ahead, and say which samples have none."""
+        """Plan to read ahead the entries of the next round. Tell the source which of its samples have none."""
         uncached = set()
         for sample, variant in self._source.upcoming():
             place = None if variant is None else self._cache.find(self._source.name, sample, variant)
@@ -235,11 +252,11 @@ class _Cached:
             del self._ahead[key]
 
     def _num_units(self, sample: int) -> int:
-        """Units that computed the sample's entry; 0 without one."""
+        """Number of units that the sample's entry has passed; 0 if it has none."""
         return self._found[sample][0] if sample in self._found else 0
 
     def _assemble(self, ids: Sequence[int]) -> Tensor:
-        """The rows of a micro-batch, read or computed."""
+        """(micro-batch, ...) the outputs for the samples `ids`, read or computed."""
         entries: dict[int, Tensor] = {}
         for sample in dict.fromkeys(ids):
             if self._num_units(sample) == len(self._prefix.units):
@@ -264,7 +281,13 @@ class _Cached:
         return gathered if len(entries) == len(ids) else torch.stack([rows[sample] for sample in ids])
 
     def _compute(self, num_units: int, length: int | None, size: int) -> None:
-        """Compute the next samples, at most `size`, of this length whose entries end after `num_units` units."""
+        """Compute the outputs of at most `size` samples, those that are needed first.
+
+        Args:
+            num_units: number of units that their entries have passed; 0 for samples without an entry.
+            length: length of the samples in tokens.
+            size: number of samples in the batch. It is padded if there are fewer.
+        """
         queue, source = self._waiting[num_units, length], self._source
         samples = [queue.popleft() for _ in range(min(size, len(queue)))]
         if num_units == 0:
@@ -292,7 +315,7 @@ class _Cached:
                 self._cache.keep(source.name, sample, variant, entry.clone(), replaced)
 
     def _read(self, sample: int) -> Tensor | None:
-        """The entry that was found for a sample; None if it is damaged, and then it counts as not found."""
+        """Read the entry that was found for a sample. If it is damaged, returns None, and the sample is computed."""
         key = self._found[sample][1]
         self._ahead.pop(key, None)
         entry = self._cache.read(key)
@@ -305,7 +328,7 @@ class _Cached:
 
 
 def inputs_of(source: Source, micro_batches: Mapping[int, MicroBatch]) -> dict[int, Tensor]:
-    """(micro-batch, *input shape) inputs of each micro-batch, on the CPU."""
+    """By number, (micro-batch, *input shape) the inputs of each micro-batch, on the CPU."""
     if not micro_batches:
         return {}
     rows = source.inputs([sample for each in micro_batches.values() for sample in each.sample_ids])
@@ -314,7 +337,8 @@ def inputs_of(source: Source, micro_batches: Mapping[int, MicroBatch]) -> dict[i
 
 
 def _slice_of(rows: dict[int, Tensor], number: int, tokens: TokenSlice | None) -> Tensor:
-    """The positions of a slice in the rows of this number, which go with the last slice."""
+    """The positions `tokens` of the rows of micro-batch `number`; all without slices. The last slice removes the
+    rows."""
     if tokens is None:
         return rows.pop(number)
     whole = rows[number] if tokens.stop < tokens.total else rows.pop(number)
@@ -322,5 +346,5 @@ def _slice_of(rows: dict[int, Tensor], number: int, tokens: TokenSlice | None) -
 
 
 def _cut(rows: Tensor, length: int | None, dim: int = 1) -> Tensor:
-    """The first `length` positions; all without one."""
+    """The first `length` positions in dimension `dim`; all if `length` is None."""
     return rows if length is None else rows.narrow(dim, 0, length)

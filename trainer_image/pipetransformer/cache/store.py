@@ -1,4 +1,4 @@
-"""A bounded store of entries: in memory first, then on disk."""
+"""A store of cache entries with limits: entries go to memory first, and to disk once memory is full."""
 
 import threading
 from collections.abc import Container
@@ -11,10 +11,16 @@ from .tiers import DiskTier, MemoryTier, Tier
 
 
 class TieredStore:
-    """Entries by key within byte limits, for several threads. A failing disk raises no errors."""
+    """Entries by key, within limits in bytes. Several threads may use it. A failing disk raises no errors."""
 
     def __init__(self, memory_bytes: int, disk_bytes: int, name: str, scratch: Path | None = None) -> None:
-        """`name` is part of the name of the disk tier's folder, which is created in `scratch` (by default TMPDIR)."""
+        """
+        Args:
+            memory_bytes: limit of the entries in memory.
+            disk_bytes: limit of the entries on disk; 0 for no disk.
+            name: part of the name of the folder on disk.
+            scratch: parent of that folder; by default TMPDIR.
+        """
         self.memory = MemoryTier(memory_bytes)
         self.disk = DiskTier(disk_bytes, name, scratch) if disk_bytes > 0 else None
         self._tiers: list[Tier] = [self.memory] if self.disk is None else [self.memory, self.disk]
@@ -22,7 +28,7 @@ class TieredStore:
         self._torn = 0
 
     def take_failures(self) -> tuple[int, int]:
-        """Numbers of damaged entries and of failed disk writes since the last call."""
+        """The numbers of damaged entries and of failed writes to disk since the last call."""
         with self._lock:
             torn, self._torn = self._torn, 0
             failed = 0
@@ -47,16 +53,17 @@ class TieredStore:
             return [key for tier in self._tiers for key in tier.all_keys()]
 
     def tier_of(self, key: Key) -> Tier | None:
-        """The tier that holds the entry."""
+        """The tier that holds the entry; None if none does."""
         return next((tier for tier in self._tiers if key in tier), None)
 
     def put(self, key: Key, entry: Tensor) -> bool:
-        """Keep `entry`, a CPU tensor that owns its storage, if it is new and there is room."""
+        """Keep an entry, if its key is new and there is room. Returns whether it is kept. `entry` is a CPU tensor that
+        owns its storage."""
         with self._lock:
             return self.tier_of(key) is None and any(tier.add(key, entry) for tier in self._tiers)
 
     def get(self, key: Key) -> Tensor | None:
-        """The entry; None if it is missing or damaged. Waits for the disk if needed."""
+        """The entry of a key; None if it is missing or damaged. If the entry is on disk, this waits for it."""
         with self._lock:
             tier = self.tier_of(key)
             entry = None if tier is None else tier.fetch(key)
@@ -66,39 +73,40 @@ class TieredStore:
             return entry
 
     def peek(self, key: Key) -> Tensor | None:
-        """As `get`, without making a training that reads ahead wait."""
+        """Read an entry like `get`. It does not hold the lock while it waits for the disk, so the training thread can
+        go on, and entries that were read ahead stay so."""
         with self._lock:
             tier = self.tier_of(key)
             reading = None if tier is None else tier.read(key)
         return None if reading is None else reading.result()
 
     def stage(self, key: Key) -> bool:
-        """Begin to read an entry that will be used soon. Returns False if enough reads are under way."""
+        """Begin to read an entry that will be needed soon. Returns False if too many reads are under way."""
         with self._lock:
             tier = self.tier_of(key)
             return tier is None or tier.stage(key)
 
     def unstage(self) -> None:
-        """Forget entries that were read ahead and not used."""
+        """Forget entries that were read ahead, but not used yet."""
         with self._lock:
             for tier in self._tiers:
                 tier.unstage()
 
     def remove(self, key: Key) -> None:
-        """Drop an entry, if it is here."""
+        """Drop an entry, if the store has it."""
         with self._lock:
             tier = self.tier_of(key)
             if tier is not None:
                 tier.remove(key)
 
     def keep_only(self, prefixes: Container[bytes]) -> None:
-        """Drop all entries of other prefixes."""
+        """Drop all entries whose prefix is not in `prefixes`."""
         for key in self.all_keys():
             if key.prefix not in prefixes:
                 self.remove(key)
 
     def forgo_disk(self) -> None:
-        """Use only memory from now on."""
+        """Drop the entries on disk, and use only memory from now on."""
         with self._lock:
             if self.disk is not None:
                 for key in self.disk.all_keys():
@@ -106,7 +114,7 @@ class TieredStore:
                 self.disk.limit = 0
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete all entries."""
         with self._lock:
             for tier in self._tiers:
                 tier.close()

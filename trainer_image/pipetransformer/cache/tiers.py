@@ -1,7 +1,7 @@
-"""Tiers of entries: host memory, and files that one thread reads and writes in order.
+"""The two tiers of a store: host memory, and files that one thread reads and writes in order.
 
-A full tier accepts no entry until another is removed. An epoch uses each sample once, so its hits are at most the
-number of entries that fit. Keeping the first entries reaches this without further writes.
+A full tier keeps its entries, and accepts a new one only after another was removed. An epoch uses each sample once, so
+no other rule could give more hits, and this one writes least.
 """
 
 from abc import ABC, abstractmethod
@@ -15,14 +15,14 @@ from torch import Tensor
 from .digest import Key
 from .disk import DiskFiles
 
-#: Entries that wait for the disk are in memory. Further entries for a slow disk are dropped.
+#: Entries that wait to be written are in memory, up to this many bytes. If the disk is slower, entries are dropped.
 _LARGEST_BACKLOG_BYTES = 64 << 20
-#: Entries that are read ahead.
+#: Entries are read ahead until they have this many bytes.
 _LARGEST_READ_AHEAD_BYTES = 128 << 20
 
 
 class Tier(ABC):
-    """CPU tensors by key, up to `limit` bytes."""
+    """Keeps CPU tensors by key, up to `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -40,7 +40,7 @@ class Tier(ABC):
         return self._numbers[prefix, split]
 
     def add(self, key: Key, entry: Tensor) -> bool:
-        """Hold an entry. Returns False if there is no room now."""
+        """Keep an entry. Returns False if there is no room for it now."""
         if self.used + entry.nbytes > self.limit or not self._hold(key, entry):
             return False
         self._sizes[key] = entry.nbytes
@@ -49,26 +49,26 @@ class Tier(ABC):
         return True
 
     def remove(self, key: Key) -> None:
-        """Drop an entry."""
+        """Drop an entry of this tier."""
         self._release(key)
         self._numbers[key.prefix, key.split] -= 1
         self.used -= self._sizes.pop(key)
 
     @abstractmethod
     def stage(self, key: Key) -> bool:
-        """Begin to fetch an entry that will be needed soon. Returns False if too many fetches are under way."""
+        """Begin to read an entry that will be needed soon. Returns False if too many reads are under way."""
 
     @abstractmethod
     def unstage(self) -> None:
-        """Forget entries that were staged and not fetched."""
+        """Forget entries that were staged, but not fetched yet."""
 
     @abstractmethod
     def fetch(self, key: Key) -> Tensor | None:
-        """An entry that is here; None if it is damaged."""
+        """The entry of a key of this tier; None if it is damaged. It is no longer staged afterwards."""
 
     @abstractmethod
     def read(self, key: Key) -> Future[Tensor | None]:
-        """As `fetch`, but staged entries stay staged."""
+        """Read an entry like `fetch`, without waiting. An entry that is staged stays staged."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -113,14 +113,19 @@ class MemoryTier(Tier):
 
 
 class DiskTier(Tier):
-    """Entries in files. Only the thread uses the files; only the caller uses everything else.
+    """Entries in files. Only the tier's own thread uses the files, and only the caller's thread everything else.
 
     Attributes:
-        failed_writes: number of failed writes. The tier does not grow beyond its size at the first failure.
+        failed_writes: number of failed writes. After a failure the tier does not grow beyond its size at that time.
     """
 
     def __init__(self, limit: int, name: str, scratch: Path | None) -> None:
-        """`name` is part of the name of the folder, which is created in `scratch` (by default TMPDIR)."""
+        """
+        Args:
+            limit: limit of the entries in bytes.
+            name: part of the name of the folder with the files.
+            scratch: parent of that folder; by default TMPDIR.
+        """
         super().__init__(limit)
         self.failed_writes = 0
         self._files = DiskFiles(name, scratch)

@@ -1,4 +1,4 @@
-"""Freeze policies: they decide when layers stop training. One small interface, one policy per file."""
+"""Freeze policies decide when layers stop training. All have one small interface, and each has its file."""
 
 from .explicit import Explicit
 from .gradient_norm import GradientNorm

@@ -1,7 +1,7 @@
-"""Applies the frozen boundary to units (0 is the embedding, 1..L the layers, L+1 the head).
+"""Applies the frozen boundary to units (0 is the embedding, 1..L the layers, L + 1 the head).
 
-The embedding freezes with the first layer; the head never freezes. A frozen unit has no gradient, no optimizer state,
-and is in `eval()`. One exception: a parameter that it shares with a unit that trains follows that unit's gradient.
+The embedding freezes with the first layer; the head never freezes. A frozen unit is in `eval()` mode, and has no
+gradients and no optimizer state. Only a parameter that it shares with a unit that trains still trains with that unit.
 The boundary may fall. A unit that trains again keeps its weights and gets new optimizer state.
 """
 

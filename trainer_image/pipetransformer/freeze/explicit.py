@@ -8,7 +8,7 @@ from .policy import FreezeObservation, FreezePolicy
 
 
 class Explicit(FreezePolicy):
-    """Each point sets the boundary from its step on. The boundary may rise or fall."""
+    """Sets the boundary of each point in `points` from its step on. The boundary may rise or fall."""
 
     def __init__(self, points: Sequence[FreezePoint]) -> None:
         self.points = sorted(points, key=lambda point: point.step)

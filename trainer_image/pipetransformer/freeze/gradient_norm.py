@@ -1,14 +1,15 @@
 """PipeTransformer's Eq. 1 as published: freeze up to the layer with the smallest gradient, within a geometric bound.
 
-The released code uses only the bound and no gradient. Here L_frozen counts layers, so "freeze up to layer l" includes
-l, the layer that moves least. Layers without a gradient have nothing to train and are skipped.
+The paper's released code uses only the bound and no gradient. Here the layer with the smallest gradient freezes too.
+Layers with a gradient of 0 have nothing to train, and are not considered.
 """
 
 from .policy import FreezeObservation, FreezePolicy, Instants, ceil_share
 
 
 class GradientNorm(FreezePolicy):
-    """min(L_frozen + alpha * (L - L_frozen), argmin of the active layers' gradient norms) (section 3.1, Eq. 1)."""
+    """Freezes min(L_frozen + alpha * (L - L_frozen), l) layers, where l is the number (from 1) of the layer with the
+    smallest gradient norm among those that train (section 3.1, Eq. 1)."""
 
     def __init__(self, alpha: float, instants: Instants) -> None:
         self.alpha = alpha

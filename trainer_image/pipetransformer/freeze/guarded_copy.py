@@ -1,7 +1,7 @@
-"""A worker's own copy of the job's policy, whose errors become `SpecError`, within the limits of the spec.
+"""Runs a worker's copy of the freeze policy, within the limits of the spec. Errors of the policy become `SpecError`.
 
-A policy may be the user's code. If it raised a `RuntimeError`, that would look like a broken connection, and the
-workers would regroup without end.
+A policy may be the user's code. A `RuntimeError` from it would look like a broken connection, and the workers would
+regroup again and again.
 """
 
 import copy
@@ -18,9 +18,13 @@ from .trial import Trial, Verdict
 
 
 class PolicyCopy:
-    """Asks a copy of `pristine`, which stays unchanged. The copy resumes from `state`, another copy's `state_dict`.
+    """A copy of the job's policy. All methods raise `SpecError` if the policy fails.
 
-    `trial` puts its freezes on trial. All methods raise `SpecError` if the policy fails.
+    Args:
+        pristine: the policy to copy, in its initial state. It stays unchanged.
+        state: the `state_dict` of another copy. This one resumes from it; empty to start from the initial state.
+        limits: bounds of the number of frozen layers; None for no bounds.
+        trial: how freezes are put on trial (`freeze.trial`); None if they are not.
     """
 
     def __init__(
@@ -44,14 +48,14 @@ class PolicyCopy:
             raise self._failed(error) from error
 
     def needs_similarities(self, step: int) -> bool:
-        """As `FreezePolicy.needs_similarities`."""
+        """See `FreezePolicy.needs_similarities`."""
         try:
             return self._policy.needs_similarities(step)
         except Exception as error:
             raise self._failed(error) from error
 
     def next_decision(self, step: int) -> int | None:
-        """As `FreezePolicy.next_decision`, or when the trial may end if that is earlier."""
+        """See `FreezePolicy.next_decision`. If a trial may end before that, returns that step."""
         try:
             found = self._policy.next_decision(step)
             if found is not None and found <= step:
@@ -62,12 +66,17 @@ class PolicyCopy:
         return min((each for each in (found, trial) if each is not None), default=None)
 
     def note_loss(self, step: int, loss: float) -> None:
-        """Tell the trial the mean training loss of a step after which the policy is not asked, by committed steps."""
+        """Tell the trial a loss of a step after which the policy is not asked, because the round goes on.
+
+        Args:
+            step: committed steps after this step.
+            loss: its mean training loss.
+        """
         if self._trial is not None:
             self._trial.note_loss(step, loss)
 
     def decide(self, observation: FreezeObservation) -> int:
-        """As `FreezePolicy.decide`, within the limits and after the trial."""
+        """The policy's decision, brought within the limits. A trial may delay it, or thaw layers."""
         try:
             boundary = int(self._policy.decide(observation))
             if not 0 <= boundary <= observation.num_layers:
@@ -79,15 +88,15 @@ class PolicyCopy:
 
     @property
     def verdict(self) -> Verdict | None:
-        """How a trial ended in the newest decision; None if none did."""
+        """How a trial ended in the newest decision; None if no trial ended."""
         return None if self._trial is None else self._trial.verdict
 
     def on_trial(self, boundary: int) -> int:
-        """How many of `boundary` frozen layers are on trial."""
+        """Number of layers on trial, if `boundary` layers are frozen."""
         return 0 if self._trial is None else self._trial.on_trial(boundary)
 
     def state_dict(self) -> dict[str, Any]:
-        """State to resume another copy with."""
+        """The state of the policy and of its trial, JSON-able, to resume another copy with."""
         try:
             state = self._policy.state_dict()
             if state and not self._checked:

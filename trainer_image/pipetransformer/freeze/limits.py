@@ -1,4 +1,4 @@
-"""Which parameters never freeze, and which never train, by patterns of names in the whole model."""
+"""Finds the parameters that must never freeze, and those that never train, by patterns of their whole-model names."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.models import PipelineModel
 from pipetransformer_contract.spec import Freeze
 
-#: Names that a refusal suggests.
+#: An error about a pattern suggests this many names.
 _SUGGESTED = 3
 
 
@@ -18,8 +18,8 @@ class Limits:
     """Bounds of the number of frozen layers.
 
     Attributes:
-        lowest: leading layers that have nothing to train, frozen from step 0.
-        highest: layers before the first that must not freeze; None if any may.
+        lowest: number of leading layers that have nothing to train. They are frozen from step 0.
+        highest: number of layers before the first one that must not freeze; None if all may freeze.
     """
 
     lowest: int = 0
@@ -31,7 +31,7 @@ class Limits:
 
 
 def constants(spec: Freeze, model: PipelineModel) -> frozenset[tuple[int, str]]:
-    """(unit, name inside the unit) of the parameters that `freeze.always` names, and of all parameters tied to them.
+    """(unit, name inside the unit) of the parameters that `freeze.always` matches, and of those shared with them.
 
     Raises:
         SpecError: a pattern matches nothing, a parameter is also in `freeze.never`, or nothing would train.
@@ -47,7 +47,11 @@ def constants(spec: Freeze, model: PipelineModel) -> frozenset[tuple[int, str]]:
 
 
 def limits_of(spec: Freeze, model: PipelineModel) -> Limits:
-    """The limits of `freeze.never` and `freeze.always` for a model whose constants are no parameters.
+    """The limits that follow from `freeze.never` and `freeze.always`.
+
+    Args:
+        spec: the spec's section `freeze`.
+        model: the model. The parameters of `constants` are already buffers in it.
 
     Raises:
         SpecError: a pattern matches nothing.
@@ -67,7 +71,8 @@ def _parameters(model: PipelineModel) -> Iterator[tuple[int, str]]:
 
 
 def _matches(patterns: Sequence[str], model: PipelineModel, field: str) -> set[tuple[int, str]]:
-    """Parameters that match a pattern by their name, or by that of a module that holds them; and their ties."""
+    """The parameters whose name matches a pattern, or that are in a module whose name does. Also those shared with
+    them."""
     names = {(unit, name): f"{model.unit_name(unit)}.{name}" for unit, name in _parameters(model)}
     found: set[tuple[int, str]] = set()
     for pattern in patterns:
@@ -83,6 +88,6 @@ def _matches(patterns: Sequence[str], model: PipelineModel, field: str) -> set[t
 
 
 def _holders(name: str) -> list[str]:
-    """The name, and those of the modules that hold it."""
+    """The name of a parameter, and the names of all modules that it is in."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]

@@ -1,4 +1,4 @@
-"""Makes the policy of the spec's section `freeze`."""
+"""Makes the freeze policy of the spec's section `freeze`."""
 
 import logging
 
@@ -18,9 +18,13 @@ logger = logging.getLogger(__name__)
 
 
 def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None = None) -> FreezePolicy:
-    """The policy that the spec names, in its initial state; `own` for `Script`.
+    """Make the policy that the spec names, in its initial state.
 
-    An imported function is called with the spec's `Instants` and options.
+    Args:
+        spec: the spec's section `freeze`. If it names `module:function`, the function is called with `Instants` and
+            the spec's options.
+        steps_per_epoch: steps of an epoch.
+        own: the policy of the user's program, for `Script`.
 
     Raises:
         SpecError: the policy is unknown, cannot be imported or refuses its options.

@@ -1,10 +1,10 @@
-"""No freezing: plain pipeline training."""
+"""The policy of a job without freezing."""
 
 from .policy import FreezeObservation, FreezePolicy
 
 
 class NoFreeze(FreezePolicy):
-    """Keeps the boundary where it is."""
+    """Never moves the boundary."""
 
     def next_decision(self, step: int) -> None:
         return None

@@ -1,8 +1,8 @@
-"""AutoFreeze's rule (Liu et al., 2021): freeze the front layers whose gradients have stopped changing.
+"""AutoFreeze's rule (Liu et al., 2021): freeze the first layers, whose gradients have stopped changing.
 
-The paper takes the norm of the gradient accumulated over an interval. Here it is the mean norm of the interval's global
-gradients, which the vote carries anyway. PipeTransformer's released code has a branch for this rule, but it overwrites
-instead of accumulating, and also freezes the first layer that still moves.
+The paper takes the norm of the gradient accumulated over an interval of steps. Here it is the mean over the interval of
+the gradient's norm, which is in each vote anyway. PipeTransformer's released code also has this rule. But it keeps only
+the last gradient of an interval, and also freezes the first layer that still changes.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,12 @@ from .policy import FreezeObservation, FreezePolicy, Instants
 
 
 class NormChange(FreezePolicy):
-    """Freezes all layers before the first active layer whose norm changed at least as much as the `percentile`.
+    """Finds the first layer that still changes, and freezes all layers before it.
 
-    A layer's change is |before - now| / before, of its mean gradient norm in the previous and in this interval. Some
-    layer always reaches the percentile, so the last active layer never freezes. A layer without a gradient in both
-    intervals has nothing to train: it is left out of the percentile and freezes with its neighbours.
+    A layer's change is |before - now| / before, where before and now are its mean gradient norms in the previous and in
+    this interval. A layer still changes if its change is at least the `percentile` of the changes of all layers that
+    train. Some layer always does, so the last layer never freezes. A layer with no gradient in both intervals has
+    nothing to train: it is left out of the percentile, and freezes with its neighbours.
     """
 
     def __init__(self, percentile: float, instants: Instants) -> None:

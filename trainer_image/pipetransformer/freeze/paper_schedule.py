@@ -1,10 +1,10 @@
-"""The geometric schedule of PipeTransformer's released code: only the upper bound of Eq. 1."""
+"""The geometric schedule of PipeTransformer's released code. It uses only the upper bound of the paper's Eq. 1."""
 
 from .policy import FreezeObservation, FreezePolicy, Instants, ceil_share
 
 
 class PaperSchedule(FreezePolicy):
-    """ceil(L * (1 - (1 - alpha)^T)) frozen layers after the T-th decision (PipeTransformer, section 3.1, Eq. 1)."""
+    """Freezes ceil(L * (1 - (1 - alpha)^T)) layers at the T-th decision (PipeTransformer, section 3.1, Eq. 1)."""
 
     def __init__(self, alpha: float, instants: Instants) -> None:
         self.alpha = alpha

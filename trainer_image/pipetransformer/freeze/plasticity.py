@@ -1,9 +1,9 @@
-"""Egeria's rule (Wang et al., EuroSys 2023): the front layer freezes once its plasticity no longer changes.
+"""Egeria's rule (Wang et al., EuroSys 2023): freeze the first layer that trains once its plasticity is stationary.
 
-Plasticity is the distance between the outputs of a layer and of the same layer in a reference model, for the same
-samples, as similarity-preserving loss (Tung and Mori, ICCV 2019). Egeria's reference is a quantised copy that it renews
-at times. Here the reference is the model at the previous decision. Only its similarities are kept: the samples are
-fixed and all units below the front layer are frozen, so similarities say as much as a copy.
+Plasticity compares a layer's outputs with those of the same layer in a reference model, for the same samples. It is the
+similarity-preserving loss (Tung and Mori, ICCV 2019). Egeria's reference is a quantised copy that it sometimes renews.
+Here it is the model at the previous decision. Only the similarities of its outputs are kept. They are enough, because
+the samples are fixed and all units before the layer are frozen.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from .policy import FreezeObservation, FreezePolicy, Instants
 
 
 class Plasticity(FreezePolicy):
-    """Freezes the front layer when its plasticity is stationary, and unfreezes all when the learning rate has dropped.
+    """Freezes the front layer, the first that trains, when its plasticity is stationary.
 
     Plasticity is smoothed by a moving average over `window` decisions. It is stationary while the slope of a line
-    through the last `window` averages is at most `tolerance` per decision, relative to the layer's largest plasticity
-    as the front. After `window` such decisions in a row the layer freezes, and the next layer is the front. When the
-    learning rate has fallen by the factor `learning_rate_drop` since the first freeze, all layers train again (as in
-    Egeria).
+    through the last `window` averages is at most `tolerance` per decision, relative to the largest plasticity since the
+    layer became the front. After `window` stationary decisions in a row the layer freezes, and the next layer becomes
+    the front. If the learning rate has fallen by the factor `learning_rate_drop` since the first freeze, all layers
+    train again (as in Egeria).
     """
 
     def __init__(self, tolerance: float, window: int, learning_rate_drop: float, instants: Instants) -> None:
@@ -94,5 +94,5 @@ class Plasticity(FreezePolicy):
 
 
 def distance(reference: Sequence[float], similarities: Sequence[float]) -> float:
-    """Similarity-preserving loss of two flat (n, n) matrices of normalised similarities: ||a - b||^2 / n^2."""
+    """The similarity-preserving loss ||a - b||^2 / n^2 of two flat (n, n) matrices of normalised similarities."""
     return float(np.mean(np.square(np.subtract(reference, similarities))))

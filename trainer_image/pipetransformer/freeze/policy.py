@@ -1,4 +1,4 @@
-"""The interface of a freeze policy, and the instants of its decisions."""
+"""The interface of a freeze policy, and the steps after which it decides."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -8,22 +8,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FreezeObservation:
-    """What all ranks know after a step's vote. A policy is also asked once with step 0, before training.
+    """What a policy decides by. All workers know it after the vote of a step. Before training there is one with step 0.
 
     Attributes:
         step: number of committed steps, which is also the index of the next step.
         epoch: number of finished epochs.
         boundary: number of frozen layers.
         num_layers: number of layers (L).
-        unit_gradient_norms: L2 norms of the global gradient of the embedding, each layer and the head (L + 2 numbers, 0
-            for frozen ones) at the last step. A parameter that several units share counts in the last of them; a unit
-            that shares all its parameters with later units has the norm of those. Empty at step 0 and after a step that
-            was skipped because it was not finite.
+        unit_gradient_norms: L2 norms of the global gradient at the last step: of the embedding, each layer and the head
+            (L + 2 numbers, 0 for frozen units). A parameter that several units share counts in the last of them. A unit
+            that shares all its parameters with later units has the norm of these parameters. Empty at step 0 and after
+            a step that was skipped because it was not finite.
         learning_rate: learning rate of the last step, 0 at step 0.
         loss: mean training loss of the last step; None at step 0 and after a skipped step.
         held_out_loss: held-out loss if the model was evaluated after the last step; otherwise None.
-        similarities: if the policy needs them, the similarities of a fixed set of samples in the output of the first
-            layer that trains: a flat (n, n) matrix with normalised rows, by the weights before the step.
+        similarities: a flat (n, n) matrix with normalised rows: how similar the outputs of the first layer that trains
+            are for n fixed samples, with the weights before the step. Empty unless `needs_similarities` asked for it.
     """
 
     step: int
@@ -40,13 +40,14 @@ class FreezeObservation:
 class FreezePolicy(ABC):
     """Decides the frozen boundary after each step.
 
-    Every rank asks its own copy, so a decision must depend only on the observation and the policy's state. A policy
-    that remembers something between steps returns it from `state_dict`, so that regroups and checkpoints keep it.
+    Each worker asks its own copy, so a decision must depend only on the observation and the policy's state. A policy
+    that remembers something between steps returns it from `state_dict`, so that it survives regroups and checkpoints.
     """
 
     @abstractmethod
     def decide(self, observation: FreezeObservation) -> int:
-        """Number of layers to freeze from the next step on, 0 to `num_layers`; may be below `observation.boundary`."""
+        """Number of layers, 0 to `num_layers`, to be frozen from the next step on. Below `observation.boundary`, layers
+        train again."""
 
     def needs_similarities(self, step: int) -> bool:
         """Whether the observation after `step` committed steps needs `similarities`, which cost extra forwards."""
@@ -54,15 +55,15 @@ class FreezePolicy(ABC):
         return False
 
     def next_decision(self, step: int) -> int | None:
-        """Committed steps, above `step`, after which the policy may next move the boundary; None if it never will.
+        """The next number of committed steps, above `step`, after which the policy may act; None if it never will.
 
-        Asynchronous schedules ask the policy only between rounds of several steps, and end a round there. By default
-        each step may be one, so rounds have one step.
+        An asynchronous schedule has rounds of several steps, and asks the policy only after a round. So it ends a round
+        at this number. By default the policy may decide after each step, so each round has one step.
         """
         return step + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state, to resume another copy of the policy with."""
+        """The policy's state, JSON-able, to resume another copy with."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,7 +73,7 @@ class FreezePolicy(ABC):
 
 @dataclass(frozen=True)
 class Instants:
-    """Steps after which a policy may act: every `interval` steps after the first `start` steps."""
+    """A policy decides after these numbers of committed steps: start + interval, start + 2 * interval and so on."""
 
     start: int
     interval: int
@@ -83,7 +84,7 @@ class Instants:
         return None if between or number < 1 else number
 
     def after(self, step: int) -> int:
-        """The next such step above `step`."""
+        """The number of committed steps, above `step`, before the next decision."""
         return self.start + max(1, (step - self.start) // self.interval + 1) * self.interval
 
 

@@ -1,7 +1,7 @@
-"""A freeze on trial: it stays only if the loss stays on its trend.
+"""Puts freezes on trial: after a while, a freeze stays only if the loss has kept its trend. Otherwise the layers thaw.
 
 The trend is a line through the logarithms of losses and steps before the freeze, because losses fall about as a power
-of the step. Why so, and what it costs: docs/decisions/0038-freezes-on-trial.md.
+of the step. docs/decisions/0038-freezes-on-trial.md says why, and what it costs.
 """
 
 import math
@@ -15,11 +15,12 @@ from pipetransformer_contract.spec import FreezeTrial
 
 from .policy import FreezeObservation
 
-#: Losses before a freeze that the trend follows, in trials' lengths. Of fewer the line's slope is too uncertain.
+#: The trend follows the losses of this many trials' lengths before a freeze. With fewer its slope is too uncertain.
 _WINDOW = 4
-#: Evaluations before a freeze, and in its trial, that are enough to judge it by the held-out loss.
+#: A trial is judged by the held-out loss if there are at least this many evaluations before it, and in it.
 _FEWEST_EVALUATIONS = 4
-#: Standard errors by which the loss must be above its trend. One outlier, however large, makes one.
+#: A freeze can fail only if the loss is more than this many standard errors above its trend. A single outlier, however
+#: large, makes only one.
 _STANDARD_ERRORS = 2.0
 
 
@@ -29,9 +30,9 @@ class Verdict:
 
     Attributes:
         layers: the layers that were on trial, counted from 0.
-        kept: whether they stay frozen.
-        excess: how far the loss was above its trend, as a share of it.
-        held_out: whether it was the held-out loss.
+        kept: whether these layers stay frozen.
+        excess: how far the loss was above its trend, as a share of the trend; negative below it.
+        held_out: whether the held-out loss was compared, and not the training loss.
     """
 
     layers: range
@@ -52,13 +53,13 @@ class Verdict:
 
 @dataclass(slots=True)
 class Losses:
-    """Positive losses, each with the number of committed steps."""
+    """A series of positive losses, each with the number of committed steps when it was measured."""
 
     steps: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
 
     def add(self, step: int, loss: float | None) -> None:
-        """Take a loss, unless it is missing, not finite or not positive, so that it has no logarithm."""
+        """Append a loss, if it has a logarithm: it is not None, finite and positive."""
         if loss is not None and math.isfinite(loss) and loss > 0:
             self.steps.append(step)
             self.values.append(loss)
@@ -73,11 +74,11 @@ class Losses:
         return sum(one > step for one in self.steps)
 
     def excess_after(self, step: int) -> tuple[float, float]:
-        """Compare the losses after `step` with the trend of those up to it.
+        """Compare the losses after `step` with the trend of the losses up to `step`.
 
         Returns:
-            Mean of log(loss) above the trend, and its standard error. That has the noise of both parts, and the
-            uncertainty of the trend where it is extrapolated to.
+            How far log(loss) is above the trend, as a mean, and the standard error of this mean. The error includes the
+            noise of the losses before and after `step`, and the uncertainty of the extrapolated trend.
         """
         split = len(self.steps) - self.count_after(step)
         x, y = np.log(self.steps), np.log(self.values)
@@ -92,30 +93,34 @@ class Losses:
 
 
 class Trial:
-    """Puts each freeze of a policy on trial for `spec.steps` losses. One at a time: the policy's next freeze waits.
+    """Puts each freeze of a policy on trial, until there are `spec.steps` losses after it.
 
-    After a failed trial the layers thaw. The policy may freeze again after `steps * backoff ** failures` steps, where
-    `failures` counts failed trials since the last one that was kept, and at most the layers that failed.
+    Only one freeze at a time is on trial; the policy's next freeze waits. After a failed trial the layers thaw. The
+    policy may freeze again after `steps * backoff ** failures` steps, but no more layers than had failed. `failures` is
+    the number of failed trials since the last freeze that was kept.
 
     Attributes:
-        verdict: how a trial ended in the newest decision; None if none did.
+        verdict: how a trial ended in the newest decision; None if no trial ended.
     """
 
     def __init__(self, spec: FreezeTrial) -> None:
         self._spec = spec
         self._training, self._held_out = Losses(), Losses()
-        #: Step of the freeze that is on trial, and the boundary before it.
+        #: Committed steps at the freeze that is on trial (None without a trial), and the boundary before the freeze.
         self._began: int | None = None
         self._before = 0
-        #: Boundary that failed last.
+        #: Boundary of the last failed trial; None if none has failed since a freeze was kept.
         self._failed: int | None = None
         self._failures = 0
         self._not_before = 0
         self.verdict: Verdict | None = None
 
     def decide(self, observation: FreezeObservation, asked: int) -> int:
-        """The boundary, where the policy asks for `asked`. What is frozen before the first step has no trend to compare
-        with, so it is not on trial. A policy may always let layers train again."""
+        """The boundary from the next step on, if the policy asks for the boundary `asked`.
+
+        Layers that freeze before the first step are not on trial, because there is no trend yet. If the policy lets
+        layers train again, they always do.
+        """
         self.verdict = None
         step, boundary = observation.step, observation.boundary
         if step == 0:
@@ -134,15 +139,15 @@ class Trial:
         return asked
 
     def note_loss(self, step: int, loss: float) -> None:
-        """Take the loss of a step after which nothing is decided."""
+        """Add the loss of a step after which `decide` is not called."""
         self._training.add(step, loss)
 
     def next_decision(self, step: int) -> int | None:
-        """The first step after `step` at which the present trial may end; None if there is no trial."""
+        """The first number of committed steps, above `step`, after which the trial may end; None without a trial."""
         return None if self._began is None else max(step + 1, self._began + self._spec.steps)
 
     def on_trial(self, boundary: int) -> int:
-        """How many of `boundary` frozen layers are on trial."""
+        """Number of layers on trial, if `boundary` layers are frozen."""
         return 0 if self._began is None else boundary - self._before
 
     def _note(self, observation: FreezeObservation) -> None:
@@ -153,7 +158,7 @@ class Trial:
             losses.drop_before(reference + 1 - _WINDOW * self._spec.steps)
 
     def _go_on(self, boundary: int) -> int:
-        """End the trial if it is time. Returns the boundary."""
+        """End the trial if it has enough losses. Returns the boundary from the next step on."""
         assert self._began is not None
         if self._training.count_after(self._began) < self._spec.steps:
             return boundary
@@ -176,11 +181,11 @@ class Trial:
         return before
 
     def _forget(self) -> None:
-        """End the trial without a verdict. Layers that train again change the trend, so it begins anew."""
+        """End the trial, and forget all losses: once layers train again, the loss has another trend."""
         self._began, self._training, self._held_out = None, Losses(), Losses()
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state, to resume another copy with."""
+        """The state of the trial, JSON-able, to resume another copy with."""
         return {
             "training": _listed(self._training),
             "held_out": _listed(self._held_out),
@@ -192,7 +197,7 @@ class Trial:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state_dict`."""
+        """Restore the state that `state_dict` returned."""
         self._training, self._held_out = _losses(state["training"]), _losses(state["held_out"])
         self._began, self._before = state["began"], int(state["before"])
         self._failed, self._failures = state["failed"], int(state["failures"])

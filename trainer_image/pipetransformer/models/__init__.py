@@ -1,4 +1,4 @@
-"""The models that can be trained: any list of layers between an embedding and a head, built unit by unit."""
+"""The models that can be trained: any list of layers between an embedding and a head. They are built unit by unit."""
 
 from .architectures import register_architecture
 from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface, name_of

@@ -1,6 +1,6 @@
-"""The classes of transformers that can be cut into units: the built-in ones and those that a user registers.
+"""The classes of the library transformers that can be cut into units: built-in ones, and those that a user registers.
 
-Registering does not import transformers, so a program may register before it knows whether a job needs the library.
+Registering does not import transformers, so a program may register a class even if the job does not need the library.
 """
 
 from collections.abc import Callable
@@ -13,24 +13,25 @@ from pipetransformer.data import Task
 from pipetransformer.errors import SpecError, meant
 from pipetransformer.user_code import import_function
 
-#: Embedding, layers and head.
+#: Embedding, layers and head of a model.
 Units = tuple[nn.Module, list[nn.Module], nn.Module]
 Split = Callable[[Any], Units]
-#: From a configuration to the row of the position table for a sample's first token.
+#: Takes a configuration, and returns the row of the position table for a sample's first token.
 FirstRow = Callable[[Any], int]
 Decorator = Callable[[Split], Split]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How one class of transformers is cut.
+    """How one class of transformers is cut into units.
 
     Attributes:
         name: name of the class.
-        split: returns the embedding, layers and head of a whole model.
-        task: what the class learns.
-        first_position: returns the first position that samples use, from the class's configuration.
-        model_class: the class itself if it is not part of transformers.
+        split: takes a whole model, and returns its embedding, layers and head.
+        task: what models of the class learn.
+        first_position: takes the model's configuration, and returns the row of the position table for a sample's first
+            token.
+        model_class: the class itself, if it is a user's own; None for a class of the library.
         slices_tokens: whether the units can run slices of tokens; see `PipelineModel`.
     """
 
@@ -55,12 +56,12 @@ def register_architecture(
 ) -> Decorator:
     """Decorate a function that cuts a class of transformers into units, so that `Model(name="huggingface")` trains it.
 
-    The function gets the whole model and returns its embedding, the list of its layers, and its head. They consist of
-    the model's own modules, and each maps one tensor to one tensor. Weights keep their names, because the trainer finds
-    them by identity. The trainer provides attention masks, sample lengths and dropout: call a layer with hidden states
-    only.
+    The function gets the whole model and returns its embedding, the list of its layers, and its head. They must consist
+    of the model's own modules, and each maps one tensor to one tensor. Saved weights keep the names of transformers,
+    because the trainer recognises them as objects. Call a layer with hidden states only: the trainer provides attention
+    masks, sample lengths and dropout.
 
-    Register in every process before `train`: at the top of the script. In a job, put the function into a module of the
+    Register in each process before `train`: at the top of the script. In a job, put the function into a module of the
     trainer's image, and name it in `model.architecture` as `module:function`.
 
     Args:
@@ -68,10 +69,10 @@ def register_architecture(
             class that derives from its `PreTrainedModel`.
         task: what the class learns: `Class`, `NextToken` or `MaskedToken`.
         first_position: the row of the position table for a sample's first token, or a function that returns it from
-            the configuration. It limits the length of samples.
-        slices_tokens: a promise that the units can run slices of tokens, as `schedule: TeraPipe` needs: each position
-            sees only earlier ones, by transformers' attention functions with `is_causal`, and positions are counted
-            with `current_micro_batch().places(...)`.
+            the configuration. Samples can be as long as the table has rows from there on.
+        slices_tokens: whether the units can run slices of tokens, as `schedule: TeraPipe` needs. Then each position may
+            see only earlier ones, by transformers' attention functions with `is_causal`, and positions must come from
+            `current_micro_batch().places(...)`.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -124,7 +125,7 @@ def all_architectures() -> list[Architecture]:
 
 
 def unsupported(name: str) -> str:
-    """The error message for an unknown architecture: which are supported, and how to add one."""
+    """The error message for an unknown architecture. It lists those that are supported, and says how to add one."""
     return (
         f'Unsupported architecture "{name}"{meant(name, _registered)}. Supported: {", ".join(sorted(_registered))}. '
         "To add one, decorate a function that cuts it into embedding, layers and head with "

@@ -1,4 +1,4 @@
-"""Builds a model, or some of its units, from its spec. Every worker gets the same weights."""
+"""Builds a model, or some of its units, from the job's spec. All workers get the same initial weights."""
 
 import copy
 from collections.abc import Collection
@@ -20,7 +20,7 @@ from .randomness.dropout import key
 from .randomness.keyed import with_keyed_dropout
 from .randomness.seeded import seeded
 
-#: Models that are not imported.
+#: Names of models in the spec that are not imported as `module:function`.
 VIT, HUGGINGFACE = "vit", "huggingface"
 
 
@@ -30,11 +30,11 @@ def build_model(
     """The model with its initial weights, on the CPU.
 
     Args:
-        spec: which model, and how large.
+        spec: says which model, and how large.
         info: shape of the samples and number of classes.
-        seed: the same seed gives the same weights, unit by unit.
+        seed: the same seed gives the same weights, whichever units are built.
         dtype: type of all floating-point parameters.
-        units: units to allocate; the others stay on the meta device. All by default.
+        units: units to allocate, by index; the others stay on the meta device. None allocates all.
 
     Raises:
         SpecError: the model is unknown, does not import, or does not fit the data.
@@ -55,9 +55,19 @@ def build_model(
 def build_units(
     spec: Model, info: DataInfo, indices: Collection[int], *, seed: int, dtype: torch.dtype
 ) -> dict[int, nn.Module]:
-    """Units by index (0 is the embedding, L+1 the head), on the CPU. No two of them share a parameter.
+    """Build units by index (0 is the embedding, L + 1 the head), on the CPU. No two of them share memory.
 
-    Arguments, errors and weights are those of `build_model`.
+    Their weights are those of `build_model`.
+
+    Args:
+        spec: says which model, and how large.
+        info: shape of the samples and number of classes.
+        indices: indices of the units.
+        seed: the same seed gives the same weights.
+        dtype: type of all floating-point parameters.
+
+    Raises:
+        SpecError: the model is unknown, does not import, or does not fit the data.
     """
     if spec.name == HUGGINGFACE:
         built: dict[int, nn.Module] = import_huggingface().build_units(spec, info, indices, seed=seed, dtype=dtype)
@@ -74,15 +84,15 @@ def build_units(
 
 
 def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = False) -> Task | None:
-    """Check everything about the model that needs no data, before the data are read.
+    """Check what can be checked about the model before the data are read.
 
     Args:
         spec: the model's part of the spec.
-        task: the task that the samples will be for; None if only the data tell it.
-        of_bytes: whether samples will be bytes.
+        task: the task that the samples are for; None if it is not known before the data are read.
+        of_bytes: whether the tokens of samples are bytes.
 
     Returns:
-        The task that the model learns; None if the spec does not tell it.
+        The task that the model learns; None if the spec does not say it.
 
     Raises:
         SpecError: the model is unknown or cannot be imported, an option or the architecture does not fit it, or it
@@ -97,7 +107,7 @@ def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = 
 
 
 def name_of(spec: Model) -> str:
-    """What the user calls the model."""
+    """The model's name for messages to the user."""
     if spec.name == HUGGINGFACE:
         name: str = import_huggingface().class_name(spec)
         return name
@@ -105,7 +115,7 @@ def name_of(spec: Model) -> str:
 
 
 def import_huggingface() -> ModuleType:
-    """Import the room `huggingface`, only if a job needs it: transformers is an extra and takes seconds to import.
+    """Import `models.huggingface`. Call it only if a job needs it: transformers is an extra, and slow to import.
 
     Raises:
         SpecError: transformers is not installed.

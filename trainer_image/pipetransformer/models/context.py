@@ -1,7 +1,7 @@
-"""What a unit may know about the micro-batch that runs through it, in addition to the hidden states.
+"""The micro-batch context: what a unit may use in its forward in addition to the hidden states.
 
-Only hidden states travel between stages. Each stage derives the rest itself, because every worker can read the samples:
-their ids (for keyed randomness) and their lengths (for attention masks).
+Only hidden states are sent between stages. Each worker makes the context itself, because all workers know the samples
+of a micro-batch: their ids (random draws depend on them) and their lengths (for attention masks).
 """
 
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ class TokenSlice:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchContext:
-    """One forward of one micro-batch.
+    """The context of a micro-batch, or of a slice of its tokens, in forwards.
 
     Attributes:
-        step: global step, part of every random key.
-        sample_ids: samples in the order of the batch dimension, including padding.
+        step: step of the job. Random draws depend on it.
+        sample_ids: samples in the order of the batch dimension, including samples that only pad the micro-batch.
         lengths: (micro-batch,) number of leading positions of each sample that are not padding; None without padding.
-        autocast: type to compute products in; None for the weights' type.
-        recompute: whether units that train repeat their forward for the backward instead of keeping activations.
+        autocast: type to compute matrix products in; None for the weights' type.
+        recompute: whether units that train run their forward again for the backward, in place of keeping activations.
         tokens: the positions of this forward, if it runs a slice of each sample; None for all positions.
         memory: what layers keep for later slices of the same samples (`slices.with_earlier`). All slices of a
             micro-batch share it.
-        draws: how often each place has drawn random numbers in the present forward of one unit.
-        kept: how often each layer has used `memory` in the present forward of one unit.
+        draws: how often each place in the code has drawn random numbers in the current forward of a unit.
+        kept: how often each layer has used `memory` in the current forward of a unit.
     """
 
     step: int
@@ -53,11 +53,11 @@ class MicroBatchContext:
     kept: dict[int, int] = field(default_factory=dict)
 
     def before_unit(self) -> "MicroBatchContext":
-        """A copy as before a unit's forward: nothing has been drawn or kept in it."""
+        """A copy for the start of a unit's forward: its `draws` and `kept` are empty."""
         return replace(self, draws={}, kept={})
 
     def in_slices(self, lengths: Sequence[int]) -> "list[MicroBatchContext]":
-        """The contexts of the slices of these lengths, which share `memory`; this one if there are none."""
+        """The contexts of slices with these lengths in tokens; they share `memory`. Without lengths, only this one."""
         if not lengths:
             return [self]
         total = sum(lengths)
@@ -65,7 +65,7 @@ class MicroBatchContext:
         return [replace(self, tokens=tokens, draws={}, kept={}) for tokens in slices]
 
     def places(self, count: int, device: torch.device) -> Tensor:
-        """(count,) positions, within the whole samples, of the `count` positions that this forward runs."""
+        """(count,) the positions that this forward runs, counted from the start of the whole samples."""
         start = 0 if self.tokens is None else self.tokens.start
         return torch.arange(start, start + count, device=device)
 
@@ -74,13 +74,13 @@ _current: MicroBatchContext | None = None
 
 
 def set_micro_batch(context: MicroBatchContext) -> None:
-    """Set the micro-batch of the next forward in this process."""
+    """Set the context that `current_micro_batch` returns in this process from now on."""
     global _current
     _current = context
 
 
 def current_micro_batch() -> MicroBatchContext:
-    """The micro-batch of the present forward.
+    """The context of the micro-batch whose forward runs now.
 
     Raises:
         RuntimeError: `set_micro_batch` was not called.

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation: quotients of two sums over the held-out samples, so that workers only have to add."""
+"""Metrics of an evaluation. Each is a quotient of two sums over the held-out samples, which workers can add up."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,8 +10,8 @@ from pipetransformer_contract.spec import Evaluation
 
 from . import PipelineModel, target_weights
 
-#: Maps one micro-batch's (output, target, weight), as a model's loss gets them, to two scalars, tensors or numbers: the
-#: terms of numerator and denominator. Accuracy is (correct, samples), F1 is (2 tp, 2 tp + fp + fn), loss (sum, weight).
+#: Takes (output, target, weight) of a micro-batch, as a model's `loss` does. Returns two scalars, tensors or numbers.
+#: They are added to numerator and denominator: (correct, samples) for accuracy, (2 tp, 2 tp + fp + fn) for F1.
 Metric = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | float, Tensor | float]]
 
 LOSS, ACCURACY = "loss", "accuracy"
@@ -20,19 +20,19 @@ LOSS, ACCURACY = "loss", "accuracy"
 def make_metrics(
     spec: Evaluation, model: PipelineModel, targets: Tensor, own: Iterable[Metric] = ()
 ) -> dict[str, Metric]:
-    """Loss, accuracy, the spec's imported metrics and the program's own, by the names of their functions.
+    """The metrics of a job by name: loss, accuracy, those that the spec imports, and those of the user's program.
 
-    There is no accuracy if targets are not classes and the model does not replace `correct`.
+    There is no accuracy if targets are floating-point numbers and the model does not replace `correct`.
 
     Args:
-        spec: names the imported metrics and the one that decides.
-        model: for its `loss` and `correct`.
+        spec: names the metrics to import, and the metric that decides which model is best.
+        model: gives `loss` and `correct`.
         targets: targets of some samples.
-        own: metrics of the program.
+        own: metrics of the user's program.
 
     Raises:
-        SpecError: a metric cannot be imported, two have the same name, or `bestMetric` names none of them (accuracy is
-            always allowed).
+        SpecError: a metric cannot be imported, two have the same name, or `bestMetric` is not one of them. It may
+            always be accuracy.
     """
     metrics: dict[str, Metric] = {LOSS: model.loss}
     if type(model).correct is not PipelineModel.correct or not targets.is_floating_point():
@@ -57,10 +57,10 @@ def name_of(metric: Metric) -> str:
 
 
 def accuracy_of(model: PipelineModel) -> Metric:
-    """The share of targets that the model gets right.
+    """The metric accuracy: the share of targets that the model gets right.
 
-    All targets count alike, even if the loss weights their classes. If a subclass replaces `correct`, the loss's weight
-    is the denominator.
+    All targets count the same, even if the loss weights classes. If the model's class replaces `correct`, it is divided
+    by the weight that its `loss` returns.
     """
     counts_targets = type(model).correct is PipelineModel.correct
 

@@ -1,7 +1,7 @@
-"""The form of every model that can be pipelined: embedding, layers, head.
+"""The form of each model that can be trained: embedding, layers, head.
 
-These `num_layers + 2` units are the smallest parts that are cut, moved, frozen or saved: unit 0 is the embedding, units
-1..L are the layers, unit L+1 is the head.
+These L + 2 units are the smallest parts that can be moved, frozen or saved. Unit 0 is the embedding, units 1..L are the
+layers, unit L + 1 is the head.
 """
 
 import copy
@@ -15,12 +15,12 @@ from torch.nn.parameter import is_lazy
 
 from .ties import Ties
 
-#: What `cross_entropy` ignores.
+#: A target of this value is ignored, as in `cross_entropy`.
 _NO_TARGET = -100
 
 
 def unit_name(index: int, num_layers: int) -> str:
-    """Prefix of a unit's parameters in the whole model: `embedding`, `blocks.3`, `head`.
+    """Name of a unit in the whole model: `embedding`, `blocks.3`, `head`. Names of its parameters begin with it.
 
     Raises:
         IndexError: there is no such unit.
@@ -37,19 +37,20 @@ class PipelineModel:
     """A model as a list of units, each of which maps one tensor to one tensor.
 
     Replace `loss` and `correct` in a subclass if the model is not a classifier. There is no accuracy if targets are
-    floating and `correct` is not replaced. Parameters that require no gradient become buffers and never train.
-    Parameters that units share are found when the model is created. On a worker, units that it does not hold are on the
+    floating-point numbers and `correct` is not replaced. Parameters that require no gradient become buffers and never
+    train. Parameters that units share are found when the model is created. Units that a worker does not hold are on the
     meta device.
 
     Attributes:
         embedding: the first unit.
         blocks: the layers.
         head: the last unit.
-        activation: shape of the output of the embedding and of every layer, without the batch.
-        slices_tokens: a promise that the units can run slices of tokens, as `schedule: TeraPipe` needs. The second
-            dimension of inputs, activations, outputs and targets is positions. A position sees only itself and earlier
-            ones, which a layer gets from `with_earlier`. Positions are counted by `current_micro_batch().places(...)`.
-            `loss` and its weight are sums over positions.
+        activation: shape of the output of the embedding and of each layer, without the batch dimension.
+        ties: the parameters that units share.
+        slices_tokens: whether the units can run slices of tokens, as `schedule: TeraPipe` needs. Then the second
+            dimension of inputs, activations, outputs and targets must be positions. A position sees only itself and
+            earlier ones, which a layer gets from `with_earlier`. Positions come from
+            `current_micro_batch().places(...)`. `loss` and its weight are sums over positions.
     """
 
     embedding: nn.Module
@@ -75,7 +76,7 @@ class PipelineModel:
         return [self.embedding, *self.blocks, self.head]
 
     def with_units(self, units: Mapping[int, nn.Module]) -> "PipelineModel":
-        """A copy of this model, with a subclass's attributes, in which `units` replace units of the same shapes."""
+        """A copy of this model, and its other attributes, where `units` (by index) replace its own units."""
         model = copy.copy(self)
         model.embedding, *model.blocks, model.head = [units.get(index, unit) for index, unit in enumerate(self.units)]
         for unit in model.units:
@@ -83,8 +84,11 @@ class PipelineModel:
         return model
 
     def with_constants(self, names: Collection[tuple[int, str]]) -> "PipelineModel":
-        """A copy of this model in which these parameters, (unit, name inside the unit), never train. This model stays
-        unchanged. All copies of a shared parameter must be among them, or none."""
+        """A copy of this model in which these parameters never train. This model stays unchanged.
+
+        Args:
+            names: (unit, name inside the unit) of each parameter. Of a shared parameter, name all copies or none.
+        """
         units = copy.deepcopy(dict(enumerate(self.units)))
         fix_constants(units, names)
         model = self.with_units(units)
@@ -92,15 +96,15 @@ class PipelineModel:
         return model
 
     def with_layers(self, count: int) -> "PipelineModel":
-        """A copy of this model with its first `count` layers only, whose weights are to be replaced."""
+        """A copy of this model with only its first `count` layers. It shares their weights: replace them."""
         model = copy.copy(self)
         model.blocks = self.blocks[:count]
         model.ties = Ties.of(model.units)
         return model
 
     def shell(self) -> "PipelineModel":
-        """A copy on the meta device. Buffers outside of `state_dict` keep their values, because a unit that moves
-        brings only its state. This model stays unchanged, because the user's code may return its modules again.
+        """A copy on the meta device. Buffers outside of `state_dict` keep their values, because workers do not send
+        them with a unit. This model stays unchanged, because the user's code may return its modules again.
 
         Raises:
             ValueError: a tensor cannot be copied, because it has no shape yet or is the result of a computation.
@@ -114,21 +118,21 @@ class PipelineModel:
         return self.with_units({index: copy.deepcopy(unit, dict(memory)) for index, unit in enumerate(self.units)})
 
     def unit_name(self, index: int) -> str:
-        """Prefix of a unit's parameters: a whole-model name is `blocks.3.` + the name inside the unit."""
+        """Name of a unit in the whole model. A parameter's whole-model name is `blocks.3.` + its name in the unit."""
         return unit_name(index, self.num_layers)
 
     def activation_shape(self, micro_batch: int, length: int | None = None) -> tuple[int, ...]:
-        """Shape of the activation between stages for `micro_batch` samples, cut to `length` positions."""
+        """Shape of an activation for `micro_batch` samples, with `length` positions if it is not None."""
         return (micro_batch, *(self.activation if length is None else (length, *self.activation[1:])))
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weighted sum of the losses of all targets, and the sum of their weights. The caller divides by the weight of
-        the global batch.
+        """The weighted sum of the losses of all targets, and the sum of their weights. The trainer divides the sum of
+        losses by the weight of the whole global batch.
 
         Args:
             output: (micro-batch, ..., classes) logits.
-            target: (micro-batch, ...) class indices, -100 to ignore a target.
-            weight: (micro-batch,) 1, or 0 for padding.
+            target: (micro-batch, ...) class indices; -100 for a target that is ignored.
+            weight: (micro-batch,) 1, or 0 for a sample that only pads the micro-batch.
         """
         losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
         weights = target_weights(target, weight).flatten()
@@ -151,7 +155,12 @@ class PipelineModel:
 
 
 def fix_constants(units: Mapping[int, nn.Module], names: Collection[tuple[int, str]]) -> None:
-    """Make constants of the parameters (unit, name inside the unit) of these units, in place."""
+    """Turn parameters of these units into buffers, which never train, in place.
+
+    Args:
+        units: units by index.
+        names: (unit, name inside the unit) of each parameter.
+    """
     for index, unit in units.items():
         for name, parameter in unit.named_parameters():
             if (index, name) in names:

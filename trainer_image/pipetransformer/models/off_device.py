@@ -1,9 +1,9 @@
-"""Frozen units whose tensors lie in host memory, because the cache has their outputs.
+"""Keeps frozen units in host memory, because the cache has their outputs.
 
-A unit that is off its device still computes: it comes onto the device for its own forward alone, so such units need the
-memory of one at a time. Its tensors in host memory never change, because a unit that returns gets new ones. So mirrors
-and checkpoints share them. On a GPU they are pinned. On a CPU both memories are one. There the tensors move between
-storages all the same, and the unit does not count against the bytes of a worker's layers (`worker_memory`).
+Such a unit can still compute: it comes to the device only for its own forward. So all such units together need the
+device memory of one. The tensors in host memory never change, because a unit that comes back gets new ones. So mirrors
+and checkpoints share them. With a GPU they are in pinned memory. On a CPU both memories are the same. There, too, units
+move to new storages, and then do not count against the bytes of a worker's layers (`worker_memory`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ _OFF: WeakSet[nn.Module] = WeakSet()
 
 
 def is_off(unit: nn.Module) -> bool:
-    """Whether a unit's tensors lie in host memory until its forward needs them."""
+    """Whether a unit was moved to host memory, from where it comes to the device only for its forward."""
     return unit in _OFF
 
 
@@ -27,8 +27,8 @@ def move_off(unit: nn.Module, device: torch.device) -> None:
     """Move a frozen unit from its device to host memory. Its parameters and buffers stay the same objects.
 
     Args:
-        unit: trains nothing.
-        device: where the unit runs; its tensors may be in host memory already.
+        unit: a frozen unit.
+        device: the unit's device. Its tensors may be in host memory already.
     """
     if unit in _OFF:
         return
@@ -41,7 +41,7 @@ def move_off(unit: nn.Module, device: torch.device) -> None:
 
 
 def bring_back(unit: nn.Module, device: torch.device) -> None:
-    """Move a unit that is off its device back to stay."""
+    """Move a unit from host memory back to its device, to stay there. Does nothing if it is not in host memory."""
     if unit in _OFF:
         for tensor in _tensors(unit):
             tensor.data = _on(device, tensor)
@@ -50,9 +50,9 @@ def bring_back(unit: nn.Module, device: torch.device) -> None:
 
 @contextmanager
 def on_device(unit: nn.Module, device: torch.device) -> Iterator[None]:
-    """A context in which a unit can compute. A unit that is off the device comes for that long.
+    """A context that lets a unit compute. A unit in host memory is on the device while the context lasts.
 
-    The memory on the device is freed on exit, in the order of the current stream.
+    On exit its memory on the device is freed, in the order of the current stream.
     """
     if unit not in _OFF:
         yield
@@ -68,7 +68,7 @@ def on_device(unit: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def bytes_off(units: Iterable[nn.Module]) -> int:
-    """Bytes of those of the units that are off their device."""
+    """Bytes of those of these units that are in host memory."""
     return sum(tensor.nbytes for unit in units if unit in _OFF for tensor in _tensors(unit))
 
 

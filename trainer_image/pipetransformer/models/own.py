@@ -1,4 +1,4 @@
-"""A model that a program's own function builds, instead of one that the spec names."""
+"""Builds a model by a function of the user's program, instead of by a name in the spec."""
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,17 +13,17 @@ from .model import PipelineModel
 from .randomness.keyed import with_keyed_dropout
 from .randomness.seeded import seeded
 
-#: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, layers, head) that classifies.
+#: Builds a whole model: a `PipelineModel`, or a list of modules (embedding, layers, head) of a classifier.
 ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
 
 
 class OwnModel:
-    """Calls the function with the job's seed set, so that every worker starts from the same weights.
+    """Calls the user's function with the job's seed set, so that all workers start from the same weights.
 
     Args:
-        build: returns a `PipelineModel`, or a list of modules: embedding, layers, head.
-        sample: (1, ...) an input, to find the shape of activations.
-        seed: the same seed gives the same weights.
+        build: the user's function. It returns a `PipelineModel`, or a list of modules: embedding, layers, head.
+        sample: (1, ...) the input of one sample, to find the shape of activations.
+        seed: the seed of all random generators while the function runs.
         dtype: type of all floating-point parameters.
     """
 
@@ -51,7 +51,8 @@ class OwnModel:
             return model.shell()
 
     def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
-        """Units by index (0 is the embedding, L+1 the head) as the function initialises them, on the CPU."""
+        """Build units by index (0 is the embedding, L + 1 the head) with the weights that the function gives them, on
+        the CPU."""
         units = self._build().units
         with building("model", "cannot be copied"):
             return {index: copy.deepcopy(units[index]) for index in indices}  # copies: units may share a parameter

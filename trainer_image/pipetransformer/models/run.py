@@ -9,8 +9,8 @@ from .randomness.draws import drawing
 
 
 class _NoLeaf(torch.autograd.Function):
-    """Turns a leaf into a tensor of the same memory that may be changed in place. A received activation is a leaf,
-    because its gradient is needed, and autograd forbids in-place changes of leaves."""
+    """Returns a tensor with the memory of a leaf, but which a unit may change in place. Autograd forbids that for a
+    leaf, and a received activation is a leaf because its gradient is needed."""
 
     @staticmethod
     def forward(_: object, x: Tensor) -> Tensor:
@@ -22,14 +22,14 @@ class _NoLeaf(torch.autograd.Function):
 
 
 def run_unit(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
-    """The unit's output for the micro-batch of `context`.
+    """Run a unit on its input `x`, for the micro-batch of `context`. Returns its output.
 
-    With an `autocast` type, products are computed in that type, weights keep theirs, and activations between units are
-    float32. With `recompute`, a unit that trains keeps only its input and repeats its forward in its backward
-    (activation checkpointing; Chen et al., 2016). A unit may change its input in place, except with `recompute`.
+    With `context.autocast`, matrix products are computed in that type, weights keep their type, and activations between
+    units are float32. With `context.recompute`, a unit that trains keeps only its input and runs its forward again in
+    its backward (activation checkpointing; Chen et al., 2016). A unit may change `x` in place, except with `recompute`.
 
     Raises:
-        SpecError: the unit draws random numbers that are not keyed.
+        SpecError: the unit draws random numbers that would depend on the layout, or changes a parameter or a buffer.
     """
     if x.is_leaf and x.requires_grad:
         x = _NoLeaf.apply(x)  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ def run_unit(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
 
 
 def _forward_again(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
-    set_micro_batch(context.before_unit())  # other micro-batches ran before the repetition
+    set_micro_batch(context.before_unit())  # other micro-batches ran since its first forward
     return _forward(unit, x, context)
 
 

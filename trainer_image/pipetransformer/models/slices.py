@@ -1,8 +1,8 @@
-"""What a slice of tokens takes from earlier slices of the same samples (TeraPipe, Li et al., 2021, section 3.2).
+"""Gives a slice of tokens the keys and values of earlier slices (TeraPipe, Li et al., 2021, section 3.2).
 
-A causal layer's output at a position depends on earlier positions only, such as their keys and values. The slices of a
-micro-batch run forward from the first to the last, so each finds what the earlier ones kept. They run backward from the
-last to the first, so each gets the gradients that the later ones left. These gradients stay on the worker.
+In a causal layer a position depends only on itself and earlier positions, for example by their keys and values. The
+slices of a micro-batch run forward from first to last, so each finds what earlier slices kept. They run backward from
+last to first, so each gets the gradients that later slices left for it. All of it stays on the worker.
 """
 
 from typing import Any
@@ -14,21 +14,22 @@ from .context import MicroBatchContext, TokenSlice, current_micro_batch
 
 
 def with_earlier(module: nn.Module, *values: Tensor, dim: int) -> tuple[Tensor, ...]:
-    """The values of all positions so far: those of earlier slices, then `values`.
+    """The values of all positions so far: those of earlier slices, followed by `values`, those of this slice.
 
-    Without slices, these are `values` themselves. A model of your own calls it in each layer that mixes positions,
-    usually for keys and values.
+    Without slices it returns `values`. Your own model calls it in each layer that mixes positions, usually for keys and
+    values.
 
     Args:
-        module: the layer, which identifies the values. It may call this function several times in one forward.
-        values: what later positions need of this slice's positions.
-        dim: the dimension of positions, in each of them.
+        module: the layer that calls. Values are kept by layer; it may call this several times in one forward.
+        values: tensors of this slice's positions that later positions need.
+        dim: the dimension of positions in each of `values`.
 
     Returns:
         For each of `values` a tensor in which `dim` has `tokens.stop` positions.
 
     Raises:
-        RuntimeError: earlier slices did not run before, or later slices did not run backward before this one does.
+        RuntimeError: an earlier slice has not run forward yet. In a backward: a later slice has not run backward yet.
+        ValueError: `dim` of a tensor does not have as many positions as the slice.
     """
     context = current_micro_batch()
     if context.tokens is None:
@@ -43,7 +44,9 @@ def with_earlier(module: nn.Module, *values: Tensor, dim: int) -> tuple[Tensor, 
 
 def _with_earlier(key: object, value: Tensor, dim: int, context: MicroBatchContext, tokens: TokenSlice) -> Tensor:
     if value.shape[dim] != len(tokens):
-        raise ValueError(f"values of shape {tuple(value.shape)} in a slice of {len(tokens)} tokens: set `dim`")
+        raise ValueError(
+            f"values of shape {tuple(value.shape)} in a slice of {len(tokens)} tokens: `dim` must be that of positions"
+        )
     kept = context.memory.get(key)
     if kept is None:
         kept = context.memory[key] = _Kept(value, dim, tokens.total)
@@ -55,10 +58,11 @@ def _with_earlier(key: object, value: Tensor, dim: int, context: MicroBatchConte
 
 
 class _Kept:
-    """One layer's values of the positions so far, and the gradients that later slices left for them.
+    """The values that a layer has kept of all positions so far, and the gradients that later slices left for them.
 
-    All slices share the memory of the values, but each sees it as a tensor of its own: autograd forbids changes of a
-    tensor that an earlier slice has saved for its backward, and this slice only writes beyond what that one reads.
+    All slices share the memory of the values, but each gets a separate tensor. Autograd forbids changes of a tensor
+    that an earlier slice has saved for its backward. With separate tensors it cannot see them. They are safe, because a
+    slice only writes positions that earlier slices do not read.
     """
 
     def __init__(self, like: Tensor, dim: int, total: int) -> None:
@@ -71,19 +75,27 @@ class _Kept:
         self._gradient: Tensor | None = None  # of the positions that have not run backward
 
     def append(self, value: Tensor, tokens: TokenSlice) -> Tensor:
-        """Keep this slice's values. Returns those of all positions up to its end. A repeated forward does it again."""
+        """Keep this slice's values. Returns the values of all positions up to the slice's end. A forward that is
+        repeated (activation checkpointing) keeps the same values again."""
         if tokens.start > self._filled:
-            raise RuntimeError(f"tokens {tokens.start} to {tokens.stop} run before the tokens from {self._filled} on")
+            raise RuntimeError(
+                f"tokens {tokens.start} to {tokens.stop} ran forward, but the tokens from {self._filled} on did not yet"
+            )
         self._values.narrow(self._dim, tokens.start, len(tokens)).data.copy_(value)
         self._filled = max(self._filled, tokens.stop)
         return self._values.narrow(self._dim, 0, tokens.stop).data
 
     def backward(self, gradient: Tensor, tokens: TokenSlice) -> Tensor:
-        """The gradient of this slice's values. `gradient` is that of the values up to its end, from this slice."""
+        """The whole gradient of this slice's values.
+
+        Args:
+            gradient: what this slice's backward gives for the values of all positions up to the slice's end.
+            tokens: the positions of the slice.
+        """
         if tokens.stop != self._left:
             raise RuntimeError(
-                f"tokens {tokens.start} to {tokens.stop} run backward before the tokens up to {self._left}: the last "
-                "slice must come first"
+                f"tokens {tokens.start} to {tokens.stop} ran backward, but the tokens up to {self._left} did not yet: "
+                "the last slice must come first"
             )
         if self._gradient is not None:
             gradient = gradient + self._gradient

@@ -1,7 +1,7 @@
-"""Parameters that several units share, such as a language model's embedding that is also its output projection.
+"""Parameters that several units share, such as the embedding table of a language model in its output layer.
 
-Each unit keeps its own copy, even on the same worker, so that units can be cut, moved and saved independently. The
-copies stay bit-identical, because in each step all get the same sum of their gradients.
+Each unit keeps a copy of the parameter, even on the same worker, so that units can be moved and saved independently.
+The copies stay bit-identical: in each step all of them get the same gradient, the sum over the copies.
 """
 
 from collections import defaultdict
@@ -23,11 +23,12 @@ class Tie:
 
     @property
     def last_unit(self) -> int:
-        """The unit that decides whether the parameter trains, because a model freezes from its first unit on."""
+        """The last unit with a copy. While it trains, the parameter trains, because a model freezes from its first
+        unit on."""
         return self.places[-1][0]
 
     def stages(self, units_by_stage: Iterable[Collection[int]]) -> tuple[int, ...]:
-        """The stages that hold a copy."""
+        """The stages that hold a copy. `units_by_stage` are the units of each stage."""
         holders = {unit for unit, _ in self.places}
         return tuple(stage for stage, units in enumerate(units_by_stage) if holders.intersection(units))
 
@@ -40,7 +41,7 @@ class Ties:
 
     @classmethod
     def of(cls, units: Sequence[nn.Module]) -> "Ties":
-        """The parameters that are the same object in more than one unit."""
+        """Find the parameters of these units that are the same object in more than one unit."""
         places: dict[int, list[tuple[int, str]]] = defaultdict(list)
         for index, unit in enumerate(units):
             for name, parameter in unit.named_parameters():
@@ -48,10 +49,10 @@ class Ties:
         return cls(tuple(Tie(tuple(found)) for found in places.values() if len(found) > 1))
 
     def find(self, unit: int, name: str) -> Tie | None:
-        """The tie that a parameter of a unit belongs to."""
+        """The tie of the parameter `name` (inside the unit) of a unit; None if no other unit shares it."""
         return next((tie for tie in self.all if (unit, name) in tie.places), None)
 
     def last_unit(self, unit: int, name: str) -> int:
-        """The last unit that holds the parameter: `unit` itself if it is not tied."""
+        """The last unit that shares the parameter `name` (inside the unit) of `unit`; `unit` if no other one does."""
         tie = self.find(unit, name)
         return unit if tie is None else tie.last_unit

@@ -1,8 +1,8 @@
-"""Refuses forwards that change a parameter or buffer of their unit.
+"""Refuses forwards that change a parameter or a buffer of their unit.
 
-The number of forwards depends on the layout, so their changes would, too. Tensor version counters show most changes at
-little cost in each round. A unit's first forward is watched more closely: a write through `.data` does not change the
-version, and a write by numpy or a user's kernel leaves no trace at all.
+The number of forwards depends on the layout, so the result of such changes would too. In each round, the version
+counters of tensors show most changes at little cost. A unit's first forward is watched more closely. A write through
+`.data` does not change the version, and torch does not see a write by numpy or a user's kernel at all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +23,11 @@ class _Place:
 
     Attributes:
         path: whole-model name of the tensor.
-        tensors: the module's parameters, or its buffers, by name.
-        name: the tensor's name among those.
+        tensors: the module's own dictionary of its parameters, or of its buffers, by name.
+        name: the tensor's name in that dictionary.
         kind: `parameter` or `buffer`.
-        lasts: whether it is part of the unit's state. A buffer outside of it may be replaced, for example by a longer
-            table.
+        lasts: whether the tensor is part of the unit's `state_dict`. A buffer that is not may be replaced, for example
+            by a longer table.
     """
 
     path: str
@@ -49,7 +49,8 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The tensor that was at a place. Its memory is kept alive, so that no other tensor reuses the address."""
+    """A tensor as it was at a place before some forwards. It keeps the memory alive, so that no other tensor can get
+    the same address."""
 
     place: _Place
     tensor: Tensor
@@ -70,7 +71,7 @@ class _Seen:
 
 
 class Unchanged:
-    """Compares the versions of some units' parameters and buffers before and after each round.
+    """Compares the version counters of some units' parameters and buffers before and after forwards.
 
     Args:
         units: the units, by their names in the model.
@@ -81,7 +82,7 @@ class Unchanged:
 
     @contextmanager
     def over(self) -> Iterator[None]:
-        """A context for forwards and backwards.
+        """A context for the forwards and backwards of a round.
 
         Raises:
             SpecError: on exit, if one of them changed a parameter or a buffer.
@@ -93,12 +94,12 @@ class Unchanged:
 
 @contextmanager
 def watching(unit: nn.Module, name: str, *, exactly: bool) -> Iterator[None]:
-    """A context for one forward of a unit.
+    """A context that watches one forward of a unit more closely than `Unchanged`.
 
     Args:
         unit: the unit.
         name: the unit's name in its model.
-        exactly: whether to compare all values, too. That needs a copy of the unit, so it is done once a job.
+        exactly: whether to compare all values too. That needs a copy of the unit, so use it only once a job.
 
     Raises:
         SpecError: on exit, if the forward wrote to a parameter or a buffer.
@@ -136,7 +137,7 @@ def _check(seen: Sequence[_Seen]) -> None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether both have the same bits; so NaN equals itself."""
+    """Whether both tensors have the same bits, so that NaN equals itself. True if they have no values to compare."""
     if one.is_meta or one.layout is not torch.strided:
         return True
     return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
@@ -148,7 +149,11 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation that writes to the memory of a seen tensor, through any tensor."""
+    """Notes the first operation of torch that writes to the memory of one of `seen`, through any tensor.
+
+    Attributes:
+        place: the place of the tensor that was written to; None if none was.
+    """
 
     def __init__(self, seen: Sequence[_Seen]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -178,7 +183,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _extent(tensor: Tensor) -> range:
-    """The range of bytes of its storage that a tensor covers. Several small parameters may share one storage."""
+    """The range of bytes that a tensor covers in its storage. Several small parameters may share one storage."""
     start = tensor.storage_offset()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     size = tensor.dtype.itemsize

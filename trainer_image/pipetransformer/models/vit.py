@@ -1,4 +1,4 @@
-"""A pre-norm Vision Transformer for small images (Dosovitskiy et al., 2020): no class token, pooled by mean."""
+"""A pre-norm Vision Transformer for small images (Dosovitskiy et al., 2020), without class token, pooled by mean."""
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +77,7 @@ class Head(nn.Module):
 
 
 def num_tokens(spec: Model, info: DataInfo) -> int:
-    """Patches of one image.
+    """Number of patches in an image.
 
     Raises:
         SpecError: the data are not images, or cannot be cut into whole patches.
@@ -95,7 +95,7 @@ def num_tokens(spec: Model, info: DataInfo) -> int:
 
 
 def build_empty_unit(spec: Model, info: DataInfo, index: int, *, seed: int, dtype: torch.dtype) -> nn.Module:
-    """Unit `index` on the meta device: names and shapes, no memory."""
+    """Unit `index` on the meta device: with names and shapes, but without memory."""
     with torch.device("meta"):
         if index == 0:
             unit: nn.Module = PatchEmbedding(spec, info.input_shape[0], num_tokens(spec, info), seed)
@@ -107,7 +107,7 @@ def build_empty_unit(spec: Model, info: DataInfo, index: int, *, seed: int, dtyp
 
 
 def initialise(unit: nn.Module, generator: torch.Generator) -> None:
-    """Fill every parameter: Xavier for matrices, a narrow normal for positions, the identity for norms."""
+    """Fill the parameters of a unit: Xavier for matrices, a narrow normal for positions, the identity for norms."""
     for module in unit.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight, generator=generator)

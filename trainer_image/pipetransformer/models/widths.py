@@ -1,4 +1,5 @@
-"""The sizes that shrink together in a narrower model: heads, hidden size and the MLP. A head keeps its size."""
+"""The sizes that shrink together in a narrower model: number of heads, hidden size and MLP size. A head keeps its
+size."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from .build import HUGGINGFACE, VIT, import_huggingface
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """The widths of the model of a spec.
+    """The widths of a model.
 
     Attributes:
-        model: what the user calls the model: `vit`, or a class of transformers.
-        sizes: by field of the spec, or by name in the configuration of transformers.
-        heads: attention heads of queries.
-        key_heads: attention heads of keys and values.
+        model: `vit`, or the name of a class of transformers.
+        sizes: the sizes that shrink, by field of the spec, or by name in the configuration of transformers.
+        heads: number of attention heads of queries.
+        key_heads: number of attention heads of keys and values.
     """
 
     model: str
@@ -28,7 +29,7 @@ class Widths:
 
 
 def widths_of(spec: Model, info: DataInfo) -> Widths | None:
-    """The widths of a model; None for a model of the user's own code, which may have any sizes."""
+    """The widths of the model of a spec; None for a model of the user's own code, whose sizes are unknown."""
     if spec.name == HUGGINGFACE:
         model, sizes = import_huggingface().widths(spec, info)
         heads = sizes.get("num_attention_heads", 1)
@@ -43,12 +44,12 @@ def narrowed(spec: Model, widths: Widths, factor: int) -> Model:
     """The spec of a narrower model.
 
     Args:
-        spec: of the model.
-        widths: of the model.
-        factor: of its widths over those of the result.
+        spec: the spec of the model.
+        widths: the widths of the model.
+        factor: the widths are divided by this.
 
     Raises:
-        SpecError: a size cannot be divided.
+        SpecError: a size is not a multiple of `factor`.
     """
     for name, size in widths.sizes.items():
         if size % factor:

@@ -1,4 +1,4 @@
-"""Multi-Level training: which level trains when, and the operators that make one level's weights of another's.
+"""Multi-Level training: which level trains when, and the operators that make the weights of one level from another.
 
 A level is a size of the job's model. Level 0 is the model itself; each further level has fewer layers, or is narrower.
 Source: Zou et al., "A Multi-Level Framework for Accelerating Training Transformer Models" (arXiv 2404.07999).

@@ -1,17 +1,17 @@
-"""Which axes of which parameters become narrower, for each family of models whose width may change.
+"""Which axes of each parameter become narrower on a smaller level, for each family of models whose width may change.
 
-A table maps a pattern of names inside a unit to one letter for each axis:
+A family's table maps a pattern of parameter names inside a unit to one letter for each axis of the parameter:
 
-    .   stays as it is: classes, vocabulary, positions, pixels
-    w   writes: an output, or what is added to one
-    r   reads: an input
-    3   writes query, key and value, side by side
-    k   writes the heads of keys and values, which may be fewer than those of queries
-    n   writes, and belongs to the final norm
-    o   reads the final norm's output, as logits are made
+    .   keeps its size: classes, vocabulary, positions, pixels
+    w   an output axis, or the axis of something that is added to an output
+    r   an input axis: it is multiplied with an input
+    3   an output axis with query, key and value side by side
+    k   an output axis of the heads of keys and values, which may be fewer than those of queries
+    n   an output axis of the final norm
+    o   the input axis of the layer that makes the logits from the final norm's output
 
-If embedding and output share a table, its axis `o` has to write, as the embedding's does. Logits would then grow with
-the width. So the final norm's gain and bias are scaled instead, and the model keeps its function.
+If embedding and output layer share a table, its axis `o` must be an output axis, as in the embedding. Logits would then
+grow with the width. So the final norm's gain and bias are scaled, and the model still computes the same function.
 """
 
 import re
@@ -25,10 +25,10 @@ from .operators import Axes, Axis, Groups
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Models whose parameters have the same names.
+    """A family of models whose parameters have the same names.
 
     Attributes:
-        table: letters of the axes by a pattern of names inside a unit.
+        table: the letters of a parameter's axes (see the module), by a regular expression for its name inside its unit.
     """
 
     table: Mapping[str, str]
@@ -38,18 +38,18 @@ class Family:
         object.__setattr__(self, "_patterns", {text: re.compile(text) for text in self.table})
 
     def letters(self, name: str) -> str | None:
-        """The letters of a parameter's axes by its name inside its unit; None for an unknown parameter."""
+        """The letters of the axes of the parameter `name` (inside its unit); None if no pattern matches."""
         return next((self.table[text] for text, pattern in self._patterns.items() if pattern.fullmatch(name)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Attention heads of the larger of two levels.
+    """The attention heads of the larger of two levels.
 
     Attributes:
-        queries: heads of queries.
-        keys: heads of keys and values.
-        shared_table: whether embedding and output share a table.
+        queries: number of heads of queries.
+        keys: number of heads of keys and values.
+        shared_table: whether embedding and output layer share a table.
     """
 
     queries: int
@@ -57,7 +57,7 @@ class Heads:
     shared_table: bool
 
     def axes(self, letters: str, groups: Groups) -> Axes:
-        """The axes that letters stand for."""
+        """The axes that these letters stand for, one for each letter."""
         return [self._axis(letter, groups) for letter in letters]
 
     def _axis(self, letter: str, groups: Groups) -> Axis | None:
@@ -65,7 +65,7 @@ class Heads:
             return None
         blocks = self.keys if letter == "k" else self.queries
         if groups.grouping is Grouping.HALVES:
-            blocks = groups.factor  # halves of the heads are halves of the axis
+            blocks = groups.factor  # merging halves of the heads merges halves of the axis
         reads = letter == "r" or (letter == "o" and not self.shared_table)
         return Axis(blocks, reads=reads, parts=3 if letter == "3" else 1)
 
@@ -139,7 +139,7 @@ _LLAMA = Family(
     }
 )
 
-#: By the name of our model, or of a class of transformers.
+#: The families, by the name of our model or of a class of transformers.
 FAMILIES = {
     "vit": _VIT,
     "ViTForImageClassification": _TRANSFORMERS_VIT,
@@ -151,5 +151,9 @@ FAMILIES = {
 
 
 def family_of(model: str) -> Family | None:
-    """The family of our model, or of a class of transformers, by its name; None if its axes are unknown."""
+    """The family of a model; None if its width cannot change, because no family has its parameters.
+
+    Args:
+        model: `vit`, or the name of a class of transformers.
+    """
     return FAMILIES.get(model)

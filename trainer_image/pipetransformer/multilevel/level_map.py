@@ -1,7 +1,8 @@
-"""Makes the units of one level from those of the level above or below, during a regroup or a level change.
+"""Makes the units of one level from those of the next larger or smaller level, in a regroup or when a level ends.
 
-Going down, layers become the mean of their groups and each parameter becomes narrower. Going up, copies take the place
-of means. The level's own earlier weights then break the symmetry of the copies (interpolation).
+On the way to a smaller level, each group of layers becomes one layer, their mean, and parameters become narrower. On
+the way to a larger level, layers and channels are copied. The copies are then interpolated with the weights that the
+larger level had before, because equal copies would stay equal.
 """
 
 import copy
@@ -21,10 +22,10 @@ from .operators import Axes, Groups, mean, narrow, widen
 
 
 class EarlierWeights(Protocol):
-    """Reads the weights that this run kept when it left a level on the way down."""
+    """Reads the weights that this run kept of a level when it went on to a smaller one."""
 
     def read(self, level: int, unit: int) -> dict[str, Tensor]:
-        """Return a unit's parameters and buffers by whole-model name, on the CPU.
+        """Return the parameters and buffers of a unit of this level, by whole-model name, on the CPU.
 
         Raises:
             StorageError: they cannot be read.
@@ -34,15 +35,15 @@ class EarlierWeights(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Two levels next to each other, and how the parameters of one become those of the other.
+    """Two neighbouring levels, and how the parameters of one become those of the other.
 
     Attributes:
         large: the model of the larger level; its units are on the meta device.
-        small: the model of the next level.
-        depth: groups of layers; a factor of 1 leaves them alone.
-        width: groups of heads and channels; a factor of 1 leaves them alone.
-        family: the axes of the parameters; None if the width stays.
-        heads: of the larger level; None if the width stays.
+        small: the model of the smaller level; its units are on the meta device.
+        depth: groups of layers that become one layer; with a factor of 1 both levels have the same layers.
+        width: groups of heads and channels that become one; with a factor of 1 both levels have the same width.
+        family: says which axes of parameters become narrower; None if the width stays.
+        heads: attention heads of the larger level; None if the width stays.
     """
 
     large: PipelineModel
@@ -53,7 +54,7 @@ class Levels:
     heads: Heads | None = None
 
     def axes(self, name: str) -> Axes:
-        """The axes of a parameter that change, by its name inside its unit.
+        """How each axis of a parameter changes between the levels; empty if none does. `name` is that inside the unit.
 
         Raises:
             SpecError: the family does not know the parameter.
@@ -63,25 +64,28 @@ class Levels:
         letters = self.family.letters(name)
         if letters is None:
             raise SpecError(
-                "spec.multiLevel.widthFactor", f"must be 1, because it is unknown how the parameter {name} is narrowed"
+                "spec.multiLevel.widthFactor", f"must be 1, because it is unknown how to narrow the parameter {name}"
             )
         return self.heads.axes(letters, self.width)
 
     def gain(self, name: str) -> int:
-        """The factor of a parameter going down, whose inverse it has going up: more than 1 for a scaled final norm."""
+        """A parameter is multiplied by this factor on the way to the smaller level, and divided on the way back.
+
+        It is more than 1 only for the final norm, if embedding and output layer share a table.
+        """
         if self.family is None or self.heads is None or not self.heads.shared_table:
             return 1
         return self.width.factor if self.family.letters(name) == "n" else 1
 
     def members(self, unit: int) -> list[int]:
-        """The large units that become a small unit."""
+        """The units of the larger level that become the unit `unit` of the smaller level."""
         layers = self.large.num_layers
         if unit in (0, self.small.num_layers + 1):
             return [0 if unit == 0 else layers + 1]
         return [1 + member for member in self.depth.members(unit - 1, layers)]
 
     def group(self, unit: int) -> int:
-        """The small unit that a large unit is made of."""
+        """The unit of the smaller level that the unit `unit` of the larger level is made from."""
         layers = self.large.num_layers
         if unit in (0, layers + 1):
             return 0 if unit == 0 else self.small.num_layers + 1
@@ -90,14 +94,15 @@ class Levels:
 
 @dataclass(slots=True)
 class LevelMap:
-    """Makes the next visit's units of the present one's (`elastic.regroup.StateMap`).
+    """The state map of a level change (`elastic.regroup.StateMap`): makes the next level's units from the present ones.
 
     Attributes:
-        levels: the present and the next level, in the order of their sizes.
-        down: whether the smaller one is next.
-        level: the next level.
-        alpha: share of the smaller level in the result going up.
-        earlier: reads the next level's own earlier weights; needed to go up with `alpha` below 1.
+        levels: the present and the next level.
+        down: whether the smaller of the two is the next one.
+        level: number of the next level.
+        alpha: on the way to a larger level, the share of the smaller level's weights in the result. The rest is the
+            larger level's earlier weights.
+        earlier: reads these earlier weights; needed only if `alpha` is below 1 and the next level is larger.
     """
 
     levels: Levels
@@ -155,7 +160,8 @@ class LevelMap:
         return torch.lerp(self._kept[unit][full].to(grown), grown, self.alpha)
 
     def control(self, old: Control) -> Control:
-        """The state at the next visit's start: nothing is frozen, and nothing of the old model is remembered."""
+        """The control state at the start of the next visit: no layers are frozen, and nothing is kept that was measured
+        or decided for the present level's model."""
         return replace(
             old,
             visit=old.visit + 1,
@@ -175,12 +181,12 @@ class LevelMap:
 
 
 def _check(sources: Sequence[Tensor], wanted: int, name: str) -> None:
-    """Refuse to take a mean of layers that differ.
+    """Check that all layers of a group have the parameter `name` in the same shape, so that it has a mean.
 
     Raises:
         SpecError: a layer of the group lacks the parameter, or has it in another shape.
     """
     if len(sources) < wanted or any(source.shape != sources[0].shape for source in sources):
         raise SpecError(
-            "spec.multiLevel.depthFactor", f"must be 1, because {name} would be the mean of layers that are not alike"
+            "spec.multiLevel.depthFactor", f"must be 1, because layers differ: some lack {name}, or have another shape"
         )

@@ -1,8 +1,9 @@
-"""The operators between two levels, on one axis of one parameter or on a list of layers.
+"""The operators between two levels: how one axis of a parameter, or the list of layers, becomes smaller or larger.
 
-In the paper, a group matrix F (small x large, rows sum to 1) takes the mean of each group, and T copies an entry to all
-members of its group, so that F T = 1. A weight W (outputs x inputs) becomes F W T going down and T W F going up. F and
-T have few entries, so views, means and copies take their place here.
+The entries of an axis are heads or channels, and those of the list are layers. A group of them becomes one. In the
+paper, a matrix F (small x large) takes the mean of each group, and T copies each entry to all members of its group, so
+F T = 1. A weight W (outputs x inputs) becomes F W T on the smaller level, and T W F on the larger one. Here views,
+means and copies replace the matrices, which would be mostly zero.
 """
 
 from collections.abc import Sequence
@@ -16,35 +17,37 @@ from pipetransformer_contract.spec import Grouping
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Which entries of a level become one in the next.
+    """Which entries (layers, heads or channels) of a level become one entry of the next smaller level.
 
     Attributes:
-        factor: members of a group.
-        grouping: with a factor of 2 and 12 entries, `Halves` groups 0 and 6, `Adjacent` 0 and 1.
+        factor: number of entries in a group.
+        grouping: which entries are in a group. Of 12 entries with a factor of 2, `Halves` puts 0 and 6 into one group,
+            and `Adjacent` puts 0 and 1 into one.
     """
 
     factor: int
     grouping: Grouping
 
     def members(self, group: int, count: int) -> list[int]:
-        """The members of a group of `count` entries."""
+        """The entries in group number `group`, if the larger level has `count` entries."""
         if self.grouping is Grouping.HALVES:
             return list(range(group, count, count // self.factor))
         return list(range(group * self.factor, (group + 1) * self.factor))
 
     def group(self, member: int, count: int) -> int:
-        """The group that an entry of `count` belongs to."""
+        """The number of the group that entry `member` is in, if the larger level has `count` entries."""
         return member % (count // self.factor) if self.grouping is Grouping.HALVES else member // self.factor
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a parameter that is narrower in the next level.
+    """One axis of a parameter that is narrower on the smaller level.
 
     Attributes:
-        blocks: equal blocks, such as heads, that are grouped as a whole. They are counted in the larger level.
-        reads: whether the axis is multiplied with an input. Otherwise its entries are an output, or are added to one.
-        parts: independent axes that are stored side by side, such as query, key and value.
+        blocks: number of equal blocks, such as heads, on the larger level. A block is merged with others as a whole.
+        reads: whether it is an input axis, which is multiplied with an input. Otherwise it is an output axis, or that
+            of something added to an output.
+        parts: number of independent axes that are stored side by side, such as 3 for query, key and value.
     """
 
     blocks: int
@@ -52,7 +55,7 @@ class Axis:
     parts: int = 1
 
     def narrow(self, x: Tensor, dim: int, groups: Groups) -> Tensor:
-        """F along `dim` of an output, or T of an input: the mean of each group, or its sum."""
+        """Make dimension `dim` of `x` narrower: each group becomes its mean (F), or its sum on an input axis (T)."""
         before, size, after = _around(x, dim)
         view = x.reshape(*before, self.parts, *self._grouped(groups, size // (self.parts * self.blocks)), *after)
         along = len(before) + (1 if groups.grouping is Grouping.HALVES else 2)
@@ -60,7 +63,8 @@ class Axis:
         return merged.reshape(*before, size // groups.factor, *after)
 
     def widen(self, x: Tensor, dim: int, groups: Groups) -> Tensor:
-        """T along `dim` of an output, or F of an input: copies for each group, or equal shares."""
+        """Make dimension `dim` of `x` wider: each entry becomes copies of itself (T), or equal shares of itself on an
+        input axis (F)."""
         before, size, after = _around(x, dim)
         shape = self._grouped(groups, size * groups.factor // (self.parts * self.blocks))
         along = 0 if groups.grouping is Grouping.HALVES else 1
@@ -70,32 +74,32 @@ class Axis:
         return wide / groups.factor if self.reads else wide
 
     def _grouped(self, groups: Groups, block_size: int) -> list[int]:
-        """The shape of one part, with an axis for the members of a group."""
+        """The shape of one part of the wider axis, with a dimension for the members of a group."""
         count = self.blocks // groups.factor
         members = [groups.factor, count] if groups.grouping is Grouping.HALVES else [count, groups.factor]
         return [*members, block_size]
 
 
-#: The axes of a parameter, None for one that stays as it is. Empty for a parameter that stays as a whole.
+#: The axes of a parameter; None for an axis that keeps its size. Empty for a parameter that does not change at all.
 Axes = Sequence[Axis | None]
 
 
 def narrow(x: Tensor, axes: Axes, groups: Groups) -> Tensor:
-    """A parameter of the next, narrower level."""
+    """Make a parameter of the smaller level from one of the larger level."""
     for dim, axis in enumerate(axes):
         x = x if axis is None else axis.narrow(x, dim, groups)
     return x
 
 
 def widen(x: Tensor, axes: Axes, groups: Groups) -> Tensor:
-    """A parameter of the level above, which is wider."""
+    """Make a parameter of the larger level from one of the smaller level."""
     for dim, axis in enumerate(axes):
         x = x if axis is None else axis.widen(x, dim, groups)
     return x
 
 
 def mean(tensors: Sequence[Tensor]) -> Tensor:
-    """The parameter of one layer in place of several, in a new tensor."""
+    """The mean of a parameter over several layers, in a new tensor."""
     return torch.stack(list(tensors)).mean(dim=0)
 
 

@@ -1,4 +1,4 @@
-"""The V-cycle: from level 0 down to the smallest level, and up again. The spec alone fixes every step of it."""
+"""The V-cycle: a job trains level 0, then each smaller level, then each larger one up to 0, as the spec says."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from pipetransformer_contract.spec import MultiLevel
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Consecutive steps of one level.
+    """Consecutive steps in which one level trains.
 
     Attributes:
         level: the level that trains; 0 is the job's own model.
-        first_step: step (from 0) that it begins with.
-        steps: number of its steps.
-        learning_rate: highest learning rate; None for the optimizer's.
+        first_step: the first of the steps (the job's first step is 0).
+        steps: number of steps.
+        learning_rate: the highest learning rate in these steps; None to use the optimizer's.
     """
 
     level: int
@@ -23,7 +23,7 @@ class Visit:
 
     @property
     def end(self) -> int:
-        """Committed steps at its end."""
+        """Number of committed steps of the job when the visit ends."""
         return self.first_step + self.steps
 
 
@@ -31,8 +31,8 @@ def visits_of(spec: MultiLevel | None, total_steps: int) -> tuple[Visit, ...]:
     """The visits of a job, in order. A job without levels has one visit, of level 0.
 
     Args:
-        spec: the job's `multiLevel`.
-        total_steps: global steps of the whole job.
+        spec: the job's `multiLevel`; None if it has none.
+        total_steps: steps of the whole job.
     """
     if spec is None:
         return (Visit(0, 0, total_steps),)

@@ -1,4 +1,4 @@
-"""Cuts layers into stages and predicts the cost of each number of stages. The operator chooses among them."""
+"""Cuts layers into stages and predicts what a step costs at each number of stages. The operator chooses the number."""
 
 from .candidates import AUTO, Candidate, Option
 from .contiguous import MemoryBound, MemoryBoundError, partition

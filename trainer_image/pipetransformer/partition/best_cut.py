@@ -1,7 +1,8 @@
-"""The best cut of a layout among all cuts, which the trainer's own search is measured against.
+"""Finds the best of all cuts of a layout, to judge the cuts that the trainer's faster search finds.
 
-The trainer balances the seconds of spans and simulates a few cuts. This search goes through every cut, at every
-micro-batch size, and simulates each one whose lower bound leaves it a chance. It is too slow for a leader.
+The trainer balances the seconds of spans and simulates a few cuts. This search goes through all cuts at all
+micro-batch sizes. It simulates each cut that may be faster than the best one so far, by its lower bound. A leader has
+no time for that.
 """
 
 import math
@@ -16,7 +17,7 @@ from .cut import Cut
 from .predict import Step
 from .step_model import StepModel
 
-#: Partial cuts of one layout after which the search stops. Up to 12 layers it always ends before.
+#: The search stops after this many partial cuts of one layout. With up to 12 layers it is complete before that.
 _MOST_PARTS = 20_000
 
 
@@ -25,9 +26,10 @@ class BestCut:
     """The fastest cut of a layout that fits the memory.
 
     Attributes:
-        cut: spans, schedule and micro-batches.
-        seconds: of a step.
-        exact: whether no other cut is faster. Otherwise the search stopped, and the cut is the best one until then.
+        cut: the spans, the schedule and the micro-batch size.
+        seconds: seconds of a step.
+        exact: whether the search was complete, so that no cut is faster. Otherwise the search stopped, and this is the
+            best cut that it had found.
     """
 
     cut: Cut
@@ -36,7 +38,7 @@ class BestCut:
 
 
 def best_cut(model: StepModel, boundary: int, stages: int, pipelines: int) -> BestCut | None:
-    """Search every cut of a layout; None if no cut fits the memory.
+    """Search all cuts of a layout. Returns None if no cut fits the memory.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -46,7 +48,7 @@ def best_cut(model: StepModel, boundary: int, stages: int, pipelines: int) -> Be
     ran = False
     for option in model.options if stages > 1 else (ONE_FORWARD_ONE_BACKWARD,):
         ran |= search.option(option)
-    if not ran:  # the layout can run none of the schedules, or they do not fit
+    if not ran:  # the layout can run none of the schedules, or no cut for them fits the memory
         search.option(ONE_FORWARD_ONE_BACKWARD)
     if search.best is None:
         return None
@@ -54,7 +56,7 @@ def best_cut(model: StepModel, boundary: int, stages: int, pipelines: int) -> Be
 
 
 class _Search:
-    """The best cut so far."""
+    """The search in one layout. `best` is the best cut so far, and `seconds` the seconds of its step."""
 
     def __init__(self, model: StepModel, boundary: int, stages: int, pipelines: int) -> None:
         self._model, self._boundary = model, boundary
@@ -66,7 +68,7 @@ class _Search:
         self.limit = math.inf if bytes_of_worker is None else bytes_of_worker
 
     def start(self) -> None:
-        """Begin with the trainer's own cut, so that few others have a chance."""
+        """Begin with the cut that the trainer would choose. Most other cuts can then be ruled out by their bound."""
         try:
             cut = self._model.cut(self._boundary, self._stages, self._pipelines)
         except MemoryBoundError:
@@ -76,7 +78,7 @@ class _Search:
             self.best, self.seconds = cut, found.seconds
 
     def option(self, option: Option) -> bool:
-        """Look at each cut for one schedule. Returns whether the layout can run it."""
+        """Look at each cut for one schedule. Returns whether the layout can run it, and `best` is set by now."""
         ran = False
         for size in self._model.sizes(self._stages, self._pipelines):
             step = self._model.step(self._boundary, size, self._pipelines)
@@ -98,7 +100,7 @@ class _Search:
 
 
 class _Cuts:
-    """All cuts for one schedule and one micro-batch size, span after span."""
+    """Goes through all cuts for one schedule and one micro-batch size. It builds a cut span by span."""
 
     def __init__(self, search: _Search, option: Option, size: int, step: Step, owners: tuple[int, ...]) -> None:
         self._search, self._option, self._size = search, option, size
@@ -108,7 +110,7 @@ class _Cuts:
         self._prefix_state = [0.0, *accumulate(step.prefix_bytes)]
 
     def extend(self, spans: list[range]) -> None:
-        """Go through all cuts that begin with these spans."""
+        """Look at all cuts that begin with these spans."""
         start = spans[-1].stop if spans else 0
         last = len(self._load) - 1
         others = len(self._owners) - len(spans) - 1
@@ -121,7 +123,13 @@ class _Cuts:
             self._try([*spans, range(start, stop)])
 
     def _hopeless(self, start: int, stop: int, spans: int) -> bool:
-        """Whether units are too slow for a better step, or too large for the memory, in that many spans."""
+        """Whether no good cut has these units in this many spans: they need too many seconds or too many bytes.
+
+        Args:
+            start: the first unit.
+            stop: the unit after the last one.
+            spans: number of spans that hold the units.
+        """
         load = (self._load[stop] - self._load[start]) * self._step.micro_batches
         state = self._state if start else self._prefix_state
         return load >= self._search.seconds * spans or state[stop] - state[start] > self._search.limit * spans

@@ -1,8 +1,8 @@
-"""The ways to run one layout, and which of them is the fastest that fits the memory.
+"""Finds the fastest way to run one layout that fits the memory: a schedule, a cut and a micro-batch size.
 
 BaPipe (arXiv 2012.12544) explores the schedule together with the partition and the micro-batches. Here each candidate
-is cut exactly for its number of spans and its micro-batches. It is simulated only if its lower bound leaves it a
-chance.
+gets the best cut for its number of spans and its micro-batches. It is simulated only if its lower bound is below the
+best time so far.
 """
 
 import math
@@ -18,24 +18,24 @@ from .cut import Cut
 from .predict import Bound, Predicted, Step, UnitWork, peak_chunks
 from .spans import cut_units
 
-#: Most candidates of a layout that are simulated, unless none of them fits the memory.
+#: At most this many candidates of a layout are simulated. If none of them fits the memory, more are.
 _MOST_SIMULATED = 12
-#: Seconds that differ by no more than this share are equal.
+#: Times count as equal if they differ by at most this share.
 _EQUAL = 1e-9
-#: Schedules that compute the two halves of a backward apart.
+#: Schedules that compute the two halves of a backward (for the input, for the weights) at different times.
 IN_HALVES = frozenset({ScheduleName.ZERO_BUBBLE, ScheduleName.ZERO_BUBBLE_V})
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A schedule, and the spans of each worker (V) under it."""
+    """A schedule with a number of spans for each worker (V)."""
 
     schedule: ScheduleName
     spans_per_worker: int = 1
 
 
 ONE_FORWARD_ONE_BACKWARD = Option(ScheduleName.ONE_FORWARD_ONE_BACKWARD)
-#: What `Auto` chooses from, the simpler first. Asynchronous schedules are not among them: they change the result.
+#: The options of `schedule: Auto`, the simplest first. Asynchronous schedules are left out, because they change losses.
 AUTO = (
     ONE_FORWARD_ONE_BACKWARD,
     Option(ScheduleName.GPIPE),
@@ -51,15 +51,16 @@ class Candidate:
     """One way to run a layout.
 
     Attributes:
-        option: schedule and spans of each worker.
+        option: the schedule, and the spans of each worker.
         micro_batches: number of micro-batches (M).
-        cut: the spans; None if the layout cannot be cut so.
-        together: whether all frozen layers are in the first span, whose cache saves their forwards.
-        holders: number of workers of a pipeline that run frozen forwards one round ahead, the first ones; 0 if frozen
-            forwards run in place.
-        least_seconds: lower bound of a step's seconds.
+        cut: the spans of the layout; None if the layout cannot be cut for this option.
+        together: whether all frozen layers are in the first span, whose cache can save their forwards. Otherwise they
+            may be spread over the stages.
+        holders: the first `holders` workers of a pipeline run frozen forwards one round ahead; 0 if frozen forwards
+            run in place.
+        least_seconds: lower bound of the seconds of a step.
         predicted: the simulated step; None if it was not simulated.
-        why_not: why it was not chosen; empty for the choice.
+        why_not: why this candidate was not chosen; empty for the choice.
     """
 
     option: Option
@@ -74,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Spans, and a lower bound of their rounds."""
+    """The spans of a cut, and a lower bound for the seconds of rounds over them."""
 
     spans: list[range]
     bound: Bound
@@ -82,8 +83,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class _Prefix:
-    """What becomes of the frozen layers: spread over the stages, or together in the first span, where a cache or
-    forwards one round ahead on the first `holders` workers save time."""
+    """Where frozen layers are and when they run.
+
+    Attributes:
+        together: whether all are in the first span, so that its cache or forwards one round ahead can save time.
+            Otherwise they may be spread over the stages.
+        holders: the first `holders` workers run them one round ahead; 0 if they run in place.
+    """
 
     together: bool = False
     holders: int = 0
@@ -91,17 +97,17 @@ class _Prefix:
 
 @dataclass(frozen=True)
 class Search:
-    """The search in one layout.
+    """The search for the best candidate in one layout.
 
     Attributes:
         stages: workers of a pipeline (K).
-        steps: what to do, by micro-batch size.
-        schedules: what makes the lists of each option.
-        limit: bytes of a worker; None if unknown.
+        steps: the work of a step, by micro-batch size.
+        schedules: the schedule of each option.
+        limit: bytes that a worker may use; None if unknown.
         in_place: whether frozen forwards may run in place.
         ahead: whether frozen forwards may run one round ahead.
-        copies_limit: bytes of a worker that holds copies of frozen layers, where `limit` is unknown.
-        kept: spans and bounds that searches with the same costs have found, by what they depend on.
+        copies_limit: if `limit` is None, bytes that a worker with copies of frozen layers may use; None if unknown.
+        kept: cuts that searches with the same costs have found, by everything that they depend on.
     """
 
     stages: int
@@ -114,12 +120,12 @@ class Search:
     kept: dict[object, Kept] = field(default_factory=dict)
 
     def best_first(self, options: Sequence[Option]) -> list[Candidate]:
-        """All candidates: the choice, then the simulated ones by their seconds, then the rest.
+        """All candidates: the choice, then the other simulated ones from the fastest to the slowest, then the rest.
 
-        Least time wins. Of equal times the one of fewer bytes wins, then the simpler schedule.
+        The choice is the fastest one. Among equally fast ones it has the fewest bytes, then the simplest schedule.
 
         Args:
-            options: the schedules to choose from, the simpler first.
+            options: the schedules to choose from, the simplest first.
 
         Raises:
             MemoryBoundError: no candidate fits the memory.
@@ -152,13 +158,13 @@ class Search:
         raise ScheduleError(refused[0].why_not)
 
     def _surely_runs(self, candidate: Candidate) -> bool:
-        """Whether a candidate needs no simulation: it was cut within the memory, and runs any round."""
+        """Whether a candidate needs no simulation: its cut surely fits the memory, and its schedule runs any round."""
         option = candidate.option
         within = self.limit is None or option.spans_per_worker == 1
         return within and not candidate.holders and option.schedule is not ScheduleName.SCRIPT
 
     def _candidates(self, option: Option, size: int, errors: list[MemoryBoundError]) -> Iterator[Candidate]:
-        """The candidates of one schedule at one micro-batch size, one for each thing to do with the frozen layers."""
+        """The candidates of one option at one micro-batch size: one for each `_Prefix`. Adds to `errors`."""
         step = self.steps[size]
         candidate = Candidate(option, step.micro_batches)
         num_layers = len(step.state_bytes) - 2
@@ -176,7 +182,7 @@ class Search:
         prefixes = list(self._prefixes(step.units, num_layers - len(fitted.owners)))
         if not prefixes:
             spans = len(fitted.owners)
-            why_not = f"frozen forwards run ahead only with a layer that trains for each of {spans} spans"
+            why_not = f"frozen forwards run ahead only if each of {spans} spans has a layer that trains"
             yield replace(candidate, why_not=why_not)
         for prefix in prefixes:
             found = replace(candidate, together=prefix.together, holders=prefix.holders)
@@ -196,8 +202,10 @@ class Search:
                 yield replace(found, cut=cut, least_seconds=least)
 
     def _prefixes(self, units: UnitWork, spare_layers: int) -> Iterator[_Prefix]:
-        """What can become of the frozen layers, where there are `spare_layers` more layers than spans. With a cache the
-        first span may hold nothing else. Without their forwards it would have nothing to do."""
+        """The ways to place the frozen layers, if there are `spare_layers` more layers than spans.
+
+        With a cache, the first span may hold only frozen layers. If these run ahead, it also needs a layer that trains.
+        """
         if self.in_place:
             yield _Prefix()
         if self.in_place and 0 < units.boundary <= spare_layers + 1 and units.miss_share < 1:
@@ -207,7 +215,7 @@ class Search:
             yield _Prefix(together=True, holders=1)
 
     def _cut(self, option: Option, size: int, owners: tuple[int, ...], prefix: _Prefix) -> Kept:
-        """Cut so that the slowest span is as quick as possible. One span a worker is cut within the memory.
+        """Cut so that the slowest span is as fast as possible. With one span a worker the cut also respects the memory.
 
         Raises:
             MemoryBoundError: no cut fits.
@@ -232,7 +240,15 @@ class Search:
         return self.kept[key]
 
     def _memory(self, step: Step, peaks: Sequence[int], prefix: _Prefix) -> MemoryBound:
-        """The memory of one span a worker. If all workers hold the frozen units, these only lower the limit."""
+        """The bytes that each unit needs in each stage, with one span a worker.
+
+        If all workers hold the frozen units, the bytes of these units are subtracted from the limit instead.
+
+        Args:
+            step: the work of a step.
+            peaks: chunks that each stage keeps at one time.
+            prefix: where frozen layers are.
+        """
         assert self.limit is not None
         copied = step.units.first_active if prefix.holders > 1 else 0
         held_by_all = sum(step.prefix_bytes[:copied]) + (step.brought_bytes if copied else 0.0)
@@ -251,7 +267,7 @@ class Search:
         assert cut is not None
         schedule, step = self.schedules[candidate.option], self.steps[cut.micro_batch_size]
         try:
-            if cut.schedule is ScheduleName.SCRIPT:  # a prediction may ask it for shorter rounds only
+            if cut.schedule is ScheduleName.SCRIPT:  # a prediction may simulate only shorter rounds than this one
                 schedule.actions(RoundShape(cut.owners, step.micro_batches))
             found = step.predict(schedule, cut.owners, cut.spans, candidate.holders)
         except ScheduleError as error:
@@ -266,12 +282,12 @@ class Search:
 
 
 def _not_rising(chunks: Sequence[int]) -> tuple[int, ...]:
-    """The least numbers that are no smaller, and do not rise, as `MemoryBound` wants them."""
+    """The smallest numbers that are at least `chunks` and do not rise from a stage to the next (see `MemoryBound`)."""
     return tuple(accumulate(reversed(chunks), max))[::-1]
 
 
 def _ranked(fitting: Sequence[Candidate], options: Sequence[Option], best: float) -> list[Candidate]:
-    """The choice first, then the others by their seconds, with what they lose."""
+    """The choice first, then the others from the fastest to the slowest, each with its `why_not`."""
 
     def rank(candidate: Candidate) -> tuple[bool, float, int, int]:
         assert candidate.predicted is not None

@@ -1,6 +1,6 @@
-"""The exact contiguous partition, which the greedy one of PipeTransformer's Algorithm 1 approximates.
+"""The best contiguous partition. PipeTransformer's Algorithm 1 only approximates it, with a greedy search.
 
-Add further criteria for a cut here, such as the size of activations that cross it.
+If a cut needs further criteria, such as the size of activations that cross it, add them here.
 """
 
 from bisect import bisect_left, bisect_right
@@ -14,10 +14,10 @@ class MemoryBound:
     """A limit on the bytes of each worker.
 
     Attributes:
-        needs: (stages, items) bytes of an item in each stage. They should not rise from a stage to the next; under 1F1B
-            an earlier stage keeps activations of more micro-batches. Where they rise, because the first stage keeps
-            frozen layers off its device, a partition that fits may be missed.
-        limit: bytes of one worker.
+        needs: (stages, items) bytes of each item in each stage. They should not rise from a stage to the next: under
+            1F1B an earlier stage keeps activations of more micro-batches. They do rise if the first stage keeps frozen
+            layers in host memory. Then the search may miss partitions that fit.
+        limit: bytes that one worker may use.
     """
 
     needs: Sequence[Sequence[float]]
@@ -25,12 +25,12 @@ class MemoryBound:
 
 
 class MemoryBoundError(ValueError):
-    """No partition fits the workers' memory. `needed` and `limit` are bytes."""
+    """No partition fits the memory. `needed` are the bytes that a worker would need, `limit` those that it has."""
 
     def __init__(self, stages: int, stage: int, item: int, needed: float, limit: float) -> None:
         super().__init__(
-            f"{stages} stages do not fit: stage {stage} would need {needed:.0f} bytes with item {item}, but a worker"
-            f" has {limit:.0f}"
+            f"{stages} stages do not fit the memory: stage {stage} would need {needed:.0f} bytes with item {item}, but"
+            f" a worker has {limit:.0f}"
         )
         self.needed = needed
         self.limit = limit
@@ -39,14 +39,14 @@ class MemoryBoundError(ValueError):
 def partition(costs: Sequence[float], stages: int, memory: MemoryBound | None = None) -> list[range]:
     """Cut `costs` into `stages` contiguous, non-empty runs so that the most expensive run is as cheap as possible.
 
-    Exact bisection over the cost of the most expensive run (Pinar and Aykanat, 2004, section 4.3). A greedy probe tells
-    whether a bound is feasible, and each answer moves the bisection to the sum of a run, so it ends exactly at the
-    optimum. Ties are resolved deterministically: balance from the last run to the first, then the earlier cut.
+    It bisects the cost of the most expensive run (Pinar and Aykanat, 2004, section 4.3). A greedy probe tells whether a
+    bound is feasible. The bisection only stops at sums of runs, so it ends exactly at the optimum. Ties are resolved
+    the same way everywhere: it balances the runs from the last to the first, then prefers the earlier cut.
 
     Args:
         costs: costs of the items, in order; not negative.
         stages: number of runs.
-        memory: limit on the bytes of a run; no limit by default.
+        memory: limit on the bytes of each run; no limit by default.
 
     Raises:
         MemoryBoundError: no partition fits the limit.
@@ -61,7 +61,7 @@ def partition(costs: Sequence[float], stages: int, memory: MemoryBound | None = 
 
 
 class _Search:
-    """Prefix sums of one problem, and the probes over them."""
+    """The search for one partition, with sums over the first items of costs and bytes."""
 
     def __init__(self, costs: Sequence[float], stages: int, memory: MemoryBound | None) -> None:
         self.num_items = len(costs)
@@ -90,8 +90,8 @@ class _Search:
         return high
 
     def furthest_ends(self, bound: float) -> tuple[list[int], float]:
-        """How far the first 1, 2, ... runs reach if each costs at most `bound`, and the next bound that could change
-        that."""
+        """How far the first 1, 2, ... runs reach if each costs at most `bound`. Also returns the next larger bound that
+        could let them reach further."""
         ends: list[int] = []
         end, next_bound = 0, float("inf")
         for stage in range(self.stages):
@@ -108,7 +108,7 @@ class _Search:
         return ends, next_bound
 
     def cut(self, bound: float) -> list[range]:
-        """A partition whose runs cost at most `bound`, from the last run to the first."""
+        """A partition whose runs cost at most `bound`. It is built from the last run to the first."""
         ends, _ = self.furthest_ends(bound)
         runs: list[range] = []
         end = self.num_items
@@ -125,7 +125,7 @@ class _Search:
         return [range(end), *reversed(runs)]
 
     def check(self, runs: Sequence[range]) -> None:
-        """Check the memory of each run. It may be too small only if needs rise from a stage to the next.
+        """Check that each run fits the memory. A run can only be too large if needs rise from a stage to the next.
 
         Raises:
             MemoryBoundError: a run does not fit.
@@ -137,7 +137,7 @@ class _Search:
                 raise MemoryBoundError(self.stages, stage, run.stop - 1, needed, self.memory.limit)
 
     def _kept(self, ends: Sequence[int]) -> bool:
-        """Whether runs that reach so far at most can cover all items, none of them empty."""
+        """Whether non-empty runs can cover all items, if run i ends at `ends[i]` or before."""
         return ends[-1] == self.num_items and all(end > stage for stage, end in enumerate(ends))
 
     def _earliest_start(self, stage: int, end: int, bound: float) -> int:
@@ -157,8 +157,8 @@ class _Search:
 
 
 def _furthest_end(upto: Sequence[float], start: int, bound: float) -> int:
-    """Largest `end` with `upto[end] - upto[start] <= bound`. The differences decide; the sum that is searched for is
-    rounded."""
+    """Largest `end` with `upto[end] - upto[start] <= bound`. The bisection for `upto[start] + bound` may be off by a
+    rounding error, so the loops after it compare the differences."""
     end = bisect_right(upto, upto[start] + bound) - 1
     while end > start and upto[end] - upto[start] > bound:
         end -= 1

@@ -1,4 +1,4 @@
-"""Costs of one micro-batch in each unit: measured on the workers, assumed before that."""
+"""Costs of one micro-batch in each unit. They are measured on the workers; before that they are assumed."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,12 +10,12 @@ _END_SHARE = 0.1
 
 
 class UnitCost(NamedTuple):
-    """One unit and one micro-batch.
+    """What one micro-batch costs in one unit.
 
     Attributes:
-        forward: seconds.
-        backward: seconds, for the gradients of weights and input.
-        weights_backward: seconds, for the gradients of weights only.
+        forward: seconds of the forward.
+        backward: seconds of a backward that computes the gradients of weights and input.
+        weights_backward: seconds of a backward for the gradients of weights only.
         saved_bytes: bytes that the forward keeps for the backward.
     """
 
@@ -26,18 +26,19 @@ class UnitCost(NamedTuple):
 
 
 class ModelCosts(BaseModel):
-    """Costs of all L + 2 units and facts about the workers; the same numbers on every worker.
+    """Costs of all L + 2 units and facts about the workers. All workers have the same numbers.
 
     Attributes:
-        micro_batch_sizes: the sizes of `small` and `large`, ascending.
+        micro_batch_sizes: the two measured sizes of a micro-batch in samples, ascending.
         small: cost of each unit at the smaller size.
         large: cost of each unit at the larger size.
         seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
-        seconds_per_action: seconds that any computation of a schedule takes in addition to its units.
-        worker_bytes: bytes that the layers of the smallest worker may take; None if nothing bounds them.
-        host_apart: whether host memory is apart from these bytes on all workers, so that frozen layers may move there.
-        step: committed steps at the measurement.
-        boundary: frozen layers at the measurement.
+        seconds_per_action: seconds that each computation of a schedule takes in addition to those of its units.
+        worker_bytes: bytes that layers may use on the worker with the least memory; None if nothing limits them.
+        host_apart: whether on all workers host memory does not count against `worker_bytes`. Only then can frozen
+            layers move there.
+        step: number of committed steps at the measurement.
+        boundary: number of frozen layers at the measurement.
         not_before: earliest step of the next measurement.
     """
 
@@ -53,7 +54,7 @@ class ModelCosts(BaseModel):
     not_before: int = 0
 
     def at(self, micro_batch_size: int) -> list[UnitCost]:
-        """Costs at another size, by linear interpolation or extrapolation."""
+        """Costs of each unit at another micro-batch size, by linear interpolation or extrapolation."""
         return [
             UnitCost(*(self._line(a, b, micro_batch_size) for a, b in zip(small, large, strict=True)))
             for small, large in zip(self.small, self.large, strict=True)
@@ -69,7 +70,8 @@ class ModelCosts(BaseModel):
 
 
 def assumed_costs(num_layers: int) -> ModelCosts:
-    """Costs in units of one sample's forward through one layer; a backward takes twice that, half of it for weights."""
+    """Assumed costs before a measurement. A layer's forward takes 1 a sample, in place of seconds. Its backward takes
+    2, and half of that is for weights."""
     units = [UnitCost(share, 2 * share, share) for share in [_END_SHARE, *[1.0] * num_layers, _END_SHARE]]
     return ModelCosts(
         micro_batch_sizes=(1, 2), small=units, large=[UnitCost(*(2 * value for value in unit)) for unit in units]
@@ -81,8 +83,8 @@ def training_seconds(
 ) -> tuple[list[float], list[float]]:
     """Seconds of the forward and backward of each of the L + 2 units when `boundary` layers are frozen.
 
-    Frozen units run only the forward, and only for the share `miss_share` of samples that the cache does not have. The
-    first active unit computes no gradient of its input.
+    Frozen units have only a forward, and only for samples that the cache does not have; `miss_share` is their share.
+    The first unit that trains computes no gradient of its input.
     """
     first_active = boundary + 1 if boundary else 0
     backward = [

@@ -1,7 +1,7 @@
-"""What a job could reach at best: the fastest legal layout and cut at each boundary, without pauses.
+"""Predicts what a job could reach at best: the fastest legal layout and cut at each boundary, without pauses.
 
-All times are those of `StepModel`, and `choose()` takes the layouts, as for a job that trains. Beside the ideal stand
-the runs that a user would pick instead, and a bound that no layout can beat.
+`StepModel` predicts the times and `choose()` takes the layouts, as for a job that trains. The module also predicts the
+runs that a user would pick instead, and a lower bound that no layout can beat.
 """
 
 from bisect import bisect_right
@@ -20,16 +20,16 @@ from .step_model import StepModel
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Steps in which the frozen layers and what the cache has stay the same.
+    """Consecutive steps with the same numbers of frozen and of cached layers.
 
     Attributes:
-        first_step: its first step.
+        first_step: the first of the steps.
         steps: number of steps.
         boundary: number of frozen layers.
-        cached: number of frozen layers whose outputs the cache has, of samples that it can hold. It is smaller than
-            `boundary` in the epoch after layers froze, because a sample was last read before.
-        off: number of frozen layers that have left the device, where a cache can hold all samples. Layers
-            that a thaw leaves frozen stay off, although the cache no longer has their outputs.
+        cached: number of frozen layers whose outputs the cache has, for the samples that it can hold. In the epoch
+            after layers froze it is smaller than `boundary`, because samples were last read before they froze.
+        off: number of frozen layers that have left the device, if the cache can hold all samples. After a thaw the
+            layers that are still frozen stay off, although the cache no longer has their outputs.
     """
 
     first_step: int
@@ -40,10 +40,10 @@ class Segment:
 
 
 def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch: int) -> list[Segment]:
-    """Split a run.
+    """Split a run into segments.
 
     Args:
-        moves: (step, frozen layers from there on), ascending.
+        moves: (step, number of frozen layers from this step on), ascending.
         total_steps: steps of the run.
         steps_per_epoch: steps after which a sample is read again.
     """
@@ -58,7 +58,7 @@ def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch
     found, off = list[Segment](), 0
     for start, end in zip(starts, [*starts[1:], total_steps], strict=True):
         boundary, epoch_ago = boundary_at(start), start - steps_per_epoch
-        thawed = any(epoch_ago < fall <= start for fall in falls)  # then entries were dropped
+        thawed = any(epoch_ago < fall <= start for fall in falls)  # a thaw empties the cache
         cached = 0 if thawed else boundary_at(epoch_ago)
         off = max(min(off, boundary), cached)
         found.append(Segment(start, end - start, boundary, cached, off))
@@ -66,8 +66,7 @@ def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch
 
 
 def with_cache_of(model: StepModel, boundary: int, cached: int, off: int) -> StepModel:
-    """The model while the cache has the outputs of `cached` of `boundary` frozen layers, and `off` of them are off the
-    device, if the job moves them there."""
+    """The step model of a segment with these numbers of layers; `Segment` explains them."""
     first_active = boundary + 1 if boundary else 0
     frozen = [unit.forward for unit in model.costs.large[:first_active]]
     computed = sum(frozen[cached + 1 if cached else 0 :])
@@ -76,7 +75,7 @@ def with_cache_of(model: StepModel, boundary: int, cached: int, off: int) -> Ste
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A segment of a run: the layout, seconds of a step, and GPUs that the job holds."""
+    """A segment of a run: the layout in it, the seconds of a step, and the number of GPUs that the job holds."""
 
     segment: Segment
     layout: Layout
@@ -86,7 +85,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """A whole run, without pauses."""
+    """A whole run, predicted without pauses."""
 
     parts: Sequence[Part]
 
@@ -97,24 +96,24 @@ class Course:
 
     @property
     def gpu_seconds(self) -> float:
-        """Seconds times GPUs held."""
+        """Seconds times GPUs held, summed over all steps."""
         return sum(part.segment.steps * part.step_seconds * part.gpus for part in self.parts)
 
     @property
     def layouts(self) -> list[Layout]:
-        """The layouts, in order, without repetitions."""
+        """The layouts in order. A layout that stays is listed once."""
         found = [part.layout for part in self.parts]
         return [layout for number, layout in enumerate(found) if number == 0 or layout != found[number - 1]]
 
 
 @dataclass(frozen=True)
 class Ideal:
-    """The best that layouts allow, at any boundary.
+    """The best layouts of a job, and the runs that they make possible.
 
     Attributes:
-        model: predicts steps, and bounds the memory by measured bytes.
-        bounds: limits of a layout. With `Paper` they also bound the memory, by the paper's estimate.
-        packing: the job's rule.
+        model: predicts steps, and limits the memory by measured bytes.
+        bounds: limits of a layout. With `packing: Paper` they also limit the memory, by the paper's estimate.
+        packing: the job's `packing`.
     """
 
     model: StepModel
@@ -123,7 +122,7 @@ class Ideal:
     _found: dict[tuple[int, int, int], dict[Layout, BestCut]] = field(default_factory=dict, init=False, repr=False)
 
     def layouts(self, boundary: int, cached: int, off: int) -> dict[Layout, BestCut]:
-        """The best cut of each layout that fits the memory, in a segment with these numbers of layers."""
+        """The best cut of each layout that fits the memory, in a segment with these numbers of layers (`Segment`)."""
         key = (boundary, cached, off)
         if key not in self._found:
             model = with_cache_of(self.model, *key)
@@ -137,10 +136,10 @@ class Ideal:
         return self.layouts(segment.boundary, segment.cached, segment.off)
 
     def best(self, segment: Segment, bounds: Bounds | None = None, on_pack: OnPack = OnPack.WIDEN) -> Layout:
-        """The layout that `choose()` takes of all that fit: the fastest, or with `Release` the cheapest.
+        """The layout that `choose()` takes of all that fit the memory: the fastest, or with `Release` the cheapest.
 
         Raises:
-            ValueError: no layout fits.
+            ValueError: no layout fits the memory.
         """
         by_stages: dict[int, list[StepTime]] = {}
         for layout, found in self._layouts_in(segment).items():
@@ -158,19 +157,20 @@ class Ideal:
         return self.best(_START)
 
     def unfrozen(self, total_steps: int) -> Course:
-        """The best static layout, and nothing freezes."""
+        """A run in the best static layout, where no layers freeze."""
         return self.kept(self.static(), [replace(_START, steps=total_steps)])
 
     def kept(self, layout: Layout, run: Sequence[Segment]) -> Course:
-        """One layout throughout, whose stages are cut anew at each boundary."""
+        """A run in one layout, whose stages are cut again whenever the boundary moves."""
         return self._course([(segment, layout) for segment in run])
 
     def elastic(self, run: Sequence[Segment]) -> Course:
-        """The fastest layout in each segment."""
+        """A run that has the fastest layout in each segment."""
         return self._course([(segment, self.best(segment)) for segment in run])
 
     def released(self, run: Sequence[Segment]) -> Course:
-        """The fewest GPU-seconds in each segment, with steps about as fast as the best static layout's at the start."""
+        """A run with the fewest GPU-seconds in each segment. Steps stay about as fast as at the start, in the best
+        static layout."""
         static = self.static()
         seconds = self._layouts_in(_START)[static].seconds
         any_width = replace(static, pipelines=self.bounds.max_pipelines)  # a job would keep at most its own
@@ -178,11 +178,11 @@ class Ideal:
         return self._course([(segment, self.best(segment, bounds, OnPack.RELEASE)) for segment in run])
 
     def work_seconds(self, run: Sequence[Segment]) -> float:
-        """Seconds that no layout can beat: the work, spread evenly over all workers, without bubble and links."""
+        """Seconds that no layout can beat: the work shared evenly by all workers, without idle time and messages."""
         return sum(segment.steps * self._work(segment) for segment in run)
 
     def exact(self) -> bool:
-        """Whether every cut was looked at, in all layouts so far."""
+        """Whether `best_cut` completed its search in all layouts that were looked at so far."""
         return all(best.exact for found in self._found.values() for best in found.values())
 
     def _course(self, chosen: Sequence[tuple[Segment, Layout]]) -> Course:
@@ -203,7 +203,7 @@ class Ideal:
         return least * model.global_batch / self.bounds.max_workers
 
     def _all(self, boundary: int) -> list[Layout]:
-        """All layouts of at most the maximum of workers, whether or not measured bytes allow them."""
+        """All layouts within the bounds. Whether they fit the measured bytes is not checked here."""
         bounds = self.bounds
         return [
             Layout(stages, pipelines)

@@ -1,4 +1,4 @@
-"""The paper's estimate of a stage's memory: parameter bytes; frozen ones count a sixth."""
+"""The paper's estimate of a stage's memory: its parameter bytes, where those of frozen layers count a sixth."""
 
 import math
 from collections.abc import Sequence
@@ -13,16 +13,17 @@ LAMBDA_FROZEN = Fraction(1, 6)
 def paper_bytes(
     unit_param_bytes: Sequence[int], boundary: int, stages: int, lambda_frozen: float | Fraction = LAMBDA_FROZEN
 ) -> int:
-    """Bytes of the largest stage after the best contiguous split of the active units over `stages` workers.
+    """Bytes of the largest stage, after the best contiguous split of the units that train over `stages` workers.
 
-    The frozen prefix (including the embedding if a layer is frozen) stays on the first worker and counts
-    `lambda_frozen` of its size (PipeTransformer, Algorithm 1 and Eq. 2). If there are fewer active units than stages,
-    some workers stay empty.
+    All frozen units (with the embedding, if a layer is frozen) stay on the first worker and count `lambda_frozen` of
+    their size (PipeTransformer, Algorithm 1 and Eq. 2). If fewer units train than there are stages, some workers hold
+    nothing.
 
     Args:
         unit_param_bytes: parameter bytes of embedding, layers and head (L + 2 items).
         boundary: number of frozen layers.
-        stages: pipeline length (K).
+        stages: number of stages (K).
+        lambda_frozen: memory of a frozen layer relative to one that trains.
     """
     first_active = boundary + 1 if boundary else 0
     frozen = sum(unit_param_bytes[:first_active])

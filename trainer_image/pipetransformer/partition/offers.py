@@ -1,4 +1,4 @@
-"""Offers: memory and step time of the job at each number of stages, from which the operator chooses a layout."""
+"""Makes offers: the memory and step time of the job at each number of stages. The operator chooses a layout by them."""
 
 import contextlib
 import math
@@ -17,17 +17,21 @@ _MAX_WIDTHS = 64
 
 @dataclass(frozen=True)
 class Prediction:
-    """One layout: bytes of its largest stage, and seconds of a step (None before costs are measured)."""
+    """The prediction of one layout: the bytes of its largest stage, and the seconds of a step (None before costs are
+    measured)."""
 
     bytes_per_worker: int
     step_seconds: float | None
 
 
 def offered_stages(initial: int) -> list[int]:
-    """At most 16 numbers of stages, descending.
+    """The numbers of stages that offers are made for: at most 16, descending.
 
-    They are, in order of priority: the halvings of the initial number, as in the paper; the initial number less 1, 2,
-    4, ... and a single stage; numbers between the two neighbours with the largest ratio.
+    They are, in order of priority:
+    1. the initial number, and its halves as long as they are whole, as in the paper;
+    2. the initial number less 1, 2, 4 and so on;
+    3. a single stage;
+    4. numbers between the two neighbours in this list with the largest ratio.
     """
     wanted = [initial]
     while wanted[-1] % 2 == 0:
@@ -50,13 +54,13 @@ def make_offers(
     max_pipelines: int,
     pause_seconds: float,
 ) -> list[Offer]:
-    """One offer for each number of stages that fits at some number of pipelines.
+    """Make one offer for each number of stages that fits the memory with some number of pipelines.
 
     Args:
-        predict: predicts a layout of (stages, pipelines); raises `MemoryBoundError` if it does not fit.
+        predict: predicts the layout (stages, pipelines); raises `MemoryBoundError` if it does not fit the memory.
         initial_stages: number of stages at the job's start; no offer has more.
         max_workers: maximum number of workers in a layout.
-        max_pipelines: maximum number of pipelines, given by the data's shards.
+        max_pipelines: maximum number of pipelines: the number of shards of the data.
         pause_seconds: expected seconds of one regroup.
     """
     offers = []
@@ -66,7 +70,7 @@ def make_offers(
             with contextlib.suppress(MemoryBoundError):
                 fitting[pipelines] = predict(stages, pipelines)
                 if fitting[pipelines].step_seconds is None:
-                    break  # more pipelines would only add times, which are not known yet
+                    break  # times are not known yet, and other numbers of pipelines would add nothing else
         if fitting:
             offers.append(
                 Offer(

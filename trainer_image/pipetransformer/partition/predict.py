@@ -1,8 +1,8 @@
-"""Predicts a step of a cut: its seconds and idle share by simulating the schedule's lists, and the bytes of a worker.
+"""Predicts a step of a cut by simulating the schedule's lists: its seconds, its idle share and the bytes of a worker.
 
-What a list keeps in flight decides the memory. Of a long round over many spans only shorter ones are simulated, and the
-rest is taken to go on at the same pace. Results are kept, because layouts of the same number of stages share cuts and
-micro-batch sizes.
+The chunks that a worker keeps in flight decide its memory. Of a long round over many spans, only a part is simulated;
+the rest is assumed to continue at the same pace. Results are kept, because layouts with the same number of stages share
+cuts and micro-batch sizes.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from pipetransformer.schedules import Ahead, Asynchronous, Program, RoundCosts, 
 
 from .costs import UnitCost, training_seconds
 
-#: Chunks times spans up to which a round is simulated as a whole.
+#: A round is simulated as a whole if its chunks times its spans are at most this.
 _WHOLE = 256
-#: Chunks for each worker after which a longer round has found its pace.
+#: A longer round has a constant pace after this many chunks for each worker.
 _PACE = 3
 
 
@@ -31,14 +31,16 @@ class _Sums:
 
 
 class UnitWork:
-    """What the units cost for one micro-batch size and one boundary.
+    """What one micro-batch costs in each unit, for one micro-batch size and one boundary.
 
     Attributes:
+        boundary: number of frozen layers.
+        miss_share: share of the samples that the cache of the first worker does not have.
         first_active: the first unit that trains.
-        seconds: seconds of each unit in a round, forward and backward, if all frozen forwards are computed.
-        cached_seconds: the same with the share of frozen forwards that the cache does not save.
+        seconds: seconds of each unit's forward and backward, if all frozen forwards are computed.
+        cached_seconds: the same, but frozen forwards count only their share `miss_share`.
         active_seconds: the same without frozen forwards.
-        saved_bytes: bytes that each unit keeps for the backward of a micro-batch.
+        saved_bytes: bytes that each unit keeps for the backward.
     """
 
     def __init__(
@@ -52,11 +54,11 @@ class UnitWork:
     ) -> None:
         """
         Args:
-            units: costs of the units at the size.
+            units: costs of the units at the micro-batch size.
             boundary: number of frozen layers.
             miss_share: share of the samples that the cache of the first worker does not have.
-            message_seconds: seconds of an activation or a gradient between two workers.
-            action_seconds: seconds that any computation takes in addition to its units.
+            message_seconds: seconds to send an activation or a gradient from one worker to another.
+            action_seconds: seconds that each computation takes in addition to those of its units.
         """
         self.boundary, self.miss_share = boundary, miss_share
         self.first_active = boundary + 1 if boundary else 0
@@ -74,7 +76,7 @@ class UnitWork:
         self._message, self._action = message_seconds, action_seconds
 
     def of_spans(self, owners: tuple[int, ...], spans: Sequence[range], holders: int = 0) -> "SpanWork":
-        """What spans cost. The first one does not compute what its cache has.
+        """What a micro-batch costs in each span. The first span does not compute the samples that its cache has.
 
         Args:
             owners: worker of each span.
@@ -107,10 +109,10 @@ class SpanWork:
         backward: seconds of each span's backward.
         weights: the part of `backward` that makes the gradients of weights.
         saved: bytes that each span keeps for a backward.
-        message: seconds of an activation or a gradient between two workers.
-        action: seconds that any computation takes in addition to its units.
+        message: seconds to send an activation or a gradient from one worker to another.
+        action: seconds that each computation takes in addition to those of its units.
         prefix: seconds of each frozen unit whose forwards run one round ahead.
-        holders: number of workers that run them, the first ones.
+        holders: number of workers that run these forwards: the first workers of the pipeline.
     """
 
     owners: tuple[int, ...]
@@ -125,19 +127,20 @@ class SpanWork:
     holders: int = 0
 
     def ahead(self, inner: Schedule) -> Ahead:
-        """Runs `prefix` one round ahead, in the idle time of a schedule over the spans."""
+        """The schedule that runs `prefix` one round ahead, in the idle time of `inner`, which orders the spans."""
         forward, backward = (tuple(one + self.action for one in each) for each in (self.forward, self.backward))
         return Ahead(inner, RoundSeconds(forward, backward, self.prefix), tuple(range(self.holders)))
 
     def bound(self, *, halves: bool) -> "Bound":
-        """A lower bound of a round's seconds under any schedule.
+        """A lower bound of a round's seconds under any schedule. It is the largest of these times:
 
-        A worker can start once a chunk has reached its first span, and computes all chunks on all its spans. If
-        backwards are whole, its last one is followed by those of the spans before. The way of one chunk there and back
-        is a bound, too. Forwards one round ahead share the workers' time with the rest.
+        - For each worker: a chunk has to reach its first span, then it computes all chunks on all its spans. If
+          backwards are whole, the backwards of the spans before follow its last one.
+        - One chunk passes all spans forward and backward.
+        - If workers run frozen forwards one round ahead: the work of these workers, shared evenly.
 
         Args:
-            halves: whether the schedule may compute the two halves of a backward apart.
+            halves: whether the schedule may compute the two halves of a backward at different times.
         """
         spans = range(len(self.owners))
         trained = range(self.first_trained, len(self.owners))
@@ -156,7 +159,7 @@ class SpanWork:
             own = [span for span in spans if self.owners[span] == worker]
             lowest = next((span for span in own if span in trained), None)
             tail = 0.0
-            if lowest is None:  # its last forward is followed by the rest of that chunk's way
+            if lowest is None:  # after its last forward, that chunk still has the rest of its way
                 tail = way - heads[own[-1]] - forward[own[-1]]
             elif not halves:
                 tail = tails[lowest]
@@ -170,27 +173,32 @@ class SpanWork:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """The largest of some lines over the number of micro-batches: (constant, slope)."""
+    """A lower bound of a round's seconds, by the number of micro-batches: the largest of some lines.
+
+    Attributes:
+        lines: (seconds at 0 micro-batches, seconds for each micro-batch) of each line.
+    """
 
     lines: Sequence[tuple[float, float]]
 
     def at(self, micro_batches: int) -> float:
-        """Seconds of a round of that many micro-batches, at least."""
+        """The least seconds of a round with this number of micro-batches."""
         return max(constant + slope * micro_batches for constant, slope in self.lines)
 
 
 class Step:
-    """A step of a pipeline, apart from how it is cut.
+    """The work of a pipeline in a step, before it is cut into spans.
 
     Attributes:
-        units: what the units cost.
+        units: what a micro-batch costs in each unit.
         micro_batches: number of micro-batches (M).
-        state_bytes: bytes of each unit without what it keeps for backwards.
-        off_units: number of leading units that a first span, or a copy of it, keeps off the device.
-        prefix_bytes: as `state_bytes`, of units of the first span and of copies. Those off the device take nothing.
-        brought_bytes: bytes of the largest unit that is off the device. It comes back for a moment when the cache lacks
-            a sample.
-        made_bytes: most bytes of what frozen units have made ahead, on the first worker.
+        state_bytes: bytes of each unit, without the activations that it keeps for backwards.
+        off_units: the first `off_units` units are in host memory, on the first span's worker and where they are copies.
+        prefix_bytes: bytes of each unit on the first span's worker and as a copy: `state_bytes`, or 0 for units in host
+            memory.
+        brought_bytes: bytes of the largest unit in host memory. It comes to the device for its forward if the cache
+            lacks a sample.
+        made_bytes: most bytes that outputs computed ahead take on the first worker.
     """
 
     def __init__(
@@ -205,13 +213,13 @@ class Step:
     ) -> None:
         """
         Args:
-            units: what the units cost.
+            units: what a micro-batch costs in each unit.
             micro_batches: number of micro-batches (M).
-            state_bytes: bytes of each unit without what it keeps for backwards.
+            state_bytes: bytes of each unit, without the activations that it keeps for backwards.
             reduction_seconds: seconds to sum each unit's gradients over the pipelines.
-            made_bytes: most bytes of what frozen units have made ahead, on the first worker.
-            off_units: number of leading units that a first span, or a copy of it, keeps off the device.
-            steps_per_round: steps until an asynchronous schedule empties the pipeline.
+            made_bytes: most bytes that outputs computed ahead take on the first worker.
+            off_units: number of leading units in host memory (see the class).
+            steps_per_round: steps of a round, if the schedule is asynchronous.
         """
         self.units, self.micro_batches, self.state_bytes = units, micro_batches, state_bytes
         self.made_bytes, self.off_units, self._steps_per_round = made_bytes, off_units, steps_per_round
@@ -221,7 +229,7 @@ class Step:
         self._reduction = _Sums(reduction_seconds)
 
     def steps_of(self, schedule: Schedule) -> int:
-        """Steps of a round."""
+        """Number of steps in a round of this schedule: more than 1 only for an asynchronous schedule."""
         return self._steps_per_round if isinstance(schedule, Asynchronous) else 1
 
     def predict(
@@ -229,11 +237,11 @@ class Step:
     ) -> "Predicted":
         """Predict the step by simulation.
 
-        The reduction of a worker's gradients overlaps with its last backward. What remains is added to the worker's
-        time.
+        The reduction of a worker's gradients overlaps with its last backward. Only the rest of the reduction is added
+        to the worker's time.
 
         Args:
-            schedule: orders the round.
+            schedule: orders the computations of the round.
             owners: worker of each span.
             spans: units of each span, in the order of the model.
             holders: number of workers that run frozen forwards one round ahead; 0 if the spans run them.
@@ -268,12 +276,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A step.
+    """A predicted step.
 
     Attributes:
-        seconds: of the step.
-        idle_share: share of it in which workers compute nothing.
-        bytes_by_worker: most bytes of each worker: its units, and what they keep for backwards.
+        seconds: seconds of the step.
+        idle_share: share of the step that workers do not compute, as a mean over the workers.
+        bytes_by_worker: most bytes of each worker at one time: its units, and the activations kept for backwards.
     """
 
     seconds: float
@@ -288,7 +296,7 @@ class Predicted:
 
 @lru_cache(maxsize=128)
 def peak_chunks(schedule: Schedule, workers: int, micro_batches: int) -> tuple[int, ...]:
-    """The largest number of chunks that each worker keeps, if each has one span and all of them train."""
+    """The most chunks that each worker keeps at one time, if each worker has one span and all spans train."""
     none = (0.0,) * workers
     work = SpanWork(tuple(range(workers)), 0, none, none, none, (1.0,) * workers)
     return tuple(map(round, _play(schedule, micro_batches, work).bytes))
@@ -296,14 +304,20 @@ def peak_chunks(schedule: Schedule, workers: int, micro_batches: int) -> tuple[i
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """When each worker ended, how long it computed, and the most bytes that it kept for backwards."""
+    """A simulated round, by worker.
+
+    Attributes:
+        ends: seconds from the round's start to the end of the worker's last computation.
+        busy: seconds of the worker's computations.
+        bytes: most bytes that the worker keeps for backwards at one time.
+    """
 
     ends: tuple[float, ...]
     busy: tuple[float, ...]
     bytes: tuple[float, ...]
 
     def after(self, earlier: "_Played", times: float) -> "_Played":
-        """This round with `times` the difference to a shorter round added."""
+        """A longer round: this one plus `times` its difference to a shorter round, `earlier`."""
 
         def grown(now: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
             return tuple(a + times * (a - b) for a, b in zip(now, before, strict=True))
@@ -312,7 +326,8 @@ class _Played:
 
 
 def _play(schedule: Schedule, chunks: int, work: SpanWork) -> _Played:
-    """Simulate a round; of a long one, two rounds of K, 2 K or 3 K chunks, and go on at the same pace."""
+    """Simulate a round. For a long one simulate two rounds of K, 2 K or 3 K chunks, and assume that it continues at the
+    same pace."""
     workers = max(work.owners) + 1
     if chunks <= workers or chunks * len(work.owners) <= _WHOLE:
         return _simulated(schedule, chunks, work)

@@ -1,4 +1,4 @@
-"""Seconds of a slice of tokens as a function of its length and of the tokens before it, fitted to measurements."""
+"""Predicts the seconds of a slice of tokens from its length and the number of tokens before it, by a fitted formula."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,13 +8,12 @@ from pydantic import BaseModel
 
 from .slices import Seconds, StageTimes, equal_slices, in_tokens, plan_round
 
-#: Chunks of a round for each stage, before costs are measured. A pipeline of K stages then waits at most a fifth of a
-#: round.
+#: A round has this many chunks for each stage, before costs are measured. Stages then wait at most a fifth of a round.
 _CHUNKS_PER_STAGE = 4
 
 
 class SliceProbe(NamedTuple):
-    """One measurement: `samples` samples, `length` tokens of each behind `context` tokens."""
+    """One measurement: the seconds of a slice of `length` tokens after `context` tokens, for `samples` samples."""
 
     samples: int
     length: int
@@ -23,10 +22,12 @@ class SliceProbe(NamedTuple):
 
 
 class SliceCost(BaseModel):
-    """t(B, l, c) = fixed + B (token l + context c + pair l c + square l^2) seconds for B samples.
+    """Seconds of a slice of l tokens after c tokens, for B samples:
+
+    t(B, l, c) = fixed + B (token l + context c + pair l c + square l^2).
 
     The paper measures t(l, 0) and fits the rest to l, c and l c (TeraPipe, Li et al., 2021, section 3.3). Here l^2 is
-    fitted, too, because a slice also attends to itself.
+    fitted too, because a slice also attends to itself.
     """
 
     fixed: float = 0.0
@@ -44,7 +45,13 @@ class SliceCost(BaseModel):
         return max(0.0, self.fixed + samples * (per_sample + self.square * length**2))
 
     def table(self, samples: int, grain: int, total: int) -> Seconds:
-        """Seconds by length and context in grains; see `StageTimes`. The last grain of a sample may be smaller."""
+        """The seconds of all slices of a sample, in the form of `StageTimes`.
+
+        Args:
+            samples: number of samples.
+            grain: tokens of a grain. The last grain of a sample may be smaller.
+            total: tokens of a sample.
+        """
         grains = -(-total // grain)
         table = np.zeros((grains + 1, grains + 1))
         for start in range(grains):
@@ -54,15 +61,18 @@ class SliceCost(BaseModel):
         return table
 
 
-#: What to measure of samples of that many quarters: (length, context). These tell all terms apart.
+#: The (length, context) to measure, in quarters of a sample. These four tell all terms of `SliceCost` apart.
 PROBED_QUARTERS = ((1, 0), (1, 3), (2, 2), (4, 0))
 
 
 def fit(probes: Sequence[SliceProbe]) -> tuple[SliceCost, float]:
-    """The cost with the least relative error whose terms are not negative, and the root of its mean square.
+    """Fit the terms of a cost to measurements: the least relative error with no negative term.
 
     Args:
-        probes: for at least two numbers of samples, and `PROBED_QUARTERS`.
+        probes: measurements of all `PROBED_QUARTERS`, with at least two numbers of samples.
+
+    Returns:
+        The cost, and the root of the mean square of its relative errors.
     """
     if not any(probe.seconds for probe in probes):
         return SliceCost(), 0.0
@@ -73,7 +83,7 @@ def fit(probes: Sequence[SliceProbe]) -> tuple[SliceCost, float]:
     used = list(range(features.shape[1]))
     while True:
         found = np.zeros(features.shape[1])
-        sizes = np.abs(weighted[:, used]).max(axis=0)  # tokens squared would dwarf the rest
+        sizes = np.abs(weighted[:, used]).max(axis=0)  # without scaling, tokens squared would dwarf the rest
         found[used] = np.linalg.lstsq(weighted[:, used] / sizes, np.ones(len(probes)), rcond=None)[0] / sizes
         worst = int(found.argmin())
         if found[worst] >= 0:
@@ -89,13 +99,13 @@ def stage_times(forward: SliceCost, backward: SliceCost, *, samples: int, grain:
 
 
 class SliceCosts(BaseModel):
-    """Measured costs of slices in all L + 2 units; the same numbers on every worker.
+    """Measured costs of slices in all L + 2 units. All workers have the same numbers.
 
     Attributes:
-        forward: of each unit.
-        backward: of each unit; zero for units that were frozen at the measurement.
+        forward: cost of each unit's forward.
+        backward: cost of each unit's backward; zero for units that were frozen at the measurement.
         residual: root of the mean square of the relative error, over all units that take time.
-        boundary: frozen layers at the measurement.
+        boundary: number of frozen layers at the measurement.
     """
 
     forward: list[SliceCost]
@@ -109,8 +119,11 @@ class SliceCosts(BaseModel):
         """The times of each span for micro-batches of `samples` samples of `total` tokens.
 
         Args:
-            spans: units of each, in the order of the model.
+            spans: units of each span, in the order of the model.
             first_trained: the first unit that trains.
+            samples: samples of a micro-batch.
+            grain: tokens of a grain.
+            total: tokens of a sample.
         """
         nothing = SliceCost()
         return [
@@ -135,18 +148,19 @@ def choose_slices(
     total: int,
     grain: int,
 ) -> tuple[int, ...]:
-    """The lengths of slices, in tokens, for which a round of equal micro-batches takes least.
+    """The lengths of slices in tokens with which a round of equal micro-batches is fastest.
 
-    Before costs are measured they are equal, enough of them to keep all stages busy. One stage runs whole samples.
+    Before costs are measured, all slices are equal, and there are enough to keep all stages busy. A single stage runs
+    whole samples.
 
     Args:
-        costs: measured costs; None before they are.
+        costs: measured costs; None before the measurement.
         spans: units of each stage.
         first_trained: the first unit that trains.
-        samples: of a micro-batch.
-        micro_batches: of a pipeline in a round.
+        samples: number of samples in a micro-batch.
+        micro_batches: number of micro-batches of a pipeline in a round.
         total: tokens of a sample.
-        grain: tokens that all slices but the last are multiples of.
+        grain: tokens of a grain; the length of each slice except the last is a multiple of it.
     """
     if len(spans) == 1:
         return (total,)

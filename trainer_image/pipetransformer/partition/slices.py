@@ -1,7 +1,8 @@
-"""Cuts samples into slices of tokens for TeraPipe (Li et al., 2021, section 3.3): the dynamic program of the paper.
+"""Cuts samples into slices of tokens for TeraPipe, by the paper's dynamic program (Li et al., 2021, section 3.3).
 
-A slice of l tokens behind c earlier ones takes t(l, c) seconds on a stage. The first slices of a causal model are
-cheaper for their length, so the best slices are not equal. Lengths are counted in grains of several tokens.
+A slice of l tokens after c earlier tokens takes t(l, c) seconds on a stage. In a causal model a slice attends to all
+earlier tokens, so later slices cost more for the same length, and the best slices are not equal. Lengths are counted in
+grains of several tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,10 +15,10 @@ from numpy.typing import NDArray
 
 Seconds = NDArray[np.float64]
 
-#: Largest number of limits that are tried, and how many at once. Samples of up to 90 grains have fewer limits of t, and
-#: those of up to 12 grains have not many more pairs of limits.
+#: The most limits that are tried, and how many of them at once. All limits of t are tried for samples of up to 90
+#: grains, and most pairs of limits for up to 12 grains.
 _LIMITS, _AT_ONCE = 4096, 256
-#: Grains of a sample, unless the job says how many tokens a grain has, and the tokens of a grain at least.
+#: Grains of a sample, and the fewest tokens of a grain. Both are used unless the job sets the tokens of a grain.
 _GRAINS, _LEAST_GRAIN = 64, 8
 
 
@@ -26,8 +27,8 @@ class StageTimes:
     """Seconds of slices on one stage, for one micro-batch.
 
     Attributes:
-        forward: (grains + 1, grains + 1) seconds of l grains behind c grains, at [l, c]. Values beyond the sample do
-            not matter.
+        forward: (grains + 1, grains + 1) at [l, c] the seconds of a forward of l grains after c grains. Values with
+            l + c beyond the sample are not used.
         backward: the same for backwards; zero for a stage that trains nothing.
     """
 
@@ -43,7 +44,7 @@ class MicroBatchSlices(NamedTuple):
 
 
 class RoundPlan(NamedTuple):
-    """How a pipeline's samples are cut, and the seconds of a round with that."""
+    """How a pipeline's samples are cut into micro-batches and slices, and the seconds of a round with this cut."""
 
     seconds: float
     micro_batches: tuple[MicroBatchSlices, ...]
@@ -56,8 +57,8 @@ TimesBySize = Mapping[int, Sequence[StageTimes]]
 def round_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices]) -> float:
     """Seconds of a round: all slices forward through all stages, then all backward through the stages that train.
 
-    For equal stages it is sum(f + b) + (K - 1) (max f + max b). It is what a simulation of the lists gives, without
-    seconds of messages. Stages that train nothing come first, with a backward of zero.
+    For K equal stages it is sum(f + b) + (K - 1) (max f + max b). A simulation of the schedule's lists without messages
+    gives the same. Stages that train nothing come first, and have a backward of zero.
     """
     forward = np.zeros(sum(len(each.lengths) for each in micro_batches))
     backward = np.zeros_like(forward)
@@ -72,8 +73,8 @@ def round_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices])
 
 
 def paper_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices]) -> float:
-    """The paper's objective, sum(t) + (K - 1) max(t) for t = f + b. A frozen stage adds its forward to the second term
-    only."""
+    """Seconds of a round by the paper's formula: sum(t) + (K - 1) max(t), with t = f + b. A frozen stage adds its
+    forward to the second term only."""
     total = most = 0.0
     for samples, lengths in micro_batches:
         work, forwards, backwards = _terms(times[samples])
@@ -84,18 +85,18 @@ def paper_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices])
 
 
 def plan_round(times: TimesBySize, samples: int) -> RoundPlan:
-    """The micro-batches and their slices for which a round of `samples` samples takes least, by `round_seconds`.
+    """The micro-batches and slices with which a round of `samples` samples is fastest, by `round_seconds`.
 
-    The candidates are the best slicings for each limit of max(t), as the paper has them, and for each pair of limits of
-    max(f) and max(b). Long samples have too many pairs, so only some are tried. All equal slices of equal micro-batches
-    are candidates, too.
+    As in the paper, it limits max(t) and takes the best slices within the limit, for each possible limit. It does the
+    same for each pair of limits of max(f) and max(b). Long samples have too many pairs, so only some are tried. It also
+    tries all equal slices of equal micro-batches.
 
     Args:
-        times: for each size of a micro-batch that is allowed.
-        samples: of the pipeline.
+        times: times of each stage, for each allowed number of samples in a micro-batch.
+        samples: number of samples of the pipeline in a round.
 
     Raises:
-        ValueError: no micro-batches of these sizes have that many samples.
+        ValueError: no micro-batches of these sizes add up to `samples`.
     """
     terms = {size: _terms(stages) for size, stages in times.items()}
     best = _equal_rounds(times, samples)
@@ -105,17 +106,17 @@ def plan_round(times: TimesBySize, samples: int) -> RoundPlan:
                 break
             best = min(best, RoundPlan(round_seconds(times, cut), cut))
     if not best.micro_batches:
-        raise ValueError(f"no micro-batches of {sorted(times)} samples have {samples} samples together")
+        raise ValueError(f"micro-batches of {sorted(times)} samples cannot add up to {samples} samples")
     return best
 
 
 def plan_paper(times: TimesBySize, samples: int) -> RoundPlan:
-    """As `plan_round`, but the best by the paper's objective."""
+    """The micro-batches and slices with which a round is fastest by the paper's formula, `paper_seconds`."""
     return min(_candidates({size: _terms(stages) for size, stages in times.items()}, samples, np.inf, _by_time))
 
 
 def _equal_rounds(times: TimesBySize, samples: int) -> RoundPlan:
-    """The best of all equal slices of equal micro-batches; infinite seconds if no size divides `samples`."""
+    """The best cut into equal micro-batches of equal slices; infinite seconds if no size divides `samples`."""
     best = RoundPlan(np.inf, ())
     for size, stages in times.items():
         grains = len(stages[0].forward) - 1
@@ -126,7 +127,7 @@ def _equal_rounds(times: TimesBySize, samples: int) -> RoundPlan:
 
 
 def equal_slices(total: int, count: int) -> tuple[int, ...]:
-    """`total` in `count` slices whose lengths differ by at most 1.
+    """Cut `total` tokens, or grains, into `count` slices whose lengths differ by at most 1.
 
     Raises:
         ValueError: there are more slices than tokens, or none.
@@ -137,18 +138,18 @@ def equal_slices(total: int, count: int) -> tuple[int, ...]:
 
 
 def default_grain(total: int) -> int:
-    """Tokens of a grain for samples of `total` tokens."""
+    """Tokens of a grain for samples of `total` tokens, if the job does not set them."""
     return min(total, max(_LEAST_GRAIN, -(-total // _GRAINS)))
 
 
 def in_tokens(lengths: Iterable[int], grain: int, total: int) -> tuple[int, ...]:
-    """Lengths in grains as lengths in tokens. The last grain of a sample may be smaller than the others."""
+    """Convert lengths in grains to lengths in tokens. The last grain of a sample may be smaller than the others."""
     ends = [min(total, grain * end) for end in accumulate(lengths, initial=0)]
     return tuple(end - start for start, end in pairwise(ends))
 
 
 def scaled(lengths: Sequence[int], total: int) -> tuple[int, ...]:
-    """The slices of shorter samples: as many, of about the same shares, each of a token at least.
+    """Cut shorter samples of `total` tokens into as many slices, of about the same shares. Each has at least one token.
 
     Raises:
         ValueError: there are more slices than tokens.
@@ -163,11 +164,12 @@ def scaled(lengths: Sequence[int], total: int) -> tuple[int, ...]:
 
 
 def round_slices(lengths: Sequence[int], totals: Sequence[int]) -> list[tuple[int, ...]]:
-    """The slices of the micro-batches of a round: as many of each, in the shares of `lengths`.
+    """The slices of each micro-batch of a round. All micro-batches have the same number of slices.
 
     Args:
-        lengths: slices of the longest samples.
-        totals: tokens of the samples of each micro-batch. Samples with fewer tokens than slices make all slices equal.
+        lengths: slices of the longest samples. Other samples are cut in the same shares.
+        totals: tokens of the samples of each micro-batch. If some are fewer than `len(lengths)`, there are only as many
+            slices as the fewest tokens, and all shares are equal.
     """
     count = min(len(lengths), *totals)
     shares = lengths if count == len(lengths) else equal_slices(count, count)
@@ -175,27 +177,38 @@ def round_slices(lengths: Sequence[int], totals: Sequence[int]) -> list[tuple[in
 
 
 def _with_context(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Each length, with the sum of those before it."""
+    """Each length, with the sum of the lengths before it."""
     return list(zip(lengths, accumulate(lengths, initial=0), strict=False))
 
 
 def _at(micro_batches: Sequence[MicroBatchSlices], tables: Mapping[int, Seconds], step: int) -> Seconds:
-    """The seconds of all slices; `step` is -1 if the last slice of each micro-batch comes first."""
+    """The seconds of all slices, in the order of their runs. With `step` -1 the last slice of each micro-batch
+    runs first, as in backwards."""
     return np.array(
         [tables[samples][slice_] for samples, lengths in micro_batches for slice_ in _with_context(lengths)[::step]]
     )
 
 
 def _through(ready: Seconds, seconds: Seconds) -> Seconds:
-    """When each slice leaves a stage that works on one after another, from when it is ready for the stage."""
+    """When each slice leaves a stage. The stage runs one slice after another.
+
+    Args:
+        ready: when each slice is ready for the stage.
+        seconds: seconds of each slice on the stage.
+    """
     work = np.cumsum(seconds)
     left: Seconds = work + np.maximum.accumulate(ready - (work - seconds))
     return left
 
 
 class _Terms(NamedTuple):
-    """Seconds of a slice, by length and context: its forward and backward on the stage that works on it longest, and
-    its forwards and its backwards on all other stages."""
+    """Seconds of slices, by length and context.
+
+    Attributes:
+        work: forward and backward on the stage that takes longest for the slice.
+        forwards: sum of the forwards on all other stages.
+        backwards: sum of the backwards on all other stages.
+    """
 
     work: Seconds
     forwards: Seconds
@@ -210,7 +223,7 @@ def _terms(stages: Sequence[StageTimes]) -> _Terms:
     return _Terms(of_forward + of_backward, forward.sum(axis=0) - of_forward, backward.sum(axis=0) - of_backward)
 
 
-#: What has a limit: each of these seconds of a slice.
+#: Returns the seconds that get a limit: no slice may take more than the limit of each.
 _Limited = Callable[[_Terms], Sequence[Seconds]]
 
 
@@ -223,11 +236,11 @@ def _by_direction(terms: _Terms) -> Sequence[Seconds]:
 
 
 def _candidates(terms: Mapping[int, _Terms], samples: int, within: float, limited: _Limited) -> list[RoundPlan]:
-    """The best round for each limit, by the sum of work plus the largest of each limited time, as far as one may be
-    below `within`.
+    """For each limit, the cut whose sum of work is least. The `seconds` of a plan are that sum plus the largest of each
+    limited time. Limits that cannot give a plan below `within` seconds are left out.
 
-    For each size B, f(B) = S*(grains) with S*(i) = min over l of S*(i - l) + t(l, i - l); then G(n) = min over B of
-    G(n - B) + f(B). The limit holds for all.
+    For each size B, f(B) = S*(grains) with S*(i) = min over l of S*(i - l) + t(l, i - l), where t is within the limit.
+    Then G(n) = min over B of G(n - B) + f(B).
     """
     work = {size: each.work for size, each in terms.items()}
     times = {size: np.array(limited(each)) for size, each in terms.items()}
@@ -237,7 +250,7 @@ def _candidates(terms: Mapping[int, _Terms], samples: int, within: float, limite
     for limits in _limits(list(times.values())):
         possible = limits[least + limits.sum(axis=1) < min(within, *(plan.seconds for plan in found), np.inf)]
         if not len(possible):
-            break  # larger limits are no better
+            break  # larger limits give no better plan
         program = _Program.solve(work, times, samples, possible)
         for number in np.flatnonzero(np.isfinite(program.totals)):
             cut = program.cut(int(number))
@@ -247,13 +260,14 @@ def _candidates(terms: Mapping[int, _Terms], samples: int, within: float, limite
 
 
 def _most(times: Seconds, lengths: Sequence[int]) -> Seconds:
-    """(limited,) the largest of each limited time among the slices."""
+    """(limited times,) the largest of each limited time among these slices of a sample."""
     most: Seconds = np.array([times[:, length, context] for length, context in _with_context(lengths)]).max(axis=0)
     return most
 
 
 def _limits(times: Sequence[Seconds]) -> list[Seconds]:
-    """(limits, limited) all combinations of the distinct times of slices, in parts, those with the least sum first."""
+    """(limits, limited times) all combinations of the distinct times of slices, sorted by their sum, in parts of at
+    most `_AT_ONCE`."""
     grains = times[0].shape[1] - 1
     lengths, starts = np.array([(end - start, start) for end in range(1, grains + 1) for start in range(end)]).T
     slices = np.concatenate([each[:, lengths, starts] for each in times], axis=1)
@@ -265,7 +279,7 @@ def _limits(times: Sequence[Seconds]) -> list[Seconds]:
 
 
 def _thinned(values: Seconds, most: int) -> Seconds:
-    """At most that many of the ascending values, the largest among them."""
+    """At most `most` of the ascending values, evenly chosen. The smallest and the largest are among them."""
     if len(values) <= most:
         return values
     kept: Seconds = values[np.linspace(0, len(values) - 1, most).round().astype(int)]
@@ -278,8 +292,9 @@ class _Program:
 
     Attributes:
         totals: (limits,) the least summed work of the round; infinite if no slices are within the limit.
-        last: by size, (limits, grains + 1) length of the last slice of the best slicing of that many grains.
-        sizes: (limits, samples + 1) size of the last micro-batch of the best cut of that many samples.
+        last: for each size of a micro-batch (limits, grains + 1): the length of the last slice, if the first
+            0, 1, ... grains of a sample are cut best.
+        sizes: (samples + 1, limits) the size of the last micro-batch, if 0, 1, ... samples are cut best.
     """
 
     totals: Seconds
@@ -304,7 +319,7 @@ class _Program:
         return cls(totals[samples], last, sizes)
 
     def cut(self, number: int) -> tuple[MicroBatchSlices, ...]:
-        """The micro-batches for the limit of this number, the smallest first."""
+        """The micro-batches of the best round within limit `number`, the smallest first."""
         micro_batches, left = [], len(self.sizes) - 1
         while left:
             size = int(self.sizes[left, number])
@@ -314,7 +329,7 @@ class _Program:
 
 
 def _least_sums(work: Seconds, times: Seconds, limits: Seconds) -> tuple[Seconds, NDArray[np.int64]]:
-    """The least summed work of a sample for each limit, and the lengths of last slices (see `_Program`)."""
+    """For each limit, the least sum of work of a sample, and the lengths of the last slices (`_Program.last`)."""
     grains = len(work) - 1
     sums = np.full((len(limits), grains + 1), np.inf)
     sums[:, 0] = 0.0

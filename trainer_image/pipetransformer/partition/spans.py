@@ -1,4 +1,4 @@
-"""Cuts units into stages. Every stage has a layer; embedding and head go with the layer beside them."""
+"""Cuts units into stages. Each stage has at least one layer; embedding and head stay with the layer next to them."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from .costs import assumed_costs, training_seconds
 
 
 def spans(num_layers: int, boundary: int, stages: int) -> list[range]:
-    """Units of each stage by assumed costs with `boundary` frozen layers. The result is the same on every worker.
+    """The units of each stage, cut by assumed costs with `boundary` frozen layers. All workers get the same result.
 
     Raises:
         ValueError: there are fewer layers than stages.
@@ -19,13 +19,13 @@ def spans(num_layers: int, boundary: int, stages: int) -> list[range]:
 def cut_units(
     unit_costs: Sequence[float], stages: int, memory: MemoryBound | None = None, prefix: int = 1
 ) -> list[range]:
-    """Unit indices (0 is the embedding, L+1 the head) of each stage; the most expensive stage is as cheap as possible.
+    """Cut the units (0 is the embedding, L + 1 the head) so that the most expensive stage is as cheap as possible.
 
     Args:
         unit_costs: costs of the L + 2 units.
         stages: number of stages.
-        memory: limit on the bytes of a worker, by unit; no limit by default.
-        prefix: units that go with the first stage's first layer, including the embedding.
+        memory: limit on the bytes of each worker, with needs by unit; no limit by default.
+        prefix: this many leading units, with the embedding, stay together with the unit after them.
 
     Raises:
         MemoryBoundError: no cut fits the limit.

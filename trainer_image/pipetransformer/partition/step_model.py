@@ -1,4 +1,4 @@
-"""Predicts the cut of a layout, its schedule, its micro-batches and its step time."""
+"""Predicts a layout: how it is cut, its schedule, its micro-batches and its step time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -13,16 +13,16 @@ from .costs import ModelCosts
 from .cut import Cut
 from .predict import Predicted, Step, UnitWork
 
-#: Micro-batches for each stage: PipeTransformer, section 3.2, searches from K to 6 K.
+#: Numbers of micro-batches to try for each stage: PipeTransformer, section 3.2, searches from K to 6 K.
 _MICRO_BATCHES_PER_STAGE = range(1, 7)
 
 
 @dataclass(frozen=True)
 class StepModel:
-    """The facts of a job that, with the layout, decide its step time.
+    """Predicts steps of a job in any layout, from the facts of the job.
 
     Attributes:
-        costs: costs of the units.
+        costs: costs of the units, and facts about the workers.
         global_batch: samples in a step.
         num_shards: number of shards (C) of the data.
         micro_batch_size: samples in a micro-batch; None to choose it for each layout.
@@ -31,16 +31,16 @@ class StepModel:
         sample_bytes: bytes of one sample's activation between stages, or in a cache.
         num_samples: samples in an epoch.
         cache_bytes: cache size of the first worker of a pipeline.
-        options: schedules to choose from, the simpler first. A layout that can run none of them runs 1F1B.
-        own: the program's schedule, for `Script`.
-        offloads: whether frozen layers leave the device once a cache has their outputs.
-        cached_layers: number of leading layers whose outputs the caches have had for all samples.
-        cold_share: share of the frozen forwards that samples in the cache still need, because layers froze since an
-            epoch read them. 0 once an epoch has passed.
+        options: schedules to choose from, the simplest first. A layout that can run none of them runs 1F1B.
+        own: the schedule of the user's program, for `Script`.
+        offloads: whether frozen layers move to host memory once a cache has their outputs.
+        cached_layers: the caches have had the outputs of the first `cached_layers` layers for all samples.
+        cold_share: share of the frozen forwards that cached samples still need, because their entries are of fewer
+            frozen layers. It is 0 one epoch after the last freeze.
         frozen_forward: when frozen layers compute. A layout that cannot run them ahead runs them in place.
-        last_sharing: of each unit, the last unit that shares a parameter with it, or itself.
+        last_sharing: for each unit, the last unit that shares a parameter with it, or the unit itself.
         first_stages: number of stages of the job's first layout (K).
-        steps_per_round: steps until an asynchronous schedule empties the pipeline.
+        steps_per_round: steps of a round, if the schedule is asynchronous.
     """
 
     costs: ModelCosts
@@ -77,7 +77,7 @@ class StepModel:
         return cut
 
     def candidates(self, boundary: int, stages: int, pipelines: int) -> list[Candidate]:
-        """The ways to run a layout: the choice first, then the others with what speaks against them.
+        """The ways to run a layout: the choice first, then the others, each with its `why_not`.
 
         Raises:
             MemoryBoundError: no candidate fits the memory.
@@ -98,26 +98,27 @@ class StepModel:
                 reason = str(error)
         choice, *others = self._best_first(search, stages)
         assert choice.cut is not None
-        why = reason if self.frozen_forward is FrozenForward.AHEAD else ""  # `Auto` wants what is chosen
+        why = reason if self.frozen_forward is FrozenForward.AHEAD else ""  # `Auto` has no preference
         return [replace(choice, cut=replace(choice.cut, why_in_place=why)), *others]
 
     def ahead(self, boundary: int, cut: Cut) -> Ahead | None:
-        """The schedule of a layout that runs frozen forwards one round ahead, for `boundary` frozen layers; None if it
-        runs them in place."""
+        """The schedule of a cut that runs frozen forwards one round ahead, for `boundary` frozen layers; None if the
+        cut runs them in place."""
         if not (holders := self._holders(boundary, cut)):
             return None
         work = self._unit_work(boundary, cut.micro_batch_size, 1.0).of_spans(cut.owners, cut.spans, holders)
         return work.ahead(self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages)))
 
     def _holders(self, boundary: int, cut: Cut) -> int:
-        """Number of workers that run frozen forwards ahead in a cut, which may have been made for another boundary."""
+        """Number of workers that run frozen forwards ahead in a cut. The cut may have been made for another boundary; 0
+        if it cannot run ahead with this one."""
         frozen = boundary + 1 if boundary else 0
         if not 0 < frozen <= cut.ahead_units or self._why_in_place(boundary, cut.stages):
             return 0
         return len(cut.holders)
 
     def _why_in_place(self, boundary: int, stages: int) -> str:
-        """Why frozen forwards cannot run ahead in any layout of this number of stages; empty if they can in some."""
+        """Why frozen forwards cannot run ahead with this number of stages; empty if they can in some layout."""
         if stages == 1:
             return "a lone stage is never idle"
         if boundary > len(self.unit_bytes) - 2 - stages:
@@ -132,21 +133,21 @@ class StepModel:
 
     @cached_property
     def _first_bytes(self) -> int:
-        """Bytes of the largest stage in the job's first layout, which copies do not exceed before costs are
-        measured."""
+        """Bytes of the largest stage in the job's first layout. Before the memory of workers is known, a worker with
+        copies of frozen layers may use at most these."""
         first = self.candidates(0, self.first_stages, 1)[0].cut
         assert first is not None
         return self.bytes_per_worker(0, first, 1)
 
     def _best_first(self, search: Search, stages: int) -> list[Candidate]:
-        """The search's candidates, where 1F1B replaces a schedule that cannot run.
+        """The search's candidates. If none of the options can run, the candidates with 1F1B.
 
         Raises:
             MemoryBoundError: no candidate fits the memory.
-            ScheduleError: 1F1B cannot run, either.
+            ScheduleError: not even 1F1B can run.
             ValueError: there are fewer layers than stages.
         """
-        if stages == 1 and len(self.options) > 1:  # the order of a lone stage changes nothing
+        if stages == 1 and len(self.options) > 1:  # with one stage, all schedules take the same time
             return search.best_first([ONE_FORWARD_ONE_BACKWARD])
         try:
             return search.best_first(self.options)
@@ -167,15 +168,16 @@ class StepModel:
         return step.predict(schedule, cut.owners, cut.spans, self._holders(boundary, cut))
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
-        """Seconds of a step: the simulated round, plus the part of the reduction that is not hidden.
+        """Seconds of a step: the simulated round, plus the part of the reduction that does not overlap with it.
 
         A stage's reduction overlaps with its last backward. The first stage does not compute samples that its cache
-        holds after the first epoch; reading them is not counted.
+        holds; the time to read them is not counted.
         """
         return self.predict(boundary, cut, pipelines).seconds
 
     def idle_share(self, boundary: int, cut: Cut, pipelines: int) -> float:
-        """Share of a step in which stages compute nothing: bubble, imbalance, and reduction that is not hidden."""
+        """Share of a step in which stages compute nothing: bubble, imbalance, and reduction that overlaps with
+        nothing."""
         return self.predict(boundary, cut, pipelines).idle_share
 
     def bytes_per_worker(self, boundary: int, cut: Cut, pipelines: int) -> int:
@@ -190,14 +192,14 @@ class StepModel:
         return sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
 
     def schedule(self, option: Option) -> Schedule:
-        """What makes the lists of an option."""
+        """The schedule of an option."""
         if option not in self._schedules:
             made = make_schedule(option.schedule, self.own, spans_per_worker=option.spans_per_worker)
             self._schedules[option] = made
         return self._schedules[option]
 
     def step(self, boundary: int, size: int, pipelines: int) -> Step:
-        """A step with micro-batches of `size` samples."""
+        """The work of a step with micro-batches of `size` samples."""
         first_active = boundary + 1 if boundary else 0
         frozen, trained = self.unit_bytes[:first_active], self.unit_bytes[first_active:]
         seconds_per_byte = self.costs.seconds_per_byte * 2 * (pipelines - 1) / pipelines
@@ -207,15 +209,18 @@ class StepModel:
             micro_batches,
             state_bytes=[*frozen, *self.trained_bytes[first_active:]],
             reduction_seconds=[0.0] * len(frozen) + [seconds_per_byte * needed for needed in trained],
-            # While the outputs for this round are used up, those for the next one come in.
+            # The outputs for this round are still kept while those for the next one arrive, so it is twice the size.
             made_bytes=2 * micro_batches * size * self.sample_bytes,
             off_units=off + 1 if (off := self.off_layers(boundary, pipelines)) else 0,
             steps_per_round=self.steps_per_round,
         )
 
     def off_layers(self, boundary: int, pipelines: int) -> int:
-        """Number of leading layers that a first span keeps off the device. A cache that cannot hold all samples of its
-        pipeline counts as none, although layers that left earlier stay away."""
+        """Number of leading layers that the first span keeps in host memory.
+
+        It is 0 if the cache cannot hold all samples of its pipeline. Layers that moved earlier do stay in host memory
+        then, but that is not predicted.
+        """
         leave = self.offloads and self._held_share(boundary, pipelines) == 1
         return min(self.cached_layers, boundary) if leave else 0
 
@@ -232,8 +237,8 @@ class StepModel:
         return self._units[key]
 
     def _miss_share(self, boundary: int, pipelines: int) -> float:
-        """Share of the frozen forwards that the first worker of a pipeline computes, because its cache cannot hold the
-        samples or has them of fewer frozen layers."""
+        """Share of the frozen forwards that the first worker of a pipeline computes: the cache cannot hold the sample,
+        or its entry is of fewer frozen layers."""
         return 1 - self._held_share(boundary, pipelines) * (1 - self.cold_share)
 
     def _held_share(self, boundary: int, pipelines: int) -> float:
@@ -244,6 +249,6 @@ class StepModel:
         return min(1.0, self.cache_bytes / needed) if needed else 0.0
 
     def _samples(self, pipelines: int) -> int:
-        """Samples of the pipeline with the most shards."""
+        """Samples of a step in the pipeline with the most shards."""
         shards = -(-self.num_shards // pipelines)
         return -(-self.global_batch * shards // self.num_shards)

@@ -1,6 +1,6 @@
-"""Frozen forwards that run one round ahead: what a worker keeps of them between two rounds.
+"""Runs frozen forwards one round ahead, and keeps their outputs on this worker until the next round.
 
-All of it may be dropped at any moment. The next round then computes its frozen forwards first.
+The outputs may be dropped at any moment. The next round then computes its frozen forwards itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +21,14 @@ from .chunk import Chunk
 
 @dataclass(slots=True)
 class AheadRound:
-    """A round that also computes frozen forwards of the next one.
+    """A round that also runs the frozen forwards of the next round.
 
     Attributes:
-        batch: of this round.
-        chunks: of this round, and behind them those of the next round whose prefix is computed.
-        shape: of this round.
-        upcoming: the next round; None after the last one.
-        numbers: in the next round, of its chunks whose prefix is computed.
+        batch: the samples that this round trains.
+        chunks: the chunks of this round, followed by those chunks of the next round whose frozen forwards run now.
+        shape: the shape of this round; its operations are planned for it.
+        upcoming: the samples that the next round trains; None if this is the last round.
+        numbers: of each chunk of the next round in `chunks`, its number in the next round.
     """
 
     batch: Batch
@@ -40,14 +40,14 @@ class AheadRound:
 
 @dataclass(slots=True)
 class FrozenAhead:
-    """One worker's part.
+    """Prepares rounds that run ahead, and keeps this worker's outputs from one round to the next.
 
     Attributes:
-        schedule: orders the rounds of training.
+        schedule: orders the computations of a round of training.
         num_units: number of frozen units.
-        cached: whether the first span's worker may read outputs from a cache instead.
+        cached: whether the first span's worker has a cache, so that samples in it need no frozen forward.
         micro_batches_of: returns the micro-batches of a step; none after the last step.
-        share: of the frozen forwards that the last round used, the share that the round before had computed.
+        share: share of the current round's micro-batches whose frozen forwards already ran in the round before.
     """
 
     schedule: Ahead
@@ -62,13 +62,13 @@ class FrozenAhead:
     def begin(
         self, batch: Batch, upcoming: Batch | None, model: PipelineModel, prefix: FrozenPrefix | None
     ) -> AheadRound:
-        """Prepare a round. What the round before has computed for another step is dropped.
+        """Prepare a round. Drops outputs that the round before computed, unless they are for the step of this round.
 
         Args:
-            batch: the round.
-            upcoming: the next round; None if there is none.
-            model: for the shapes.
-            prefix: the frozen units on the first span's worker; None on others.
+            batch: the samples that this round trains.
+            upcoming: the samples that the next round trains; None if there is no next round.
+            model: gives the shapes of activations.
+            prefix: on the first span's worker, the frozen units; None on other workers.
         """
         made = self._next is not None and self._next.step == batch.step
         if made:
@@ -97,7 +97,7 @@ class FrozenAhead:
         return AheadRound(batch, chunks, shape, upcoming, missing)
 
     def read(self, round_: AheadRound, operations: Sequence[Operation]) -> None:
-        """Read the inputs of the prefixes that this worker computes."""
+        """Read the samples that this worker's `PREFIX` actions need, of this round and of the next."""
         count = len(round_.batch.micro_batches)
         own = sorted({each.chunk for each in operations if isinstance(each, Action) and each.kind is ActionKind.PREFIX})
         now = {number: round_.batch.micro_batches[number] for number in own if number < count}
@@ -107,9 +107,9 @@ class FrozenAhead:
             return
         places = {round_.numbers[number - count]: number for number in own if number >= count}
         if upcoming.spec.is_last:
-            upcoming.labels()  # of the same samples, so that they are read once
+            upcoming.labels()  # reads the inputs of the same samples too, so that each sample is read once
         else:
-            # The round after the next will most likely give this worker the same numbers.
+            # The round after the next will most likely give this worker the micro-batches of the same numbers.
             later = self.micro_batches_of((upcoming.step or 0) + 1)
             upcoming.expect({sample for number in places if number < len(later) for sample in later[number].sample_ids})
         micro_batches = {number: upcoming.micro_batches[number] for number in places}
@@ -117,7 +117,7 @@ class FrozenAhead:
             round_.chunks[places[number]].piece = rows
 
     def end(self, round_: AheadRound) -> None:
-        """Keep for the next round what this one has computed for it."""
+        """Keep the outputs that this round has computed for the next one."""
         self._next, self._numbers = round_.upcoming, round_.numbers
         later = round_.chunks[len(round_.batch.micro_batches) :]
         for number, chunk in zip(round_.numbers, later, strict=True):
@@ -125,7 +125,10 @@ class FrozenAhead:
                 self._made[number] = chunk.made
 
     def _missing(self, upcoming: Batch, prefix: FrozenPrefix | None) -> list[int]:
-        """Numbers of the micro-batches that no cache holds. The first span's worker tells the others."""
+        """Numbers of the micro-batches whose frozen forwards have to run, because the cache does not hold them.
+
+        Only the first span's worker knows its cache, so it broadcasts the answer to the pipeline.
+        """
         micro_batches, spec = upcoming.micro_batches, upcoming.spec
         if not self.cached:
             return list(range(len(micro_batches)))

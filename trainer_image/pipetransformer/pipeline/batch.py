@@ -1,4 +1,4 @@
-"""The samples of micro-batches that run through a pipeline together."""
+"""Reads the samples of the micro-batches that run through a pipeline together."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,16 +27,16 @@ from .stage import StageSpec
 
 @dataclass(slots=True)
 class Batch:
-    """Reads the samples of some micro-batches, and makes chunks of them. It is the `Source` of their frozen prefix.
+    """Reads the samples of some micro-batches, and makes chunks of them. The cache uses it as a `Source` of samples.
 
     Attributes:
         spec: the stage of this worker.
-        split: the split of the samples.
+        split: the split that the samples belong to.
         name: the split's name, `train` or `test`, which is part of cache keys.
-        step: the step that trains them; None for an evaluation.
+        step: the step that trains the micro-batches; None for an evaluation.
         micro_batches: at least one micro-batch.
-        following: returns the samples that come next, to read them ahead.
-        readers: readers of the split; None to read in this thread.
+        following: returns the samples that are needed after these, so that the readers can read them ahead.
+        readers: processes that read the split's samples; None to read them in this thread.
         cached: whether the cache may be used.
     """
 
@@ -63,13 +63,13 @@ class Batch:
         token_slices: Sequence[int] = (),
         made: Collection[int] = (),
     ) -> list[Chunk]:
-        """The chunks of a round, with what this worker's spans need of each.
+        """The chunks of a round, with the tensors that this worker's spans need for each.
 
         Args:
-            model: for shapes.
-            prefix: the frozen units that the first span starts with, on its worker.
-            token_slices: lengths of the slices that the longest samples are cut into; empty for whole samples.
-            made: numbers of micro-batches whose prefix is computed otherwise.
+            model: gives the shapes of activations.
+            prefix: on the first span's worker, the frozen units that the span starts with; None on other workers.
+            token_slices: tokens in each slice that the longest samples are cut into; empty for whole samples.
+            made: numbers of the micro-batches for which `prefix` need not run, because `PREFIX` actions do its work.
         """
         shapes = [model.activation_shape(len(each.sample_ids), each.length) for each in self.micro_batches]
         slices = round_slices(token_slices, [shape[1] for shape in shapes]) if token_slices else [()] * len(shapes)
@@ -85,7 +85,7 @@ class Batch:
             positions = model.activation[:1]
             for chunk in chunks:
                 labels, chunk.weights = (part[chunk.micro_batch] for part in parts)
-                if positions and labels.shape[1:2] == positions:  # one for each position
+                if positions and labels.shape[1:2] == positions:  # one label for each position
                     tokens, length = chunk.context.tokens, self.micro_batches[chunk.micro_batch].length
                     labels = labels[:, :length] if tokens is None else labels[:, tokens.start : tokens.stop]
                 chunk.labels = labels
@@ -96,7 +96,7 @@ class Batch:
         return chunks
 
     def plain_chunks(self, model: PipelineModel) -> list[Chunk]:
-        """The chunks with their contexts and shapes alone."""
+        """The chunks of whole micro-batches, with only their contexts and shapes."""
         return [
             Chunk(
                 number,
@@ -107,7 +107,7 @@ class Batch:
         ]
 
     def labels(self) -> Tensor:
-        """Labels of all samples, on the CPU. Keeps them and their inputs, which are read at the same time."""
+        """Labels of all samples, on the CPU. Inputs are read at the same time, and both are kept."""
         if self._labels is None:
             self._inputs, self._labels = self._read(self._sample_ids)
         return self._labels
@@ -122,21 +122,22 @@ class Batch:
         return self._inputs[[row[sample_id] for sample_id in sample_ids]]
 
     def context(self, sample_ids: Sequence[int]) -> MicroBatchContext:
-        """The context of some of the samples, for a stage's units."""
+        """The context that units get with these samples."""
         spec = self.spec
         lengths = lengths_of(self.split, sample_ids, spec.device)
         return MicroBatchContext(self.step or 0, tuple(sample_ids), lengths, spec.autocast, spec.recompute)
 
     def variant(self, sample_id: int) -> int | None:
-        """A sample's variant at this step; None if it is not cached."""
+        """Number of the variant (the augmentation) of a sample at this step, for its cache key; None if it is not
+        cached."""
         return augmentation_key(self.split, sample_id, self.step) if self.cached else None
 
     def upcoming(self) -> Iterable[tuple[int, int | None]]:
-        """Samples that come next, with their variants."""
+        """The samples that are needed after these, each with the number of its variant (see `variant`)."""
         return [(sample_id, augmentation_key(self.split, sample_id, step)) for step, sample_id in self.following()]
 
     def expect(self, sample_ids: Collection[int]) -> None:
-        """Of the samples that come next, the inputs of these alone will be read."""
+        """Limit what is read ahead: of the samples of `following`, only these will be needed by this worker."""
         self._uncached = sample_ids
 
     def _read(self, sample_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -148,5 +149,5 @@ class Batch:
 
 
 def sample_ids_of(micro_batches: Sequence[MicroBatch]) -> list[int]:
-    """Sample ids of all micro-batches, including padding."""
+    """Sample ids of all micro-batches, in order, including samples that only pad a micro-batch."""
     return [sample_id for micro_batch in micro_batches for sample_id in micro_batch.sample_ids]

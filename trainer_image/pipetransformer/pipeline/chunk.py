@@ -1,4 +1,4 @@
-"""What flows through the spans of one worker: one object for each micro-batch of a round, or for each slice of it."""
+"""A chunk: what passes through the spans of one worker, a micro-batch or a slice of its tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,10 +17,11 @@ class Chunk:
 
     Attributes:
         micro_batch: place of the micro-batch in the round.
-        context: what units may know of it.
-        shape: shape of its activations between units.
-        prefix: computes or reads the input of the first span's first unit that trains; only on that span's worker.
-        made: that input, if a `PREFIX` action has computed it.
+        context: what units may know of the chunk, such as its step and samples.
+        shape: shape of the chunk's activations between units.
+        prefix: returns the output of the frozen units that the first span starts with, from the cache or computed;
+            only on the first span's worker.
+        made: the same output, if `PREFIX` actions have computed it; None otherwise.
         piece: input of the next frozen unit that a `PREFIX` action of this worker computes.
         labels: (samples, ...) labels; only on the last span's worker.
         weights: (samples,) weights of the samples; only on the last span's worker.
@@ -40,7 +41,7 @@ class Chunk:
     weight: Tensor | None = None
 
     def first_input(self) -> Tensor:
-        """The first span's input, behind the frozen units that it starts with."""
+        """The input of the first span's first unit that trains: the output of the frozen units before it."""
         if self.made is not None:
             made, self.made = self.made, None
             return made
@@ -58,12 +59,12 @@ class Chunks(Protocol):
 
 @dataclass(slots=True)
 class StepChunks:
-    """The chunks of a round of several steps. Those of a step are made, and so their samples read, when the first of
-    them is needed.
+    """The chunks of a round of several steps. It makes the chunks of a step, which reads their samples, when the first
+    of them is needed.
 
     Attributes:
-        shape: of the round.
-        make: returns the chunks of a step of the round.
+        shape: the shape of the round.
+        make: makes the chunks of a step, by the step's number in the round.
     """
 
     shape: RoundShape

@@ -1,8 +1,8 @@
-"""Runs one worker's part of a round: its computations, sends and receives, in the order that the planner gave them.
+"""Runs one worker's part of a round: its computations, sends and receives, in the order of `schedules.planned`.
 
-All messages of two workers are matched by their order alone, as NCCL does it: both ends issue the same sequence, so no
-message needs a tag. Receives are posted, and sends begun, where the order has them; neither waits. A computation waits
-for the value that it needs, and the round's end for the sends.
+Messages have no tags. NCCL matches those of two workers by their order alone, and both workers issue the same
+sequence. A receive is posted and a send is started without waiting. A computation waits for its input. The end of the
+round waits for the sends.
 """
 
 from collections import deque
@@ -32,14 +32,14 @@ _BACKWARD = RunningModel("backward")
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """One worker of one pipeline.
+    """Runs the rounds of one worker of a pipeline.
 
     Attributes:
-        spans: this worker's, by index.
-        group: the workers of the pipeline in order.
-        device: where it computes.
+        spans: this worker's spans, by their index.
+        group: process group of the pipeline's workers, in order.
+        device: the device of this worker.
         dtype: type of activations.
-        frozen: the units that `PREFIX` actions run.
+        frozen: the frozen units that `PREFIX` actions run, from the model's first unit on; empty if there are none.
     """
 
     spans: Mapping[int, Span]
@@ -57,15 +57,15 @@ class Executor:
         hooks: RoundHooks | None = None,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        """Run a round. Gradients add up in the parameters.
+        """Run a round. Gradients add up in the `grad` of the parameters.
 
         Args:
-            operations: of this worker, as `schedules.planned` returns them.
-            shape: the shape that they were planned for.
-            chunks: of the round, in order, and behind them those of the next round whose prefix this one computes.
+            operations: this worker's operations, as `schedules.planned` returns them.
+            shape: the shape of the round; `operations` were planned for it.
+            chunks: the chunks of the round in order, followed by those of the next round that have `PREFIX` actions.
             target: takes the outputs of the last span.
-            hooks: what a system does around computations; None if it does nothing.
-            stopwatch: measures the computations, without their waits for messages; None if it is not measured.
+            hooks: called around the computations; None to call nothing.
+            stopwatch: measures the computations, without their waits for messages; None to measure nothing.
 
         Raises:
             RuntimeError: a connection broke.
@@ -80,11 +80,11 @@ class _Flight:
     """A chunk between its forward and the end of its backward on one span.
 
     Attributes:
-        input: None on the first span.
-        output: where the backward starts.
-        passage: told of units that the backward passes.
-        gradient: of the output, between the two halves of a backward.
-        rest: what the first half of a backward left for the second.
+        input: the span's input; None on the first span.
+        output: the tensor where the backward starts: the span's output, or the loss on the last span.
+        passage: calls the hooks as the backward passes units; None without hooks.
+        gradient: the gradient of the output. It is set between the two halves of a backward.
+        rest: what the first half of a backward left for the second half.
     """
 
     input: Tensor | None
@@ -108,10 +108,10 @@ class _Round:
         self._hooks, self._stopwatch = hooks, stopwatch
         self._last = len(shape.owners) - 1
         self._flights: dict[tuple[int, int], _Flight] = {}
-        #: What a computation of this worker gave, until it is sent or another span of this worker takes it.
+        #: Values that this worker has computed, until they are sent or another span of this worker takes them.
         self._given: dict[Value, Tensor] = {}
         self._posted: dict[Value, tuple[Tensor, dist.Work]] = {}
-        #: Sent tensors have to stay until they have been read.
+        #: Tensors that are being sent. Each must stay in memory until its send has completed.
         self._sent: deque[tuple[Tensor, dist.Work]] = deque()
 
     def run(self, operations: Sequence[Operation]) -> None:
@@ -147,7 +147,7 @@ class _Round:
                 self._piece(action)
 
     def _piece(self, action: Action) -> None:
-        """Run some frozen units of a chunk, which may be of the next round."""
+        """Run some frozen units for a chunk of this round or of the next."""
         chunk = self._chunks[action.chunk]
         assert chunk.piece is not None
         units = [self._executor.frozen[unit] for unit in action.units]
@@ -195,7 +195,7 @@ class _Round:
         flight = self._flights[index, number]
         flight.gradient = self._gradient_of_output(index, number)
         if flight.input is None or not self._shape.gives_gradient(index):
-            return  # the other half does it all
+            return  # no span needs the gradient of the input, so the second half computes the whole backward
         if not self._goes_back(index, flight):
             self._give_gradient(index, number, flight.input, None)
             return
@@ -215,7 +215,8 @@ class _Round:
             flight.passage.end()
 
     def _step(self, index: int, step: int) -> None:
-        """Change the span's weights. Tell the span before what to divide its gradients by."""
+        """Step the optimizer on the span's weights. Pass the summed weight of the step's samples on to the span before,
+        which divides its gradients by the same number."""
         assert self._hooks is not None
         if index == self._last:
             weights = [self._chunks[number].weight for number in self._shape.chunks_of(step)]
@@ -227,8 +228,11 @@ class _Round:
         self._hooks.step(index, step, weight)
 
     def _goes_back(self, index: int, flight: _Flight) -> bool:
-        """Whether anything trains behind the output. A loss without a gradient is the model's error, and autograd says
-        so, unless nothing trains: all layers are frozen, and the head has no parameters."""
+        """Whether to run a backward from the output.
+
+        If the loss has no gradient, the backward still runs so that autograd raises an error. It does not run if
+        nothing trains, because all layers are frozen and the head has no parameters.
+        """
         if flight.output.requires_grad:
             return True
         return index == self._last and bool(self._executor.spans[index].parameters())
@@ -243,7 +247,7 @@ class _Round:
             self._given[Value(MessageKind.GRADIENT, index - 1, number)] = given
 
     def _take(self, value: Value) -> Tensor:
-        """Take what a computation needs. Its wait for a message is not measured."""
+        """Take the input of a computation. The stopwatch pauses while this waits for a message."""
         if value not in self._posted:
             return self._given.pop(value)
         self._stopwatch.stop()

@@ -1,4 +1,4 @@
-"""What a system does around the computations of a round."""
+"""Hooks around the computations of a round, for code that sums gradients or changes weights within the round."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -8,18 +8,19 @@ _PLAIN = nullcontext()
 
 
 class RoundHooks:
-    """Does nothing. A system overrides what it needs."""
+    """Called by the executor around computations. The methods do nothing; a subclass overrides those that it needs."""
 
     def weights(self, span: int, chunk: int) -> AbstractContextManager[None]:
-        """Entered around a forward, which may use other weights of the span."""
+        """A context for the forward of a chunk on a span. It may put other weights in place for the forward."""
         return _PLAIN
 
     def weights_back(self, span: int, chunk: int) -> AbstractContextManager[None]:
-        """Entered around a backward, which may use other weights of the span. Gradients add up as always."""
+        """A context for the backward of a chunk on a span. It may put other weights in place for the backward.
+        Gradients still add up in the `grad` of the parameters."""
         return _PLAIN
 
     def step(self, span: int, step: int, weight: Tensor) -> None:
-        """The schedule changes the span's weights now.
+        """Step the optimizer on the span's weights: the schedule has a `STEP` action here.
 
         Args:
             span: index of the span.
@@ -28,4 +29,5 @@ class RoundHooks:
         """
 
     def passed(self, unit: int) -> None:
-        """The backward of a chunk has passed this unit: the gradients of its weights are complete for that chunk."""
+        """Called when a chunk's backward has passed this unit. The chunk's gradients of the unit's weights are then
+        complete."""

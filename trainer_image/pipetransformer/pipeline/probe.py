@@ -1,7 +1,7 @@
-"""Times single units on one micro-batch, between rounds.
+"""Measures how long each unit takes on one micro-batch, between rounds.
 
-Unlike hooks in the training it also times what the current boundary never runs (each unit as the first that trains), at
-other micro-batch sizes, and costs nothing in the rounds.
+Hooks in the training would slow the rounds down. They also could not measure other micro-batch sizes, or a unit's
+backward as the first unit that trains.
 """
 
 import contextlib
@@ -23,14 +23,17 @@ _REPEATS = 3
 
 @dataclass(frozen=True)
 class Probe:
-    """Measures the units of a stage. A time is the median over several passes through all units, after one to warm up,
-    so that a short disturbance affects one pass and not one unit.
+    """Measures the units of a span.
+
+    A time is the median over several passes through all units, after one pass to warm up. So a short disturbance
+    affects one pass, but not the result of a unit.
 
     Attributes:
-        units: the units, on the device or off it.
-        num_frozen: how many of the first units are frozen; only their forward is measured.
-        finish: on the last stage, computes the loss from the last unit's output.
-        context: context of the micro-batch.
+        units: the units in order; some may be kept in host memory.
+        num_frozen: number of leading units that are frozen. Only their forward is measured.
+        finish: computes the loss from the last unit's output; None except on the last span.
+        context: the context that units get with the micro-batch.
+        device: the units' device.
     """
 
     units: Sequence[nn.Module]
@@ -40,7 +43,7 @@ class Probe:
     device: torch.device
 
     def measure(self, x: Tensor) -> list[UnitCost]:
-        """Cost of each unit for the first unit's input `x`. Units, gradients and random state stay unchanged.
+        """Cost of each unit. `x` is the first unit's input. Units, gradients and random state stay unchanged.
 
         Raises:
             ModelError: a unit failed.
@@ -63,7 +66,8 @@ class Probe:
         """Seconds of each unit's forward and backward for each slice of tokens of the first unit's input `x`.
 
         Raises:
-            ModelError, DeviceError, DeviceMemoryError: as `measure`.
+            ModelError: a unit failed.
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         """
         seconds = []
         with RunningModel("measuring"), self._without_trace():
@@ -80,7 +84,8 @@ class Probe:
         return [forward for forward, _ in medians], [backward for _, backward in medians]
 
     def _slice(self, index: int, x: Tensor, tokens: TokenSlice) -> list[float]:
-        """Seconds of one unit's forward and backward for one slice, after the positions before it."""
+        """Seconds of one unit's forward and backward for one slice. The tokens before the slice run first, unmeasured,
+        because the slice attends to them."""
         unit, trains = self.units[index], index >= self.num_frozen
         before = TokenSlice(0, tokens.start, tokens.total)
         context = replace(self.context.before_unit(), tokens=tokens, memory={})
@@ -105,8 +110,8 @@ class Probe:
 
     @contextlib.contextmanager
     def _without_trace(self) -> Iterator[None]:
-        """Restore buffers and the random state, which forwards may change. Gradients never reach the parameters. Of a
-        unit that is off the device, a forward changes only copies."""
+        """Restore buffers and the random state, which forwards may change. Other state needs no care: gradients never
+        reach the parameters, and a unit in host memory computes with copies of its tensors."""
         before = [(buffer, buffer.clone()) for unit in self.units if not is_off(unit) for buffer in unit.buffers()]
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -119,7 +124,8 @@ class Probe:
     def _pass(
         self, x: Tensor, *, to_input: bool, saved: Sequence["_SavedBytes"] = ()
     ) -> tuple[list[float], list[float]]:
-        """Seconds of each unit's forward, and of its backward to its weights and, with `to_input`, its input."""
+        """Seconds of each unit's forward and of its backward. The backward computes the gradients of the weights, and
+        with `to_input` also that of the unit's input. `saved` counts the bytes that forwards keep."""
         forwards, backwards = [], []
         for index, unit in enumerate(self.units):
             trains = index >= self.num_frozen

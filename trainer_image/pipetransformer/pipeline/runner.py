@@ -1,4 +1,4 @@
-"""Runs one worker's spans of a pipeline. A change of the stage, by a freeze or a regroup, makes a new runner."""
+"""Trains and evaluates one worker's spans of a pipeline. After a freeze or a regroup the worker makes a new runner."""
 
 import logging
 import math
@@ -41,13 +41,14 @@ from .target import Loss, Scores, Target
 
 logger = logging.getLogger(__name__)
 
-#: Micro-batches for each worker that are evaluated together: enough to keep all workers busy.
+#: An evaluation runs this many micro-batches for each worker at a time: enough to keep all workers busy.
 _EVALUATED_TOGETHER = 2
 
 
 @dataclass(slots=True)
 class RoundSums:
-    """Sums over the real samples of a round; zero on all but the last span's worker."""
+    """The loss and its weight, summed over the samples of a step, without padding. Both are zero on all workers except
+    the last span's."""
 
     loss: float = 0.0
     weight: float = 0.0
@@ -55,11 +56,11 @@ class RoundSums:
 
 @dataclass(frozen=True, slots=True)
 class Staleness:
-    """How old the weights of forwards are, in steps.
+    """The staleness of forwards: how many steps their weights are behind when their gradients are used.
 
     Attributes:
-        own: on this worker, by chunk.
-        by_step: of all workers of the pipeline, for each step of the round.
+        own: staleness of this worker's forwards, by chunk.
+        by_step: for each step of the round, the staleness of all its forwards on all workers of the pipeline.
     """
 
     own: Mapping[int, int]
@@ -67,10 +68,10 @@ class Staleness:
 
 
 class StageRunner:
-    """Trains and evaluates by micro-batches. All workers of the pipeline call the same methods with the same
+    """Trains and evaluates micro-batches. All workers of the pipeline must call the same methods with the same
     micro-batches.
 
-    It is part of no reference cycle, so that its memory and its group's sockets are freed with the last reference.
+    Keep it out of reference cycles: its memory and its group's sockets must be freed with the last reference to it.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class StageRunner:
     ) -> None:
         """
         Args:
-            spec: the stage.
-            model: for shapes and the loss.
+            spec: the stage of this worker.
+            model: gives the shapes of activations and the loss.
             units: the modules of `spec.units`, on the device.
             cache: this worker's cache; only the first span's worker uses it.
-            micro_batches_of: returns what this pipeline trains at a step, to read and compute it ahead; nothing after
-                the last step.
-            readers: readers of this worker's samples; None to read them in the round.
+            micro_batches_of: returns the micro-batches that this pipeline trains at a step, so that samples can be read
+                and frozen forwards run ahead; none after the last step.
+            readers: processes that read this worker's samples ahead; None to read them in the round.
         """
         self.spec = spec
         self._model = model
@@ -101,7 +102,7 @@ class StageRunner:
             [self._units[unit] for unit in spec.spans[0][: spec.num_frozen(spec.spans[0])]] if spec.is_first else []
         )
         if cache is not None:
-            # A parameter that is shared with a unit that trains changes the prefix at every step.
+            # If a frozen unit shares a parameter with a unit that trains, its output changes at every step.
             changes = any(parameter.requires_grad for unit in frozen for parameter in unit.parameters())
             cache.use(() if changes else frozen)
         self._prefix = None
@@ -117,23 +118,23 @@ class StageRunner:
 
     @property
     def ahead_share(self) -> float:
-        """Of the last round's frozen forwards, the share that was computed in the round before."""
+        """Share of the last round's micro-batches whose frozen forwards had run in the round before."""
         return 0.0 if self._ahead is None else self._ahead.share
 
     def take_computing_seconds(self) -> float:
-        """Seconds that this worker's computations took in the last round of training. Call it when the device has
-        finished the round, such as after the sum of its gradients."""
+        """Seconds that this worker's computations took in the last round of training. Call it once the device has
+        finished the round, for example after the gradients were summed over the pipelines."""
         return self._stopwatch.take()
 
     def run_ahead(self, schedule: Ahead, units: Sequence[nn.Module], *, cached: bool) -> None:
-        """From now on compute frozen forwards of the next round in each round of training. All workers of the pipeline
-        call this alike.
+        """From now on run the frozen forwards of the next round in each round of training. All workers of the pipeline
+        must call this with the same `schedule` and `cached`.
 
         Args:
-            schedule: orders the rounds.
-            units: the frozen units, from the model's first on; copies of them, except on the first span's worker. Empty
-                on a worker that is not among `schedule.holders`.
-            cached: whether the first span's worker has a cache for their outputs.
+            schedule: orders the computations of a round.
+            units: the frozen units, from the model's first on. The first span's worker passes its own units, the other
+                workers of `schedule.holders` pass copies, and all others pass none.
+            cached: whether the first span's worker has a cache for the outputs of these units.
         """
         self._ahead = FrozenAhead(schedule, len(schedule.seconds.prefix), cached, self._micro_batches_of)
         self._executor = replace(self._executor, frozen=units)
@@ -148,19 +149,19 @@ class StageRunner:
 
     @property
     def total_tokens(self) -> int:
-        """Positions of the longest samples."""
+        """Number of tokens in the longest samples."""
         return self._model.activation_shape(1)[1]
 
     def train(
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, hooks: RoundHooks | None = None
     ) -> RoundSums:
-        """Forward and backward of every micro-batch; gradients of the summed loss accumulate in the parameters.
+        """Run the forward and backward of each micro-batch. Gradients of the summed loss add up in the parameters.
 
         Args:
-            step: of the micro-batches.
+            step: the step that trains the micro-batches.
             micro_batches: all micro-batches of the pipeline.
-            split: the split of their samples.
-            hooks: what a system does around the round's computations.
+            split: the split that their samples belong to.
+            hooks: called around the round's computations; None to call nothing.
         """
         self._stopwatch.reset()
         batch = self._batch(step, micro_batches, split)
@@ -175,13 +176,13 @@ class StageRunner:
     def train_steps(
         self, first: int, dealt: Sequence[Sequence[MicroBatch]], split: Split, hooks: RoundHooks
     ) -> list[RoundSums]:
-        """Take several steps in one round, by an asynchronous schedule. Returns the sums of each.
+        """Train several steps in one round, by an asynchronous schedule. Returns the sums of each step.
 
         Args:
             first: the first step.
-            dealt: micro-batches of the pipeline, by step.
-            split: the split of their samples.
-            hooks: step the weights.
+            dealt: the pipeline's micro-batches of each step.
+            split: the split that their samples belong to.
+            hooks: called around the computations. `hooks.step` steps the optimizer.
         """
         self._stopwatch.reset()
         shape = self._shape_of(dealt)
@@ -195,7 +196,11 @@ class StageRunner:
         return [_sums([chunks[number] for number in shape.chunks_of(step)]) for step in range(len(dealt))]
 
     def staleness(self, dealt: Sequence[Sequence[MicroBatch]]) -> Staleness:
-        """How old the weights of forwards are in a round of these steps."""
+        """The staleness of the forwards in a round of these steps.
+
+        Args:
+            dealt: the pipeline's micro-batches of each step.
+        """
         shape = self._shape_of(dealt)
         if shape not in self._staleness:
             found = staleness(self._plan(shape), shape)
@@ -219,18 +224,19 @@ class StageRunner:
         name: str,
         goes_on: Callable[[], bool] = lambda: True,
     ) -> Tensor:
-        """Evaluate without gradients, a few micro-batches at a time to limit memory. The units keep their mode.
+        """Evaluate without gradients, in parts of a few micro-batches to limit the memory. Units run in evaluation
+        mode; their modes are restored afterwards.
 
         Args:
             micro_batches: all micro-batches of the pipeline.
-            split: the split of their samples.
+            split: the split that their samples belong to.
             metrics: metrics to sum.
             name: the split's name, `train` or `test`, which is part of cache keys.
-            goes_on: called after each part (see `lengths_of_parts`). If it returns false, on all workers of the
-                pipeline alike, the rest is left out.
+            goes_on: called after each part (see `lengths_of_parts`). If it returns false, the remaining parts are left
+                out. It must return the same on all workers of the pipeline.
 
         Returns:
-            (metrics, 2) sums of numerators and denominators in float64; zero on all but the last span's worker.
+            (metrics, 2) sums of numerators and denominators in float64; zero on all workers except the last span's.
         """
         parts = self._parts(micro_batches)
         modes = [unit.training for unit in self._units.values()]
@@ -247,12 +253,19 @@ class StageRunner:
         return scores.sums
 
     def lengths_of_parts(self, micro_batches: Sequence[MicroBatch]) -> list[int | None]:
-        """Length of the samples in each part of an evaluation."""
+        """Length of the samples in each part of an evaluation, in tokens; None if samples have no lengths."""
         return [part[0].length for part in self._parts(micro_batches)]
 
     def first_non_finite(self, step: int, micro_batches: Sequence[MicroBatch], split: Split) -> int | None:
-        """Index of this worker's first unit whose output is not finite for one of these micro-batches of `step`; None
-        if there is none. Runs forwards only and changes nothing."""
+        """Index of this worker's first unit with an output that is not finite; None if all outputs are finite.
+
+        Runs only forwards, and changes nothing.
+
+        Args:
+            step: the step that trains the micro-batches.
+            micro_batches: all micro-batches of the pipeline.
+            split: the split that their samples belong to.
+        """
         finite = {unit: torch.tensor(True, device=self.spec.device) for unit in self._units}
 
         def note(unit: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
@@ -269,19 +282,20 @@ class StageRunner:
         return next((unit for unit, good in zip(finite, flags, strict=True) if not good), None)
 
     def measure(self, micro_batch_size: int, split: Split) -> list[UnitCost]:
-        """Cost of each unit of `spec.units` for a micro-batch of that many samples. The backward of frozen units counts
-        0. Units and gradients stay unchanged."""
+        """Cost of each unit of `spec.units` for a micro-batch of `micro_batch_size` samples. Frozen units have a
+        backward of 0 seconds. Units and gradients stay unchanged."""
         return [cost for probe, x in self._probes(micro_batch_size, split) for cost in probe.measure(x)]
 
     def measure_slices(
         self, micro_batch_size: int, split: Split, slices: Sequence[tuple[int, int]]
     ) -> list[list[list[float]]]:
-        """Seconds of slices of tokens, by unit of `spec.units`, for forward and backward, by slice.
+        """Measure slices of tokens. Returns, for each unit of `spec.units`, two lists: the seconds of its forward and
+        of its backward for each slice.
 
         Args:
-            micro_batch_size: samples.
-            split: the split of the samples.
-            slices: (length, tokens before it) of each.
+            micro_batch_size: number of samples in the micro-batch.
+            split: the split that the samples are taken from.
+            slices: (length, tokens before it) of each slice.
         """
         tokens = [TokenSlice(context, context + length, context + length) for length, context in slices]
         return [
@@ -291,7 +305,7 @@ class StageRunner:
         ]
 
     def _probes(self, micro_batch_size: int, split: Split) -> Iterator[tuple[Probe, Tensor]]:
-        """A probe for each span of this worker, and its input."""
+        """For each span of this worker, a probe and the input to measure it with."""
         spec = self.spec
         ids = tuple(index % len(split) for index in range(micro_batch_size))
         batch = Batch(spec, split, "train", 0, [MicroBatch(ids, micro_batch_size)])
@@ -317,7 +331,7 @@ class StageRunner:
         return Span(span, units, self.spec.num_frozen(span), first=index == 0, last=last, dtype=self.spec.dtype)
 
     def _parts(self, micro_batches: Sequence[MicroBatch]) -> list[Sequence[MicroBatch]]:
-        """Parts of micro-batches of one length, small enough for the memory."""
+        """The micro-batches in parts that fit the memory. All micro-batches of a part have samples of one length."""
         most = _EVALUATED_TOGETHER * (max(self.spec.owners) + 1)
         by_length = [list(some) for _, some in groupby(micro_batches, lambda micro_batch: micro_batch.length)]
         return [some[start : start + most] for some in by_length for start in range(0, len(some), most)]
@@ -342,7 +356,7 @@ class StageRunner:
     def _run_ahead(
         self, ahead: FrozenAhead, batch: Batch, upcoming: Batch | None, hooks: RoundHooks | None
     ) -> list[Chunk]:
-        """As `_run`, and compute frozen forwards of the next round in idle time."""
+        """Run a round of training like `_run`, and run frozen forwards of the next round in idle time."""
         with self._unchanged.over():
             round_ = ahead.begin(batch, upcoming, self._model, self._prefix)
             operations = self._operations(round_.shape)
@@ -356,10 +370,10 @@ class StageRunner:
         return Batch(self.spec, split, "train", step, micro_batches, following=following, readers=self._readers)
 
     def _operations(self, shape: RoundShape) -> Sequence[Operation]:
-        """This worker's operations. All workers of the pipeline plan alike.
+        """This worker's operations in a round of this shape. All workers of the pipeline compute the same plan.
 
-        One worker takes micro-batches in turns, which needs the least memory. Where the spec's schedule cannot run a
-        round, 1F1B does, or GPipe with several spans a worker.
+        If the spec's schedule cannot run the round, 1F1B does, or GPipe if workers have several spans. A lone worker
+        runs each micro-batch forward and then backward, which needs the least memory.
         """
         if shape not in self._planned:
             self._planned[shape] = self._plan(shape)[self.spec.worker]
@@ -385,7 +399,7 @@ class StageRunner:
 
 
 def _sums(chunks: Sequence[Chunk]) -> RoundSums:
-    """Sums over a step's chunks."""
+    """The loss and its weight, summed over these chunks."""
     losses = [chunk.loss for chunk in chunks if chunk.loss is not None]
     weights = [chunk.weight for chunk in chunks if chunk.weight is not None]
     if not losses:

@@ -1,11 +1,11 @@
 """Computes a backward in two halves, so that the span before gets its gradient before the weights get theirs.
 
-`begin` computes the gradient of the span's input, and keeps what reaches each computation with weights. `finish` runs
-these computations once more, each for its weights alone. So two halves cost little more than one whole backward, and a
-second pass through the graph would cost a third more (`python -m benchmarks.split`).
+`begin` computes the gradient of the span's input. It keeps the gradients that arrive at each computation with weights.
+`finish` runs the backward of these computations again, only for their weights. The two halves cost little more than one
+whole backward; a second pass through the whole graph would cost a third more (`python -m benchmarks.split`).
 
-torch's own halves (`torch.distributed.pipelining._backward`, 2.13) fail if the output is a view, or if weights share a
-use of another one. They lose the gradients of leaves that are no weights, and apply a tensor's hook twice.
+torch's own halves (`torch.distributed.pipelining._backward`, 2.13) fail if the output is a view, or if computations
+share weights in some ways. They lose the gradients of leaves that are not weights, and run a tensor's hook twice.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ _Gradients = tuple[Tensor | None, ...]
 
 @dataclass(slots=True)
 class _Group:
-    """Computations whose weights need one backward, because they share some.
+    """Computations that must have one common backward for their weights, because they share weights.
 
     Attributes:
-        roots: the computations, and the gradients of what each returned, once the first half has passed it.
-        weights: the weights' nodes in the graph.
+        roots: the graph nodes of the computations, each with the gradients of its outputs. The first half sets them.
+        weights: the graph nodes of their weights.
     """
 
     roots: dict[Node, _Gradients]
@@ -33,7 +33,7 @@ class _Group:
 
 @dataclass(slots=True)
 class WeightGradients:
-    """The half of a backward that is left. It keeps the span's graph alive."""
+    """The second half of a backward, which `finish` runs. It keeps the span's graph alive."""
 
     groups: list[_Group] = field(default_factory=list)
 
@@ -41,24 +41,25 @@ class WeightGradients:
 def begin(
     output: Tensor, span_input: Tensor, output_gradient: Tensor | None, *, at_once: bool = False
 ) -> tuple[Tensor | None, WeightGradients]:
-    """The first half of a backward.
+    """Run the first half of a backward.
 
-    It leaves the gradients of each `nn.Parameter` to `finish`, and adds those of other leaves. Hooks of tensors run
-    now. Those of a tensor that a computation with weights returned run again in `finish`, which ignores their result.
+    It leaves the gradients of each `nn.Parameter` to `finish`. It adds the gradients of other leaves at once. Hooks of
+    tensors run now. If a computation with weights returned the tensor, its hooks run again in `finish`, which ignores
+    their result.
 
     Args:
         output: the span's output, or its loss.
-        span_input: the span's input, a leaf that requires a gradient. A span whose input needs none has one whole
+        span_input: the span's input, a leaf that requires a gradient. If the input needs no gradient, run one whole
             backward instead (`RoundShape.gives_gradient`).
         output_gradient: the gradient of `output`; None for a loss.
-        at_once: compute the weights' gradients now too, and leave nothing. With activation checkpointing, each of two
-            halves would repeat the span's forward.
+        at_once: whether to compute the weights' gradients now too, so that `finish` has nothing to do. With activation
+            checkpointing, each of two halves would repeat the span's forward.
 
     Returns:
-        The gradient of `span_input`, None if the output does not depend on it; and what `finish` takes.
+        The gradient of `span_input` (None if the output does not depend on it), and the argument of `finish`.
 
     Raises:
-        ValueError: the input needs no gradient.
+        ValueError: `span_input` is not a leaf that requires a gradient.
     """
     if not (span_input.is_leaf and span_input.requires_grad):
         raise ValueError("the input of a span whose backward has two halves must be a leaf that requires a gradient")
@@ -77,8 +78,9 @@ def begin(
 
 
 def finish(rest: WeightGradients) -> None:
-    """The second half: adds the weights' gradients. Call it once for each `begin`."""
-    # Larger groups come first, because they may pass through computations of others, which still need what they saved.
+    """Run the second half: add the weights' gradients. Call it once for each `begin`."""
+    # Larger groups come first. Their backward may pass through computations of smaller groups, whose saved tensors are
+    # freed by their own backward.
     for group in sorted(rest.groups, key=lambda group: -len(group.roots)):
         edges: list[GradientEdge] = []
         gradients: list[Tensor] = []
@@ -87,7 +89,8 @@ def finish(rest: WeightGradients) -> None:
                 if gradient is not None:
                     edges.append(GradientEdge(root, number))
                     gradients.append(gradient)
-        # A root behind another root, or behind a tensor's hook, would get its gradient twice.
+        # Each root must get exactly the gradient that it kept. Otherwise it would get a second one from the backward of
+        # another root of the group, and a tensor's hook would change its gradient twice.
         hooks = [root.register_prehook(_Give(kept)) for root, kept in group.roots.items()]
         weights = [node.variable for node in group.weights]  # type: ignore[attr-defined]
         try:
@@ -101,7 +104,7 @@ def finish(rest: WeightGradients) -> None:
 
 @dataclass(slots=True)
 class _Keep:
-    """Keeps the gradients that reach a computation."""
+    """A hook that keeps the gradients that arrive at a computation."""
 
     group: _Group
     root: Node
@@ -112,7 +115,7 @@ class _Keep:
 
 @dataclass(slots=True)
 class _Give:
-    """Replaces the gradients that reach a computation."""
+    """A hook that replaces the gradients that arrive at a computation."""
 
     gradients: _Gradients
 
@@ -126,9 +129,9 @@ def _taken(span_input: Tensor) -> Tensor | None:
 
 
 def _parts(output: Tensor) -> tuple[list[_Group], list[Tensor]]:
-    """The computations with weights, and the leaves that are no weights, in the graph that made `output`."""
-    on_way: set[Node] = set()  # these lead to a leaf that is no weight
-    weights: dict[Node, set[Node]] = {}  # all others that lead to weights, and to which
+    """The computations with weights, and the leaves that are not weights, in the graph that made `output`."""
+    on_way: set[Node] = set()  # nodes that lead to a leaf that is not a weight
+    weights: dict[Node, set[Node]] = {}  # the other nodes that lead to weights, each with these weights
     others: list[Tensor] = []
     uses: dict[Node, set[Node]] = {}
     for node in _children_first(output):
@@ -164,7 +167,7 @@ def _children_first(output: Tensor) -> Iterator[Node]:
 
 
 def _grouped(uses: Mapping[Node, set[Node]]) -> list[_Group]:
-    """One group for all computations that share a weight, directly or through others."""
+    """Group the computations: two that share a weight are in one group, also if they share it through others."""
     groups: list[_Group] = []
     for root, weights in uses.items():
         merged, apart = _Group({root: ()}, set(weights)), []

@@ -1,4 +1,4 @@
-"""What one worker holds of a pipeline: the facts of its stage, and the spans of units that it runs."""
+"""The stage that one worker of a pipeline holds: its facts, and the spans of units that the worker runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,15 @@ class StageSpec:
 
     Attributes:
         worker: index of this worker in its pipeline.
-        spans: all spans of the model, in order.
+        spans: the units of each span of the model, in order.
         owners: worker of each span.
         boundary: number of frozen layers.
-        schedule: orders the rounds of training.
-        group: the workers of the pipeline in order.
+        schedule: orders the computations of a round of training.
+        group: process group of the pipeline's workers, in order.
+        device: the device of this worker.
         dtype: type of parameters and activations.
-        autocast: type to compute products in; None for `dtype`.
-        recompute: whether units that train repeat their forward for their backward.
+        autocast: type to compute matrix products in; None for `dtype`.
+        recompute: whether units that train run their forward again for their backward (activation checkpointing).
         token_slices: lengths of the slices that the longest samples are cut into in training, in tokens; empty if
             samples stay whole.
     """
@@ -68,34 +69,40 @@ class StageSpec:
         return self.owners[-1] == self.worker
 
     def num_frozen(self, span: range) -> int:
-        """Number of frozen units in a span, which it starts with."""
+        """Number of leading units of a span that are frozen."""
         return min(max(first_trainable(self.boundary) - span.start, 0), len(span))
 
     def shape(self, chunks: int, *, training: bool, slices: int = 1) -> RoundShape:
-        """The shape of a round. Without `training` no span has a backward."""
+        """The shape of a round of `chunks` chunks. Without `training` no span has a backward.
+
+        Args:
+            chunks: number of chunks.
+            training: whether the round trains.
+            slices: chunks of each micro-batch.
+        """
         frozen = sum(self.num_frozen(span) == len(span) for span in self.spans)
         return RoundShape(self.owners, chunks, frozen if training else len(self.owners), slices)
 
 
 class Passage:
-    """Tells `hooks` each unit of a span that a chunk's backward has passed: the last unit first, each once."""
+    """Calls `hooks.passed` for each unit of a span that a chunk's backward passes: the last unit first, each once."""
 
     def __init__(self, units: Sequence[int], hooks: RoundHooks) -> None:
         """
         Args:
-            units: units of the span that train, ascending.
-            hooks: told of them.
+            units: indices of the span's units that train, ascending.
+            hooks: `hooks.passed` is called with each of them.
         """
         self._left = list(units)
         self._hooks = hooks
-        #: Whether the gradients of weights are computed with those of inputs.
+        #: Whether the backward that computes the gradients of weights has begun. Before that, `reach` does nothing.
         self.begun = False
 
     def reach(self, unit: int, _: Tensor | None = None) -> None:
-        """The backward has passed this unit, and all after it.
+        """Call the hooks for this unit and all units after it: the backward has passed them.
 
         Raises:
-            BrokenGroupError: a connection broke as a hook began to sum gradients.
+            BrokenGroupError: a connection broke when a hook started to sum gradients over the pipelines.
         """
         if not self.begun:
             return
@@ -106,13 +113,13 @@ class Passage:
             raise BrokenGroupError(str(error)) from error
 
     def end(self) -> None:
-        """The backward has passed all units."""
+        """Call the hooks for all units that are left: the backward is complete."""
         self.begun = True
         self.reach(-1)
 
 
 class Span:
-    """Consecutive units on the worker that holds them. Frozen units keep no graph."""
+    """The consecutive units of one span. Runs their forward; frozen units keep no autograd graph."""
 
     def __init__(
         self,
@@ -127,9 +134,9 @@ class Span:
         """
         Args:
             span: indices of the units.
-            units: by their names in the model.
-            num_frozen: number of frozen units.
-            first: whether the span starts with the embedding. The chunk's prefix runs its frozen units.
+            units: the units in order, by their names in the model.
+            num_frozen: number of leading units that are frozen.
+            first: whether the span starts with the embedding. Then `Chunk.first_input` runs its frozen units.
             last: whether the span ends with the head.
             dtype: type of activations.
         """
@@ -140,7 +147,7 @@ class Span:
         self._num_frozen = num_frozen
         self._layers = range(int(first), len(span) - int(last))
         self._first, self._dtype = first, dtype
-        #: Shapes that units were checked with, and whether they trained.
+        #: (shape, whether gradients were computed) of the forwards in which the units' outputs were checked.
         self._checked: set[tuple[tuple[int, ...], bool]] = set()
 
     def parameters(self) -> list[nn.Parameter]:
@@ -149,15 +156,15 @@ class Span:
         return [parameter for unit in units for parameter in unit.parameters() if parameter.requires_grad]
 
     def forward(self, x: Tensor | None, chunk: Chunk, passage: Passage | None = None) -> Tensor:
-        """The output of the last unit.
+        """Run the units on a chunk. Returns the output of the last unit.
 
         Args:
             x: output of the span before; None for the first span.
             chunk: the chunk to compute.
-            passage: told by the chunk's backward; None if no hooks are told.
+            passage: its `reach` is called as the chunk's backward passes units; None to call nothing.
 
         Raises:
-            ModelError: a unit failed, or gives what the next one cannot take.
+            ModelError: a unit failed, or its output has the wrong type or shape.
             DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         """
         number = 0
@@ -172,7 +179,7 @@ class Span:
                         output = run_unit(self._units[number], x, chunk.context)
                 else:
                     if passage is not None and x.grad_fn is not None:
-                        # Autograd goes backwards, so all gradients of the unit are complete by then.
+                        # The gradient of a unit's input comes last, so the gradients of its weights are complete then.
                         x.register_hook(partial(passage.reach, self._start + number))  # type: ignore[no-untyped-call]
                     output = run_unit(self._units[number], x, chunk.context)
                 if check:

@@ -13,33 +13,33 @@ class Stopwatch:
         self._started = 0.0
 
     def start(self) -> None:
-        """A computation begins, or continues after a wait."""
+        """Call when a computation begins, or continues after a wait."""
         self._started = time.perf_counter()
 
     def stop(self) -> None:
-        """A computation ends, or begins to wait."""
+        """Call when a computation ends, or begins to wait."""
         self._seconds += time.perf_counter() - self._started
 
     def reset(self) -> None:
-        """Forget what was measured, such as a round that broke in a computation."""
+        """Forget all measurements, for example those of a round that broke."""
         self._seconds = 0.0
 
     def take(self) -> float:
-        """The seconds since the last call or reset. Call it once the device has finished what was measured."""
+        """Seconds of all computations since the last `take` or `reset`. Call it once the device has finished them."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 
 class DeviceStopwatch(Stopwatch):
-    """Measures on a GPU, by events in its stream. Launches return at once, so the host's clock would show nothing.
+    """Measures on a GPU, by CUDA events in the current stream. The host's clock would only measure the launches.
 
-    A receive makes the stream wait, so an event behind it has the time at which the message was there.
+    After a receive the stream waits for the message. So an event that is recorded then has the time of its arrival.
     """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
         self._device = device
-        #: Events in the order of their use; they are used again in the next round.
+        #: Events in the order of their recording. Each round uses the same events again.
         self._events: list[torch.cuda.Event] = []
         self._used = 0
 

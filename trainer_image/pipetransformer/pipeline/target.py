@@ -1,4 +1,4 @@
-"""What the last span's output is for: a loss in training, metrics in an evaluation."""
+"""Uses the output of the last span: it computes the loss in training, and metrics in an evaluation."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -19,7 +19,7 @@ class Target(Protocol):
     """Takes the outputs of the last span."""
 
     def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
-        """Take the output of a chunk. Returns where its backward starts."""
+        """Take the last span's output of a chunk. Returns the tensor where the chunk's backward starts."""
         ...
 
 
@@ -30,18 +30,18 @@ class Loss:
         self._model = model
 
     def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
-        """Return the summed loss. The chunk keeps it and its weight."""
+        """Compute the chunk's summed loss and its weight, and keep both in the chunk. Returns the loss."""
         assert chunk.labels is not None and chunk.weights is not None
         with _LOSS:
             sums = self._model.loss(output, chunk.labels, chunk.weights)
             if not isinstance(sums[0], Tensor):
-                raise TypeError(f"its sum is a {type(sums[0]).__name__}, which has no gradient: return the tensor")
+                raise TypeError(f"its sum is a {type(sums[0]).__name__}, which has no gradient: return a tensor")
             loss, weight = _scalars("loss", sums, output.device)
-            # A loss may skip samples of weight 0.
+            # If all samples have weight 0, the loss may not depend on the output. Then make it depend, with gradient 0.
             if output.requires_grad and not loss.requires_grad and not weight:
                 loss = loss + output.flatten()[:0].sum()
             chunk.loss, chunk.weight = loss.detach(), weight.detach()
-        chunk.labels = chunk.weights = None  # a round of many steps keeps its chunks
+        chunk.labels = chunk.weights = None  # a round of many steps keeps its chunks to the end
         return loss
 
 
@@ -67,7 +67,7 @@ class Scores:
 
 
 def _scalars(what: str, sums: Iterable[Tensor | float], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The two sums that `what` returned, as tensors.
+    """The two sums that the loss or metric named `what` returned, as tensors.
 
     Raises:
         ModelError: they are not scalars.

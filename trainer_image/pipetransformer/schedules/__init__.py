@@ -1,4 +1,4 @@
-"""Schedules of a pipeline as data: lists of computations, and the order of their messages."""
+"""Schedules of a pipeline as data: each worker's list of computations, and the messages between workers in order."""
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .ahead import Ahead, RoundSeconds

@@ -1,8 +1,9 @@
-"""What a schedule is: the order in which each worker of a pipeline computes, as data.
+"""Defines schedules: the order of each worker's computations in a round, as lists of actions.
 
-A schedule says what happens when, and nothing else. `order.py` adds the messages, `pipeline.Executor` runs the result,
-and `simulate.py` predicts its time. So slices of tokens, several spans a worker, and optimizer steps within a round are
-only other lists.
+A span is a contiguous part of the model that one worker computes as a whole; a worker may own several. A schedule only
+orders computations. `order.py` adds the messages, `pipeline.Executor` runs the result, and `simulate.py` predicts its
+time. Slices of tokens, several spans a worker, and optimizer steps within a round need other lists, but no other code
+to run them.
 """
 
 from bisect import bisect_right
@@ -18,17 +19,20 @@ class ActionKind(StrEnum):
     BACKWARD = "Backward"  #: computes the gradients of input and weights at once
     INPUT_GRADIENT = "InputGradient"  #: computes the gradient of the input, which the span before waits for
     WEIGHT_GRADIENT = "WeightGradient"  #: computes the gradients of weights, after `INPUT_GRADIENT` of the same chunk
-    STEP = "Step"  #: changes the span's weights
+    STEP = "Step"  #: steps the optimizer on the span's weights
     PREFIX = "Prefix"  #: computes some frozen units before the first span, on any worker that holds them
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One computation of a worker: `kind` on its span `span` for the chunk `chunk`. For a `STEP` that is the number of
-    the step in the round.
+    """One computation of a worker.
 
-    A `PREFIX` computes `units` of the frozen prefix, and the last one gives its output to span 0. Chunks of the next
-    round count on from this round's last chunk.
+    Attributes:
+        kind: what is computed.
+        span: index of the span that computes; 0 for a `PREFIX`.
+        chunk: number of the chunk. The numbers of the next round's chunks follow those of this round's. For a `STEP`
+            it is the number of the step in the round.
+        units: for a `PREFIX`, the frozen units that it computes. The output of the last frozen unit goes to span 0.
     """
 
     kind: ActionKind
@@ -39,19 +43,21 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class RoundShape:
-    """What a schedule puts in order: chunks that pass through the spans of a pipeline.
+    """The round that a schedule puts in order: chunks pass through the spans of a pipeline.
 
     Attributes:
         owners: worker of each span, spans in the order of the model. A worker may own several.
         chunks: number of chunks. A chunk is a micro-batch, or a slice of its tokens.
         first_trained: number of leading spans that train nothing. They run forwards only, and get no gradient.
-            An evaluation has `len(owners)`.
+            In an evaluation it is `len(owners)`, because no span trains.
         slices: chunks of each micro-batch; slice s of micro-batch m is chunk m * slices + s.
         prefix_units: number of frozen units that `PREFIX` actions compute before span 0. With 0 the forward of span 0
             computes them.
-        prefix_made: whether this round's prefix needs no `PREFIX` actions, because the round before has computed it.
-        next_chunks: number of chunks of the next round, whose prefix this round computes; 0 if there is none.
-        steps: number of chunks of each step, if the weights change within the round; empty if they change after it.
+        prefix_made: whether this round runs no `PREFIX` actions for its chunks, because the round before ran them or
+            the worker of span 0 has a cache of what they return.
+        next_chunks: number of chunks of the next round whose `PREFIX` actions this round runs.
+        steps: number of chunks of each optimizer step, if the weights change within the round; empty if they change
+            only after it.
     """
 
     owners: tuple[int, ...]
@@ -64,17 +70,17 @@ class RoundShape:
     steps: tuple[int, ...] = ()
 
     def step_of(self, chunk: int) -> int:
-        """The step of the round that a chunk's gradient goes into."""
+        """Number of the optimizer step in this round that uses the gradient of this chunk."""
         return bisect_right(list(accumulate(self.steps)), chunk)
 
     def chunks_of(self, step: int) -> range:
-        """The chunks of a step of the round."""
+        """The chunks whose gradients a step of this round uses."""
         start = sum(self.steps[:step])
         return range(start, start + self.steps[step])
 
     @property
     def prefixes(self) -> range:
-        """The chunks whose prefix `PREFIX` actions of this round compute, in the order of need."""
+        """The chunks that have `PREFIX` actions in this round, in the order of span 0's forwards."""
         if not self.prefix_units:
             return range(0)
         return range(self.chunks if self.prefix_made else 0, self.chunks + self.next_chunks)
@@ -102,11 +108,14 @@ class ScheduleError(ValueError):
 
 
 class Schedule(Protocol):
-    """Orders a round. A round starts and ends with no chunk in flight: every chunk has passed every span, forward, and
-    backward where the span trains. Equal schedules return equal lists for equal shapes."""
+    """Puts the computations of a round in order.
+
+    No chunk is in flight when a round starts or ends. In between each chunk passes each span forward, and backward if
+    the span trains. Equal schedules return equal lists for equal shapes.
+    """
 
     def actions(self, shape: RoundShape) -> Sequence[Sequence[Action]]:
-        """The computations of each worker, in order. All workers of the pipeline get the same answer.
+        """The computations of each worker, in order. All workers of the pipeline get the same lists.
 
         Raises:
             ScheduleError: the schedule cannot run this shape, for example with too few chunks.

@@ -1,9 +1,9 @@
-"""Runs frozen forwards of the next round in the idle time of this one.
+"""Runs frozen forwards of the next round in the idle time of this round.
 
-What frozen units make of the next round depends on nothing that this round changes. So the schedule inside orders the
-units that train, and a worker that would wait for it runs frozen units of the next round's chunks. A round takes no
-less than `bound_seconds`; the lists come within a few percent of that. The frozen forwards are free while they fit
-into the idle time of the schedule inside.
+This is possible because the training of this round changes no frozen unit. Another schedule, the inner one, orders the
+units that train. When a worker would wait, it runs frozen units of the next round's chunks. They cost no time if they
+fit into the idle time of the inner schedule. No round can be shorter than `bound_seconds`; these lists come within a
+few percent of it.
 """
 
 import heapq
@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .order import Value, given, needed
 
-#: Ways to fill gaps: the share of a frozen unit's forward that a gap must have room for, and whether a worker takes
-#: only chunks that it can finish within the bound. With a share of 0 a worker is never idle, but what it waits for may
-#: come while it computes; with 1 it delays no action. Which way is best depends on the round.
+#: Ways to fill gaps; `Ahead` tries each and takes the shortest round, because none is always best. The first number is
+#: the share of a frozen unit's forward that a gap must have room for. With 0 a worker is never idle, but its input may
+#: arrive while it still runs a frozen unit. With 1 a frozen unit delays no action. The second says whether a worker
+#: takes a chunk of the next round only if it can still finish all its work within `bound_seconds`.
 _WAYS = ((0.0, False), (1.0, False), (1.0, True))
 
 
@@ -26,9 +27,9 @@ class RoundSeconds:
     """Expected seconds of the computations of one chunk.
 
     Attributes:
-        forward: of each span's units that train.
-        backward: of each span; a half takes half of it.
-        prefix: of each frozen unit before span 0.
+        forward: seconds of one forward through the units that train, for each span.
+        backward: seconds of one whole backward, for each span. Each half of a backward counts as half of them.
+        prefix: seconds of one forward, for each frozen unit before span 0.
     """
 
     forward: tuple[float, ...]
@@ -51,15 +52,15 @@ class RoundSeconds:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Adds `PREFIX` actions to the lists of another schedule. The result is as exact as that schedule.
+    """Adds `PREFIX` actions to the lists of another schedule. It changes no number that the other schedule computes.
 
-    A worker keeps a chunk until all its frozen units have run, because only their output is sent. The lists depend on
-    `seconds` only in their order, so a wrong expectation costs time and nothing else.
+    One worker runs all frozen units of a chunk, so that only the output of the last unit is sent. `seconds` decides
+    only the order of the actions. A wrong expectation makes a round slower, but never wrong.
 
     Attributes:
-        inner: orders the units that train.
-        seconds: what computations are expected to take.
-        holders: the workers that hold the frozen units; the owner of span 0 is one.
+        inner: the schedule that orders the units that train.
+        seconds: expected seconds of each computation.
+        holders: the workers that hold the frozen units. The owner of span 0 must be among them.
     """
 
     inner: Schedule
@@ -69,11 +70,11 @@ class Ahead:
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         """The lists of a round.
 
-        Where the round before has not made this round's prefix, the workers make it first. A shape without
-        `prefix_units` gets the lists of the schedule inside.
+        Unless `shape.prefix_made`, the chunks of this round also have `PREFIX` actions, before those of the next round.
+        A shape without `prefix_units` gets the lists of the inner schedule.
 
         Raises:
-            ScheduleError: the schedule inside cannot run the shape, or this one cannot.
+            ScheduleError: the inner schedule cannot run the shape, or no `PREFIX` actions can be added to it.
         """
         return self._filled(shape).lists
 
@@ -81,14 +82,15 @@ class Ahead:
         """Expected seconds of a round, without messages.
 
         Raises:
-            ScheduleError: as `actions`.
+            ScheduleError: under the conditions of `actions`.
         """
         return self._filled(shape).end
 
     def bound_seconds(self, shape: RoundShape) -> float:
-        """No schedule with this one inside makes a round of `shape` faster, once the rounds follow each other.
+        """A lower bound of the seconds of a round, for any way to add `PREFIX` actions to the inner schedule.
 
-        It is the time of the schedule inside alone, or of all work if the workers share it evenly.
+        It is the larger of two times: the inner schedule alone, and all work shared evenly by the workers. It assumes
+        that the round runs the frozen units of as many chunks as it trains, so it does not hold for the last round.
         """
         inner = self.inner.actions(_without_prefix(shape))
         alone = _Filling(self, _without_prefix(shape), inner)
@@ -108,9 +110,9 @@ class Ahead:
 
     def _check(self, shape: RoundShape) -> None:
         if shape.slices > 1:
-            raise ScheduleError("frozen forwards run ahead for whole micro-batches, not for slices of tokens")
+            raise ScheduleError("frozen forwards can run ahead only for whole micro-batches, not for slices of tokens")
         if not shape.trains(0):
-            raise ScheduleError("frozen forwards run ahead only if the first span trains")
+            raise ScheduleError("frozen forwards can run ahead only if the first span trains")
         if shape.owners[0] not in self.holders:
             raise ScheduleError("the worker of the first span does not hold the frozen units")
 
@@ -120,14 +122,15 @@ def _without_prefix(shape: RoundShape) -> RoundShape:
 
 
 class _Filling:
-    """Runs the lists of the schedule inside in simulated time, and fills gaps with pieces of prefixes.
+    """Plays the lists of the inner schedule in simulated time, and fills gaps with pieces.
 
-    A gap must have room for the share `room` of a piece. A worker that has other computations left takes a chunk
-    of the next round only if it can finish all of them by `deadline`, in seconds.
+    A piece is the forward of one frozen unit for one chunk. It goes into a gap only if its share `room` fits there.
+    A worker with other computations left takes a chunk of the next round only if it can finish the chunk and those
+    computations by `deadline`, in seconds.
 
     Attributes:
-        lists: the computations of each worker.
-        end: when the last one is done, in seconds.
+        lists: the computations of each worker, with those that were added.
+        end: seconds from the round's start to the end of its last computation.
     """
 
     def __init__(
@@ -144,27 +147,28 @@ class _Filling:
         self._room, self._deadline = room, deadline
         self._rest = [iter(actions) for actions in inner]
         self._next = [next(rest, None) for rest in self._rest]
-        self._left = [sum(map(ahead.seconds.of, actions)) for actions in inner]  # seconds of what is not yet in a list
+        self._left = [sum(map(ahead.seconds.of, actions)) for actions in inner]  # seconds of work not yet in `lists`
         self._pool = deque(shape.prefixes)
-        self._piece: list[Action | None] = [None] * len(inner)  # the next frozen unit of the chunk that a worker has
-        self._made: dict[Value, float] = {}  # when each value is there
+        self._piece: list[Action | None] = [None] * len(inner)  # the next piece of the chunk that a worker has begun
+        self._made: dict[Value, float] = {}  # when each value is ready
         self._waiting: dict[Value, int] = {}  # the worker that waits for a value
-        self._free = [(0.0, worker) for worker in range(len(inner))]  # when each worker can begin something
+        self._free = [(0.0, worker) for worker in range(len(inner))]  # when each worker can begin a computation
 
     def fill(self) -> None:
-        """
+        """Play the round from its start to its end. Call it once.
+
         Raises:
-            ScheduleError: a computation needs what no earlier one gives.
+            ScheduleError: the input of a computation is never produced before it.
         """
         while self._free:
             now, worker = heapq.heappop(self._free)
             if not self._run_next(worker, now) and not self._run_piece(worker, now):
                 self._wait(worker)
         if stuck := [action for action in self._next if action is not None]:
-            raise ScheduleError(f"these computations need what no earlier one gives: {stuck}")
+            raise ScheduleError(f"these computations wait for inputs that are never produced: {stuck}")
 
     def _run_next(self, worker: int, now: float) -> bool:
-        """Run the worker's next computation if what it needs is there."""
+        """Run the worker's next computation of the inner schedule if its input is ready. Returns whether it ran."""
         action = self._next[worker]
         if action is None or self._ready_at(action) > now:
             return False
@@ -175,7 +179,7 @@ class _Filling:
         return True
 
     def _run_piece(self, worker: int, now: float) -> bool:
-        """Run one frozen unit, if there is one to run and the gap has room for it."""
+        """Run one frozen unit, if one is left and the gap has room for it. Returns whether it ran."""
         if worker not in self._holders:
             return False
         piece = self._piece[worker]
@@ -201,7 +205,7 @@ class _Filling:
         return seconds <= self._deadline or math.isclose(seconds, self._deadline)
 
     def _append(self, worker: int, piece: Action) -> None:
-        """Append a piece, as one action with the piece before it if that ends where this one begins."""
+        """Append a piece. If the last action is the piece before it of the same chunk, both become one action."""
         mine = self.lists[worker]
         last = mine[-1] if mine else None
         if last is not None and last.kind is ActionKind.PREFIX and last.chunk == piece.chunk:

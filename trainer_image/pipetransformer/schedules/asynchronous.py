@@ -1,4 +1,4 @@
-"""Asynchronous 1F1B: the pipeline is flushed once a round of several steps, and not at each step."""
+"""Asynchronous 1F1B: a round has several optimizer steps, and the pipeline is flushed only at the end of the round."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,8 +11,10 @@ from .flushed import OneForwardOneBackward
 
 @dataclass(frozen=True, slots=True)
 class Asynchronous:
-    """1F1B over the chunks of all steps of a round. A span's weights change right after the last backward of each step
-    (PipeDream, Narayanan et al., 2019, section 3.2). A shape without steps gives plain 1F1B."""
+    """1F1B over the chunks of all steps of a round (PipeDream, Narayanan et al., 2019, section 3.2).
+
+    A span's weights change right after the last backward of each step. For a shape without `steps` it is plain 1F1B.
+    """
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         lists = OneForwardOneBackward().actions(shape)
@@ -27,17 +29,17 @@ def _with_step(action: Action, step_after: dict[int, int]) -> list[Action]:
 
 
 def staleness(lists: Sequence[Sequence[object]], shape: RoundShape) -> dict[tuple[int, int], int]:
-    """How old the weights of each forward are: steps of its span between it and the step that its gradient goes into.
+    """The staleness of each forward: how many steps its weights are behind when its gradient is used.
 
-    In the steady state it is K - k - 1 on span k of K with one chunk a step, and at most 1 with K or more. It begins at
-    0 after a drain.
+    It begins at 0 in each round, because the pipeline is empty. It grows to K - k - 1 on span k of K with one chunk a
+    step, and to at most 1 with K or more chunks a step.
 
     Args:
-        lists: of all workers, with or without messages.
-        shape: of the round.
+        lists: the operations of all workers, with or without messages.
+        shape: the shape of the round.
 
     Returns:
-        Steps by (span, chunk), for the spans that train.
+        The staleness in steps by (span, chunk), for the spans that train.
     """
     found = {}
     for mine in lists:

@@ -1,4 +1,4 @@
-"""GPipe and 1F1B: one weight version a round, one backward a chunk."""
+"""GPipe and 1F1B: the weights stay the same in a round, and each chunk has one whole backward."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from .actions import Action, ActionKind, RoundShape, ScheduleError
 
 @dataclass(frozen=True, slots=True)
 class GPipe:
-    """Every chunk forward, then every chunk backward (Huang et al., 2019, section 2.2), over any spans."""
+    """All chunks go forward, then all go backward (Huang et al., 2019, section 2.2). Workers may own several spans."""
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         return there_and_back(shape, range(shape.chunks)[::-1])
@@ -17,7 +17,7 @@ class GPipe:
 @dataclass(frozen=True, slots=True)
 class OneForwardOneBackward:
     """Worker k of K runs K - k forwards, then a backward and a forward in turns (PipeDream-flush, Narayanan et al.,
-    2021, section 2.2). It keeps at most K - k chunks in flight. Any number of chunks will do."""
+    2021, section 2.2). It keeps at most K - k chunks in flight. It can run any number of chunks."""
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         if shape.owners != tuple(range(shape.workers)):
@@ -26,7 +26,7 @@ class OneForwardOneBackward:
 
 
 def there_and_back(shape: RoundShape, backward: Sequence[int]) -> list[list[Action]]:
-    """Every chunk forward over any spans, then the chunks backward in the order of `backward`."""
+    """All chunks forward in their order, then all backward in the order `backward`. Workers may own several spans."""
     workers: list[list[Action]] = [[] for _ in range(shape.workers)]
     for span, owner in enumerate(shape.owners):
         workers[owner] += _each(ActionKind.FORWARD, span, range(shape.chunks))
@@ -37,9 +37,10 @@ def there_and_back(shape: RoundShape, backward: Sequence[int]) -> list[list[Acti
 
 
 def in_turns(shape: RoundShape, backward: Sequence[int]) -> list[list[Action]]:
-    """A backward and a forward in turns, over one span a worker, the backwards in the order of `backward`.
+    """Some forwards, then a backward and a forward in turns, with one span a worker.
 
-    Worker k of K first runs K - k forwards, and S - 1 more for S slices, because the last slice goes back first.
+    The backwards have the order `backward`. Worker k of K first runs K - k forwards. With S slices it runs S - 1 more,
+    because the last slice of a micro-batch has the first backward.
     """
     workers = []
     for span in shape.owners:

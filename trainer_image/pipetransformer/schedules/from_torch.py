@@ -1,8 +1,8 @@
-"""Schedules of torch as lists, made with stand-ins for its stages: without a process group and without a model.
+"""Reads the order of torch's schedule classes as our lists. It needs no process group and no model.
 
-torch's classes are good generators, and its runtime is not used: with a frozen prefix it loses gradients of a backward
-in halves (2.13). This module is the only one that imports `torch.distributed.pipelining`. What it reads of it that is
-not public is in `_made` and `_translated`; `test_from_torch.py` fails if that goes.
+We use only the order. torch's own runtime loses gradients if layers are frozen and a backward has two halves (2.13).
+Only this module imports `torch.distributed.pipelining`. `_made` and `_translated` read parts of it that are not
+public; `test_from_torch.py` fails if torch removes these.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ _KINDS = {
     "W": ActionKind.WEIGHT_GRADIENT,
 }
 _OF_ITS_RUNTIME = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
-_OVERLAPPED = "OVERLAP_F_B"  # a forward and a backward that its runtime may mix
+_OVERLAPPED = "OVERLAP_F_B"  # a forward and a backward that torch's runtime may overlap
 _TWO_SPANS = (ScheduleZBVZeroBubble, ScheduleDualPipeV)
 _IN_ROUNDS = (ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble)
 
@@ -41,14 +41,14 @@ _Lists = tuple[tuple[Action, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class FromTorch:
-    """The order of a class of `torch.distributed.pipelining`, or of one derived from it.
+    """The order of a schedule class of `torch.distributed.pipelining`, or of a class derived from one.
 
     Attributes:
-        schedule: a class whose objects have a `pipeline_order`.
+        schedule: the class; its objects have a `pipeline_order`.
         spans: spans of each worker (V).
 
     Raises:
-        ScheduleError: the class has no order that could be read, or never gives a worker this number of spans.
+        ScheduleError: the class has no order that can be read, or cannot give each worker this number of spans.
     """
 
     schedule: type
@@ -68,7 +68,7 @@ class FromTorch:
 
     @property
     def name(self) -> str:
-        """The class's name, without torch's prefix."""
+        """The name of torch's class, without its prefix `Schedule`."""
         return self.schedule.__name__.removeprefix("Schedule")
 
     def owners(self, workers: int) -> tuple[int, ...]:
@@ -77,12 +77,12 @@ class FromTorch:
         Raises:
             ScheduleError: the class cannot have this number of workers.
         """
-        lists = _lists(self.schedule, self.spans, workers, 2 * workers * self.spans)  # chunks that suit every class
+        lists = _lists(self.schedule, self.spans, workers, 2 * workers * self.spans)  # chunks that all classes can run
         owner = {action.span: worker for worker, actions in enumerate(lists) for action in actions}
         return tuple(owner.get(span, -1) for span in range(workers * self.spans))
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
-        """See `Schedule.actions`."""
+        """The class's order, as `Schedule.actions` returns it."""
         if shape.slices > 1:
             raise ScheduleError(f"{self.name} has no order for slices of tokens")
         self._check_chunks(shape.workers, shape.chunks)
@@ -96,8 +96,8 @@ class FromTorch:
         rounds = max(1, chunks // workers)
         if issubclass(self.schedule, _IN_ROUNDS) and chunks % rounds:
             raise ScheduleError(
-                f"{self.name} cannot run {chunks} chunks on {workers} workers: they make {rounds} rounds (chunks // "
-                "workers), which must be equally long"
+                f"{self.name} cannot run {chunks} chunks on {workers} workers: the number of chunks must be a multiple "
+                f"of {rounds} (chunks // workers)"
             )
         fewest = workers * self.spans
         if issubclass(self.schedule, ScheduleDualPipeV) and chunks < fewest:
@@ -105,19 +105,19 @@ class FromTorch:
 
 
 def has_several_spans(schedule: type) -> bool:
-    """Whether a class gives each worker any number of spans."""
+    """Whether this class of torch can give a worker more than one span."""
     return issubclass(schedule, PipelineScheduleMulti)
 
 
 @lru_cache(maxsize=64)
 def _lists(schedule: type, spans: int, workers: int, chunks: int) -> _Lists:
-    """The order of a class for a round in which all spans train.
+    """The order of a class of torch as actions of each worker, for a round in which all spans train.
 
     Raises:
         ScheduleError: the class cannot run this round.
     """
     if getattr(schedule, "_get_pipeline_order", None) is Schedule1F1B._get_pipeline_order:
-        # In torch 2.13 its last worker begins with the second chunk, unlike what it runs.
+        # In torch 2.13 this order lets the last worker begin with the second chunk. What torch itself runs does not.
         return tuple(map(tuple, OneForwardOneBackward().actions(RoundShape(tuple(range(workers)), chunks))))
     order = _made(schedule, spans, workers, chunks).pipeline_order
     if not order:
@@ -126,7 +126,7 @@ def _lists(schedule: type, spans: int, workers: int, chunks: int) -> _Lists:
 
 
 def _made(schedule: Any, spans: int, workers: int, chunks: int) -> Any:
-    """An object of the class, as the first worker would make it, but without messages, which take seconds to add."""
+    """An object of the class, as the first worker would make it, but without torch's messages (adding them is slow)."""
     stages = [_StandIn(number * workers, workers * spans, workers) for number in range(spans)]
     no_messages = type(schedule.__name__, (schedule,), {"_prepare_schedule_with_comms": lambda *_: None})
     try:
@@ -136,21 +136,21 @@ def _made(schedule: Any, spans: int, workers: int, chunks: int) -> Any:
 
 
 def _depth(schedule: type, method: str) -> int:
-    """How far above `schedule` the class is that defines a method."""
+    """How many steps up the class hierarchy from `schedule` the class is that defines `method`; 0 for `schedule`."""
     return next(depth for depth, cls in enumerate(schedule.__mro__) if method in vars(cls) or cls is object)
 
 
 def _no_order(schedule: type) -> str:
     return (
-        f"{schedule.__name__} has no pipeline_order of its own. What only overrides _step_microbatches cannot be "
-        "checked before it runs: override _get_pipeline_order, or pass an object with actions(shape)"
+        f"{schedule.__name__} has no pipeline_order of its own. A class that only overrides _step_microbatches cannot "
+        "be checked before it runs: override _get_pipeline_order, or pass an object with actions(shape)"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Interleaved:
-    """Interleaved 1F1B (Narayanan et al., 2021, section 2.2): several spans a worker, so a smaller bubble and more
-    messages. Worker k owns the spans k, k + K and so on.
+    """Interleaved 1F1B (Narayanan et al., 2021, section 2.2): each worker owns several spans. Workers are idle for
+    less time than in 1F1B, but send more messages. Worker k of K owns the spans k, k + K and so on.
 
     Attributes:
         spans: spans of each worker (V).
@@ -169,8 +169,8 @@ class Interleaved:
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubble:
-    """Interleaved 1F1B with backwards in halves (ZB-H1; Qi et al., 2024, section 3): weights get their gradients while
-    a worker would wait.
+    """Interleaved 1F1B with each backward in two halves (ZB-H1; Qi et al., 2024, section 3). A worker computes the
+    gradients of weights while it would otherwise wait.
 
     Attributes:
         spans: spans of each worker (V).
@@ -189,8 +189,11 @@ class ZeroBubble:
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubbleV:
-    """Backwards in halves over two spans a worker that lie as a V (ZB-V; Qi et al., 2024, section 6): the first worker
-    owns the first and the last span. It keeps as many chunks in flight as 1F1B, in halves of a span."""
+    """Two spans a worker, assigned in a V, and each backward in two halves (ZB-V; Qi et al., 2024, section 6).
+
+    The first worker owns the first and the last span. No worker keeps more activations than the first one of 1F1B:
+    up to twice as many chunks, but each in a span of half the size.
+    """
 
     def owners(self, workers: int) -> tuple[int, ...]:
         """The worker of each span, spans in the order of the model."""
@@ -203,7 +206,7 @@ class ZeroBubbleV:
 
 @dataclass(slots=True)
 class _StandIn:
-    """What torch's classes ask of a stage when they make their order."""
+    """Takes the place of a `PipelineStage`: has the attributes that torch's classes read to make their order."""
 
     stage_index: int
     num_stages: int
@@ -222,7 +225,7 @@ class _StandIn:
 
 
 def _translated(actions: Iterable[Any]) -> Iterator[Action]:
-    """torch's actions as ours. None is a turn without work."""
+    """torch's actions as ours. A None in torch's list is an idle turn of the worker, and is left out."""
     for action in actions:
         name = None if action is None else action.computation_type.value
         if name == _OVERLAPPED:
@@ -234,8 +237,11 @@ def _translated(actions: Iterable[Any]) -> Iterator[Action]:
 
 
 def _without_frozen(action: Action, shape: RoundShape) -> Iterator[Action]:
-    """The action as a round with a frozen prefix has it. The first span that trains has one backward, where its weights
-    had their half, because no span waits for its input's gradient."""
+    """The action as it is in a round with frozen spans: changed, or left out.
+
+    A frozen span has forwards only. The first span that trains has one whole backward in place of its second half,
+    because no span waits for the gradient of its input.
+    """
     if action.kind is ActionKind.FORWARD or shape.gives_gradient(action.span):
         yield action
     elif shape.trains(action.span) and action.kind is not ActionKind.INPUT_GRADIENT:

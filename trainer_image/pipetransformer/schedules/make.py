@@ -1,4 +1,4 @@
-"""The schedule that a spec names."""
+"""Makes the schedule that a spec names."""
 
 from collections.abc import Hashable
 
@@ -16,15 +16,15 @@ _DEFAULT_SPANS = 2
 def make_schedule(
     name: ScheduleName, own: Schedule | type | None = None, *, spans_per_worker: int | None = None
 ) -> Schedule:
-    """The schedule of this name; for `Script` the program's own.
+    """The schedule of this name; for `Script` the schedule that the user's program passed.
 
     Args:
-        name: as the spec has it.
-        own: a `Schedule`, or a schedule class of torch that has a `pipeline_order`.
-        spans_per_worker: for the schedules that have several; by default 2.
+        name: the name in the spec.
+        own: the program's schedule, for `Script`: a `Schedule`, or a schedule class of torch with a `pipeline_order`.
+        spans_per_worker: spans of each worker, for schedules that can have several; 2 if it is None.
 
     Raises:
-        SpecError: `own` is neither.
+        SpecError: `own` is neither a `Schedule` nor such a class, or cannot be hashed.
     """
     match name:
         case ScheduleName.GPIPE:
@@ -57,8 +57,8 @@ def _own(own: Schedule | type | None, spans_per_worker: int | None) -> Schedule:
             raise SpecError("schedule", str(error)) from error
     if own is None or not callable(getattr(own, "actions", None)):
         raise SpecError(
-            "schedule", f"{own!r} is neither a Schedule, with a method actions, nor a schedule class of torch"
+            "schedule", f"{own!r} is neither a Schedule (it has no method actions) nor a schedule class of torch"
         )
     if not isinstance(own, Hashable):
-        raise SpecError("schedule", f"{type(own).__name__} must be hashable, as a frozen dataclass is")
+        raise SpecError("schedule", f"{type(own).__name__} must be hashable: make it a frozen dataclass, for example")
     return own

@@ -1,10 +1,10 @@
 """Adds messages to a schedule's lists, in one order that all workers share.
 
-NCCL matches the messages of two workers by their order alone, so both must issue the same sequence. The planner takes
-one computation after another, of any worker whose inputs have been sent. It appends the computation, and then its
-message to the giver's and to the taker's list at once. So both ends of a pair get the same sequence. No worker can wait
-endlessly, even if every send waits for its receive: of the first operation in this order that is not done, all
-predecessors are done.
+NCCL matches the messages of two workers by their order alone, so both must issue the same sequence. The planner goes
+through the computations of all workers in one shared order: a computation comes after those that produce its input. It
+appends each computation to its worker's list. Then it appends the message to the sender's and to the receiver's list at
+once, so both get the same sequence. No deadlock is possible, even if each send blocks until its receive. Take the first
+operation in the shared order that is not done: all operations that it waits for are done.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from itertools import accumulate
 
 from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 
-#: Assumed durations, which only decide whose computation comes first in the shared order.
+#: Assumed durations. They only decide which worker's computation comes first in the shared order.
 _TURNS = {
     ActionKind.FORWARD: 1.0,
     ActionKind.BACKWARD: 2.0,
@@ -27,7 +27,7 @@ _TURNS = {
     ActionKind.PREFIX: 1.0,
 }
 
-#: What a span computes for a chunk, in order.
+#: The computations that one chunk may have on one span, in order.
 _FROZEN = ((ActionKind.FORWARD,),)
 _TRAINED = (
     (ActionKind.FORWARD, ActionKind.BACKWARD),
@@ -42,7 +42,7 @@ class MessageKind(StrEnum):
     WEIGHT = "Weight"
 
 
-#: What a computation takes from the same one on the span after its own.
+#: What a computation on one span takes from the same kind of computation on the next span.
 _PASSED_DOWN = {
     ActionKind.BACKWARD: MessageKind.GRADIENT,
     ActionKind.INPUT_GRADIENT: MessageKind.GRADIENT,
@@ -52,9 +52,12 @@ _PASSED_DOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What one computation makes for another: the input of `span` for `chunk`, or the gradient of its output. What a
-    prefix gives for a chunk of the next round is read in that round. A weight is the sum of the weights of a step's
-    samples, by which a `STEP` divides its gradient; `chunk` is the number of the step."""
+    """A tensor that one computation makes for another. `span` is the span that takes it, for `chunk`.
+
+    An `ACTIVATION` is the span's input. A `GRADIENT` is the gradient of the span's output. A `PREFIX` is the output of
+    the last frozen unit; for a chunk of the next round, that round uses it. A `WEIGHT` is the sum of the weights of a
+    step's samples, by which a `STEP` divides its gradients; its `chunk` is the number of the step.
+    """
 
     kind: MessageKind
     span: int
@@ -71,7 +74,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Post the receive of `value` from the worker `peer`. The computation that needs it waits."""
+    """Post the receive of `value` from the worker `peer`, without waiting. The computation that needs it waits."""
 
     value: Value
     peer: int
@@ -81,7 +84,7 @@ Operation = Action | Send | Receive
 
 
 def needed(action: Action, shape: RoundShape) -> Value | None:
-    """What another computation of this round gives to this one; None if it needs nothing."""
+    """The value that this computation takes from another one of this round; None if it takes none."""
     if action.kind is ActionKind.FORWARD:
         if action.span > 0:
             return Value(MessageKind.ACTIVATION, action.span, action.chunk)
@@ -93,7 +96,7 @@ def needed(action: Action, shape: RoundShape) -> Value | None:
 
 
 def given(action: Action, shape: RoundShape) -> Value | None:
-    """What this computation gives to another one; None if it gives nothing."""
+    """The value that this computation makes for another one; None if it makes none."""
     if action.kind is ActionKind.FORWARD and action.span < len(shape.owners) - 1:
         return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)
     if action.kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
@@ -108,8 +111,8 @@ def planned(schedule: Schedule, shape: RoundShape) -> tuple[tuple[Operation, ...
     """The operations of each worker: its computations in the schedule's order, and its messages.
 
     Raises:
-        ScheduleError: the schedule cannot run this shape, leaves a computation out, or has one that needs what never
-            comes before it.
+        ScheduleError: the schedule cannot run this shape, leaves a computation out or has one too many, or the input
+            of a computation is never produced before it.
     """
     lists = schedule.actions(shape)
     _check(lists, shape)
@@ -117,13 +120,13 @@ def planned(schedule: Schedule, shape: RoundShape) -> tuple[tuple[Operation, ...
 
 
 def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
-    """Check that each chunk passes each span, forward and, where the span trains, backward.
+    """Check that each chunk passes each span exactly once: forward and, if the span trains, backward.
 
     Raises:
-        ScheduleError: it does not.
+        ScheduleError: the lists lack a computation, or have one too many, or one of another worker's span.
     """
     if len(lists) != shape.workers:
-        raise ScheduleError(f"there are {len(lists)} lists for {shape.workers} workers")
+        raise ScheduleError(f"the schedule must return a list for each of {shape.workers} workers, not {len(lists)}")
     found: dict[tuple[int, int], list[ActionKind]] = defaultdict(list)
     pieces: dict[int, list[tuple[int, range]]] = defaultdict(list)
     for worker, actions in enumerate(lists):
@@ -132,7 +135,7 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
                 pieces[action.chunk].append((worker, action.units))
                 continue
             if action.span not in shape.spans_of(worker):
-                raise ScheduleError(f"worker {worker} has no span {action.span}")
+                raise ScheduleError(f"the list of worker {worker} computes span {action.span}, which it does not own")
             if action.kind is not ActionKind.STEP:
                 found[action.span, action.chunk].append(action.kind)
     for span in range(len(shape.owners)):
@@ -143,16 +146,16 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
                 raise ScheduleError(f"span {span} computes {words} for chunk {chunk} of {shape.chunks}")
     if found:
         span, chunk = min(found)
-        raise ScheduleError(f"span {span} computes chunk {chunk} of {shape.chunks}")
+        raise ScheduleError(f"span {span} computes chunk {chunk}, but the number of chunks is {shape.chunks}")
     _check_steps(lists, shape)
     _check_prefixes(pieces, shape)
 
 
 def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
-    """Check that each span that trains takes each step of the round once its chunks have passed, and no others.
+    """Check that each span that trains has each step of the round between the step's last backward and the next one.
 
     Raises:
-        ScheduleError: it does not.
+        ScheduleError: a span lacks a step, or has one at another place.
     """
     ends = list(enumerate(accumulate(shape.steps)))
     for span, owner in enumerate(shape.owners):
@@ -164,32 +167,37 @@ def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
                     taken.append((action.chunk, passed))
         wanted = ends if shape.trains(span) else []
         if taken != wanted:
-            raise ScheduleError(f"span {span} takes steps after backwards {taken}, and not {wanted}")
+            raise ScheduleError(
+                f"span {span} has its steps, as (step, backwards before it), at {taken}, not at {wanted}"
+            )
 
 
 def _check_prefixes(pieces: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:
-    """Check that one worker runs all frozen units, in order, of each chunk whose prefix this round makes.
+    """Check that for each chunk of `shape.prefixes` one worker runs all frozen units, in order.
 
     Raises:
-        ScheduleError: it does not.
+        ScheduleError: other chunks have `PREFIX` actions, or a chunk's frozen units run otherwise.
     """
     if sorted(pieces) != list(shape.prefixes):
-        raise ScheduleError(f"the prefixes of chunks {sorted(pieces)} are made, and not {list(shape.prefixes)}")
+        raise ScheduleError(f"frozen units run for the chunks {sorted(pieces)}, not for {list(shape.prefixes)}")
     for chunk, parts in pieces.items():
         units = [unit for _, part in parts for unit in part]
         workers = sorted({worker for worker, _ in parts})
         if len(workers) > 1 or units != list(range(shape.prefix_units)):
-            raise ScheduleError(f"frozen units {units} of chunk {chunk} run on workers {workers}")
+            raise ScheduleError(
+                f"chunk {chunk} runs the frozen units {units} on the workers {workers}: one worker must run all "
+                f"{shape.prefix_units}, in order"
+            )
 
 
 def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[tuple[Operation, ...], ...]:
     """Add messages to the computations of each worker.
 
     Raises:
-        ScheduleError: the lists cannot be run: a computation needs what never comes before it.
+        ScheduleError: the lists cannot be run, because the input of a computation is never produced before it.
     """
     operations: list[list[Operation]] = [[] for _ in lists]
-    made: dict[Value, float] = {}  # when each value is there
+    made: dict[Value, float] = {}  # when each value is ready
     place = [0] * len(lists)
     waiting: dict[Value, int] = {}  # the worker that waits for a value
     ready = [(0.0, worker) for worker, actions in enumerate(lists) if actions]
@@ -201,7 +209,7 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
             waiting[value] = worker
             continue
         start = max(now, made.get(value, 0.0) if value is not None else 0.0)
-        if start > now:  # others may come first
+        if start > now:  # other workers may have a computation before that
             heapq.heappush(ready, (start, worker))
             continue
         end = start + _TURNS[action.kind]
@@ -224,5 +232,5 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
         if mine[at:]
     ]
     if stuck:
-        raise ScheduleError(f"these computations need what no earlier one gives: {', '.join(stuck)}")
+        raise ScheduleError(f"these computations wait for inputs that are never produced: {', '.join(stuck)}")
     return tuple(map(tuple, operations))

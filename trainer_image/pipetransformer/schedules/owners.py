@@ -1,6 +1,6 @@
-"""Which worker owns which span in a layout, and what runs where the layout cannot run the schedule of the spec.
+"""Says which worker owns which span in a layout, and which schedule runs if the layout cannot run the spec's.
 
-All of it follows from a few numbers, so every worker, `pipetransformer plan` and the docs get the same answer.
+The answer depends only on the arguments of `fit`, so all workers, `pipetransformer plan` and the docs get the same.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from pipetransformer_contract.spec import ScheduleName
 
 from .actions import Schedule
 
-#: Schedules of torch whose lists need the micro-batches in rounds of equal size.
+#: Schedules of torch that need the micro-batches in equal rounds: M must be a multiple of max(1, M // K).
 _IN_ROUNDS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE})
 
 
 @runtime_checkable
 class OwnsSpans(Protocol):
-    """A program's schedule that gives each worker several spans, and says which worker owns which."""
+    """A schedule of the user's program that gives each worker several spans, and says which worker owns which span."""
 
     @property
     def spans(self) -> int:
@@ -27,19 +27,19 @@ class OwnsSpans(Protocol):
         """The worker of each span, spans in the order of the model.
 
         Raises:
-            ScheduleError: the schedule cannot have this number of workers.
+            ScheduleError: the schedule cannot run with this number of workers.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """What runs in a layout.
+    """The schedule that a layout runs.
 
     Attributes:
         schedule: the schedule that runs.
         owners: stage of each span, spans in the order of the model.
-        reason: why it is not the schedule that was asked for; empty if it is.
+        reason: why the requested schedule does not run; empty if it does.
     """
 
     schedule: ScheduleName
@@ -55,18 +55,18 @@ def fit(
     num_layers: int,
     own: Schedule | None = None,
 ) -> Fitted:
-    """What runs in a layout where `schedule` is asked for: 1F1B if the layout cannot run it.
+    """Choose what a layout runs: the requested schedule if the layout can run it, otherwise 1F1B.
 
     Args:
-        schedule: the schedule that is asked for.
+        schedule: the requested schedule.
         stages: workers of a pipeline (K).
         spans_per_worker: spans of each worker (V).
         micro_batches: micro-batches of a round (M).
         num_layers: layers of the model (L).
-        own: the program's schedule, for `Script`. If it is `OwnsSpans`, it says who owns the spans.
+        own: the schedule of the user's program, for `Script`. If it is `OwnsSpans`, its `owners` are used.
 
     Raises:
-        ScheduleError: `own` cannot have this number of workers.
+        ScheduleError: `own` cannot run with this number of workers.
     """
     if spans_per_worker == 1 and schedule not in _IN_ROUNDS:
         return Fitted(schedule, owners_of(schedule, stages, 1))
@@ -78,13 +78,13 @@ def fit(
 
 
 def one_each(stages: int, reason: str) -> Fitted:
-    """1F1B with one span a worker, because of `reason`."""
+    """1F1B with one span a worker. `reason` says why the requested schedule does not run."""
     return Fitted(ScheduleName.ONE_FORWARD_ONE_BACKWARD, tuple(range(stages)), reason)
 
 
 def owners_of(schedule: ScheduleName, stages: int, spans_per_worker: int) -> tuple[int, ...]:
-    """The stage of each span. Spans go round the stages; those of `ZeroBubbleV` go there and back, so that the first
-    stage owns the first span and the last."""
+    """The stage of each span. Stages take the spans in turns: 0, 1, ..., K - 1, and from 0 again. With `ZeroBubbleV`
+    they go back, 0, ..., K - 1, K - 1, ..., 0: the first stage owns the first span and the last."""
     there = range(stages)
     if schedule is ScheduleName.ZERO_BUBBLE_V:
         return (*there, *reversed(there))
@@ -92,7 +92,7 @@ def owners_of(schedule: ScheduleName, stages: int, spans_per_worker: int) -> tup
 
 
 def _why_not(schedule: ScheduleName, stages: int, spans_per_worker: int, micro_batches: int, num_layers: int) -> str:
-    """Why a layout cannot run the schedule, as words that follow its name; empty if it can."""
+    """Why a layout cannot run the schedule, in words that follow the schedule's name; empty if it can."""
     if stages == 1:
         return "needs at least 2 stages"
     if num_layers < (spans := stages * spans_per_worker):

@@ -1,11 +1,10 @@
-"""Predicts how long a round takes, when each worker is idle and how much it keeps, by playing its lists.
+"""Simulates a round: how long it takes, when each worker is idle, and how much memory its chunks keep.
 
-The model: a worker runs its list one operation after another. A computation waits for its input, then takes its own
-seconds and the constant seconds of any action. Sends and receives take no time of the worker. In lists with messages
-(`order.planned`), the messages of two workers pass one after another in their order, both directions together, as in
-one communicator. A message begins once both workers have issued it. In lists without messages a value arrives its
-message's seconds after it is made. Optimizer, reduction and contention between pairs of workers are not in it, and a
-`STEP` waits for no message.
+A worker runs its list one operation after another. A computation waits for its input, then takes its own seconds and
+`action_seconds`. Sends and receives take no time of the worker. In lists with messages (`order.planned`), two workers
+exchange one message at a time in their order, as in one communicator. A message begins once both workers have issued
+it. In lists without messages, a value arrives `message_seconds` after it is made. The simulation leaves out the
+optimizer, the reduction and contention between pairs of workers. A `STEP` waits for no message.
 """
 
 from collections import Counter, deque
@@ -15,9 +14,10 @@ from dataclasses import dataclass, field
 from .actions import Action, ActionKind, RoundShape, ScheduleError
 from .order import MessageKind, Operation, Receive, Send, Value
 
-#: What a node costs: (kind, span, slice) of a computation, units of a prefix, or the slice of a message.
+#: What determines a node's seconds: (kind, span, slice) of a computation, the units of a `PREFIX`, or the slice number
+#: of a message.
 _Cost = tuple[ActionKind, int, int] | range | int
-#: Numbers of chunks that a worker keeps at a time, by span.
+#: The number of chunks that a worker keeps at one time, as pairs (span, chunks).
 _Kept = tuple[tuple[int, int], ...]
 
 
@@ -28,9 +28,9 @@ class RoundCosts:
     Attributes:
         seconds: seconds of each kind of computation on each span, by slice; a single number serves all slices.
         message_seconds: seconds of a message between two workers, by slice; a single number serves all slices.
-        action_seconds: seconds that any computation takes in addition, such as those of its launch.
+        action_seconds: seconds that each computation takes in addition, such as those to launch it.
         saved_bytes: bytes that a chunk keeps in each span from its forward to the end of its backward; empty if nothing
-            is kept. For slices the mean of a micro-batch's chunks.
+            is kept. With slices of tokens it is the mean over the slices of a micro-batch.
         prefix: seconds of each frozen unit before span 0, for `PREFIX` computations.
     """
 
@@ -52,14 +52,14 @@ class RoundCosts:
         saved_bytes: Sequence[float] = (),
         prefix: Sequence[float] = (),
     ) -> "RoundCosts":
-        """Costs of whole micro-batches.
+        """Costs of a round of whole micro-batches.
 
         Args:
             forward: seconds of each span's forward.
             backward: seconds of each span's whole backward.
-            weight_gradient: the part of `backward` that an own action can take; by default a half.
+            weight_gradient: the seconds of `backward` that a `WEIGHT_GRADIENT` takes; by default half of them.
             message_seconds: seconds of a message.
-            action_seconds: seconds of any action.
+            action_seconds: seconds that each computation takes in addition.
             saved_bytes: bytes that a chunk keeps in each span.
             prefix: seconds of each frozen unit before span 0.
         """
@@ -78,15 +78,16 @@ class RoundCosts:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A round as it was played. All sequences are by worker.
+    """The result of a simulated round. All sequences are by worker. Times are in seconds from the round's start.
 
     Attributes:
-        seconds: from the round's start to the end of its last computation.
-        busy: seconds of computations.
-        idle_share: share of `seconds` without a computation.
-        peak_chunks: largest number of chunks, each in one span, that wait for the end of their backward.
-        peak_bytes: most bytes that such chunks keep.
-        ends: end of the last computation.
+        seconds: when the last computation or message of the round ends.
+        busy: seconds of the worker's computations.
+        idle_share: share of `seconds` that the worker does not compute.
+        peak_chunks: most chunks that the worker keeps at one time between their forward and the end of their backward.
+            A chunk counts once for each span that keeps it.
+        peak_bytes: most bytes that the worker keeps for such chunks at one time.
+        ends: when the worker's last computation ends.
         times: start and end of each computation, in the order of the worker's list.
     """
 
@@ -100,16 +101,21 @@ class Simulated:
 
     @property
     def mean_idle_share(self) -> float:
-        """Share of the workers' time without a computation."""
+        """Mean of `idle_share` over the workers."""
         return sum(self.idle_share) / len(self.idle_share)
 
 
 def simulate(lists: Sequence[Sequence[Operation]], shape: RoundShape, costs: RoundCosts) -> Simulated:
-    """Play the lists of a round: `planned(schedule, shape)`, or computations without messages.
+    """Simulate a round.
+
+    Args:
+        lists: the operations of each worker: `planned(schedule, shape)`, or computations without messages.
+        shape: the shape of the round.
+        costs: what computations and messages cost.
 
     Raises:
-        ScheduleError: the lists cannot be run: an operation waits for what never comes, or the two ends of a pair of
-            workers issue different messages.
+        ScheduleError: the lists cannot be run: an operation waits for a value that never comes, or two workers issue
+            different messages to each other.
         KeyError: `costs` lacks a kind of computation.
     """
     return Program.of(lists, shape).play(costs)
@@ -117,18 +123,19 @@ def simulate(lists: Sequence[Sequence[Operation]], shape: RoundShape, costs: Rou
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The lists of a round as a graph, which can be played with many costs.
+    """The lists of a round as a graph, which can be simulated many times with different costs.
 
-    A node is a computation or a message. It ends its own seconds after the last of its predecessors. Nodes come after
-    their predecessors. Node 0 is the start of the round.
+    A node is a computation or a message. It starts when the last of its predecessors ends. The numbers of its
+    predecessors are below its own. Node 0 is the start of the round.
 
     Attributes:
         shape: the shape of the round.
-        nodes: of each further node three predecessors, and the number of what it costs in `costs`.
-        costs: what nodes can cost.
-        computations: nodes of each worker's computations, in their order.
-        counts: how often each worker's computations cost what.
-        kept: the numbers of chunks that each worker keeps at a time, by span, where no other time has more of each.
+        nodes: nodes 1, 2 and so on: the numbers of three predecessors, and an index into `costs`.
+        costs: what the nodes can cost.
+        computations: the nodes of each worker's computations, in the order of its list.
+        counts: how often each entry of `costs` occurs among each worker's computations.
+        kept: chunks by span that each worker keeps at one time. Only the times of a possible peak are listed: no
+            other time has at least as many chunks of every span.
     """
 
     shape: RoundShape
@@ -140,7 +147,7 @@ class Program:
 
     @classmethod
     def of(cls, lists: Sequence[Sequence[Operation]], shape: RoundShape) -> "Program":
-        """Link what the lists do.
+        """Make the graph of these lists.
 
         Raises:
             ScheduleError: the lists cannot be run.
@@ -148,7 +155,7 @@ class Program:
         return _Linker(lists, shape).link()
 
     def play(self, costs: RoundCosts, *, times: bool = True) -> Simulated:
-        """Simulate the round with these costs. Without `times` the result has none.
+        """Simulate the round with these costs. With `times=False` the `times` of the result are empty.
 
         Raises:
             KeyError: `costs` lacks a kind of computation.
@@ -196,7 +203,16 @@ def _of_slice(row: Sequence[float], number: int) -> float:
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker's list, and how far it is linked. `newest` is the node of its newest computation."""
+    """One worker's list, and how far the linker has come in it.
+
+    Attributes:
+        operations: the worker's list.
+        place: index of the operation that comes next.
+        newest: node of the worker's newest computation.
+        computations: nodes of all its computations so far.
+        chunks: chunks that it keeps now, by span.
+        kept: the values that `chunks` has had after a forward.
+    """
 
     operations: Sequence[Operation]
     place: int = 0
@@ -208,14 +224,19 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Pair:
-    """The messages of two workers. `early` holds what one of them has issued and the other has not yet."""
+    """The messages between two workers.
+
+    Attributes:
+        newest: node of their newest message.
+        early: what one of the two has issued and the other has not yet, as (worker, value, that worker's newest node).
+    """
 
     newest: int = 0
     early: deque[tuple[int, Value, int]] = field(default_factory=deque)
 
 
 class _Linker:
-    """Goes through all lists at once, each as far as what it waits for is there."""
+    """Makes the graph. It goes through each list until an operation waits, and resumes once its value is there."""
 
     def __init__(self, lists: Sequence[Sequence[Operation]], shape: RoundShape) -> None:
         self._shape = shape
@@ -223,7 +244,8 @@ class _Linker:
         self._with_messages = any(not isinstance(one, Action) for operations in lists for one in operations)
         self._nodes: list[tuple[int, int, int, int]] = []
         self._costs: dict[_Cost, int] = {}
-        # The node that brings a value: activations by span * chunks + chunk, behind them gradients, then prefixes.
+        # The node that brings each value, -1 before it is known. Activations are at span * chunks + chunk, then come
+        # gradients in the same order, then prefixes by chunk.
         self._gradients = len(shape.owners) * shape.chunks
         self._prefixes = 2 * self._gradients
         self._arrived = [-1] * (self._prefixes + shape.chunks + shape.next_chunks)
@@ -246,7 +268,7 @@ class _Linker:
             if worker.place < len(worker.operations)
         ]
         if stuck:
-            raise ScheduleError(f"these operations wait for what never comes: {', '.join(stuck)}")
+            raise ScheduleError(f"these operations wait for values that never come: {', '.join(stuck)}")
         return Program(
             self._shape,
             self._nodes,
@@ -282,7 +304,7 @@ class _Linker:
         return len(self._nodes)
 
     def _source(self, kind: ActionKind, place: int) -> int:
-        """Index of the value that a computation needs; negative if it needs none."""
+        """Index in `_arrived` of the value that a computation needs; negative if it needs none."""
         if kind is ActionKind.FORWARD:
             if place >= self._shape.chunks:
                 return place
@@ -292,7 +314,7 @@ class _Linker:
         return -1
 
     def _give(self, index: int, action: Action) -> None:
-        """Hand on what a computation has made, unless a message does."""
+        """Record that the value of a computation has arrived at its taker, unless a message brings it there."""
         kind, span, shape = action.kind, action.span, self._shape
         if kind is ActionKind.FORWARD:
             taker, base = span + 1, 0
@@ -318,7 +340,7 @@ class _Linker:
             self._ready.append(waiter)
 
     def _issue(self, index: int, message: Send | Receive) -> None:
-        """Issue one end of a message. The later end begins it, after the message before."""
+        """Issue a worker's end of a message. With the second end the message begins, after their previous message."""
         peer, value, newest = message.peer, message.value, self._workers[index].newest
         pair = self._pairs.setdefault((index, peer) if index < peer else (peer, index), _Pair())
         if not pair.early or pair.early[0][0] == index:
@@ -334,7 +356,7 @@ class _Linker:
         self._arrive(base + value.span * self._shape.chunks + value.chunk, pair.newest)
 
     def _note(self, worker: _Worker, action: Action) -> None:
-        """Count what a worker keeps. A span that trains nothing keeps nothing."""
+        """Count the chunks that a worker keeps after this computation. A span that trains nothing keeps none."""
         kind, span = action.kind, action.span
         if kind is ActionKind.FORWARD:
             if span >= self._shape.first_trained:
@@ -345,7 +367,7 @@ class _Linker:
 
 
 def _largest(kept: Collection[_Kept]) -> list[dict[int, int]]:
-    """Those of which no other has as many chunks of each span."""
+    """The entries that can be the peak: no other has at least as many chunks of every span."""
     found: list[dict[int, int]] = []
     for each in sorted((dict(one) for one in kept), key=lambda one: -sum(one.values())):
         if not any(all(other.get(span, 0) >= chunks for span, chunks in each.items()) for other in found):

@@ -1,4 +1,4 @@
-"""TeraPipe: slices of tokens pass through the pipeline one after another, as micro-batches do."""
+"""TeraPipe: slices of a micro-batch's tokens pass through the pipeline one after another, as micro-batches do."""
 
 from dataclasses import dataclass
 
@@ -11,19 +11,19 @@ class TeraPipe:
     """Slices of a micro-batch go forward from the first to the last, and backward from the last to the first (Li et
     al., 2021, section 3.2). Spans that train nothing run forwards only.
 
-    Every chunk goes forward before any goes backward. That is the shortest round, whatever the lengths of slices.
+    All chunks go forward before the first goes backward. That makes the shortest round, whatever the slices' lengths.
 
     Attributes:
-        in_turns: whether workers run a backward and a forward in turns instead, as 1F1B does. Worker k of K then keeps
-            at most K - k + S - 1 chunks in flight, for S slices of a micro-batch. It needs less memory if there are
-            more than two micro-batches.
+        in_turns: whether workers instead run a backward and a forward in turns, as 1F1B does. Worker k of K then keeps
+            at most K - k + S - 1 chunks in flight, with S slices a micro-batch. With more than two micro-batches it
+            needs less memory.
     """
 
     in_turns: bool = False
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         if shape.chunks % shape.slices:
-            raise ScheduleError(f"{shape.chunks} chunks are no micro-batches of {shape.slices} slices")
+            raise ScheduleError(f"{shape.chunks} chunks are not whole micro-batches of {shape.slices} slices")
         if not self.in_turns:
             return there_and_back(shape, _backward_order(shape))
         if shape.owners != tuple(range(shape.workers)):
@@ -32,7 +32,7 @@ class TeraPipe:
 
 
 def _backward_order(shape: RoundShape) -> list[int]:
-    """All chunks, micro-batch by micro-batch, the last slice of each first."""
+    """The order of backwards: micro-batch by micro-batch, and within each from its last slice to its first."""
     return [
         start + number for start in range(0, shape.chunks, shape.slices) for number in reversed(range(shape.slices))
     ]

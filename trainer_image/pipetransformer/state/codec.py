@@ -1,6 +1,6 @@
-"""A unit's form on the wire.
+"""Turns units into the tensors that are sent from worker to worker, and back.
 
-What is sent depends only on the unit, the optimizer and the boundary, so a receiver knows all shapes in advance.
+The shapes depend only on the unit, the optimizer and the boundary, so a receiver knows all of them in advance.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ _LARGE = 1 << 16
 
 
 class _Slot(NamedTuple):
-    """A tensor of a unit, by its name in `WorkerState.unit_tensors`."""
+    """The name (in `WorkerState.unit_tensors`), shape and type of a tensor of a unit."""
 
     name: str
     shape: torch.Size
@@ -31,7 +31,7 @@ class _Slot(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes, padded so that any type can follow."""
+        """Bytes in the packed tensor, padded so that a tensor of any type can follow."""
         return -(-self.shape.numel() * self.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -39,23 +39,23 @@ class _Slot(NamedTuple):
 class UnitCodec:
     """Turns a unit into a few tensors to send, and received tensors into a unit.
 
-    The first tensor packs all small ones, because a message costs more than its bytes. Large tensors are sent and
-    received in place. Both ends derive the shapes, so only bytes travel. A parameter that trains is sent with its
-    moments; if it has none yet, with zeros, which mean the same to every optimizer here.
+    The first tensor packs all small tensors, because many small messages are slow. Large tensors are sent and received
+    in place. Sender and receiver both compute the shapes, so only the data are sent. A parameter that trains is sent
+    with its moments. If it has none yet, zeros are sent, which our optimizers treat in the same way.
     """
 
     optimizer: Optimizer | None  #: the optimizer whose moments are sent; None to send no moments
     num_layers: int
     ties: Ties = field(default_factory=Ties)
-    predicts: bool = False  #: whether moments are sent that only a prediction of weights needs
+    predicts: bool = False  #: whether to send also the moments that only a prediction of weights needs
 
     def size(self, index: int, unit: nn.Module, boundary: int) -> int:
-        """Bytes on the wire."""
+        """Bytes that are sent for a unit."""
         return sum(slot.size for slot in self._slots(index, unit, boundary))
 
     def give(self, state: WorkerState, index: int, device: torch.device) -> list[Tensor]:
-        """The tensors of a unit of `state`, on `device`: large ones themselves if they are there, copies of small
-        ones."""
+        """The tensors to send for a unit of `state`, on `device`. Small tensors are copied. Large ones are sent as they
+        are, if they are on `device`."""
         small, large = self._split(index, state.held[index], state.control.boundary)
         tensors = state.unit_tensors(index, with_moments=True)
         packed = torch.zeros(sum(slot.size for slot in small), dtype=torch.uint8, device=device)
@@ -77,7 +77,7 @@ class UnitCodec:
         return [packed, *(torch.empty(slot.shape, dtype=slot.dtype, device=device) for slot in large)]
 
     def take(self, parts: Sequence[Tensor], index: int, unit: nn.Module, boundary: int) -> dict[str, Tensor]:
-        """The argument of `WorkerState.put_unit`, made from received tensors."""
+        """The tensors for `WorkerState.put_unit`, from the received tensors `parts`."""
         small, large = self._split(index, unit, boundary)
         tensors = {slot.name: view.clone() for slot, view in _views(small, parts[0])}
         return tensors | {slot.name: part for slot, part in zip(large, parts[1:], strict=True)}

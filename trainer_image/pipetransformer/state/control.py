@@ -1,4 +1,4 @@
-"""The control state: what every worker of a job knows alike between rounds."""
+"""The control state: the facts about a job that are the same on all workers between rounds."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,52 +10,54 @@ from pydantic.alias_generators import to_camel, to_snake
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import Evaluation, Goal
 
-#: What holds of the present workers and their caches, and not of a checkpoint.
+#: Fields about the present workers and their caches. They have no meaning in a checkpoint.
 _OF_WORKERS = ("costs", "cached_layers", "awaited_layers")
 
 
 @dataclass
 class Control:
-    """What every worker knows alike between rounds.
+    """The control state of a job, which is the same on all workers between rounds.
 
     Attributes:
-        step: global steps committed so far.
-        last_generation: lasting layout generation that committed the last step, 0 before the first.
-        visit: which visit of the job's levels trains (`multilevel.Visit`); 0 without levels.
-        visit_done: whether all that belongs to this visit is done, so that the next regroup begins the next one.
+        step: number of committed steps.
+        last_generation: lasting number (`lasting_generation`) of the generation that committed the last step, 0 before
+            the first step.
+        visit: index of the visit that trains (`multilevel.Visit`); 0 without levels.
+        visit_done: whether this visit is complete, so that the next regroup begins the next visit.
         boundary: number of frozen layers.
-        boundary_step: step before which the boundary last changed.
-        fell_step: step before which the boundary last fell, 0 for never. A layer that was frozen then and is frozen now
-            has not changed since.
+        boundary_step: committed steps when the boundary last changed.
+        fell_step: committed steps when the boundary last fell, 0 if it never did. A layer that was frozen then and is
+            frozen now has not changed since.
         on_trial: number of frozen layers that are on trial (`freeze.trial`).
-        cached_layers: number of leading frozen layers whose outputs the caches have held for all samples. They are off
-            the device from then on, even if caches lose entries. It falls only with the boundary.
-        awaited_layers: number of leading frozen layers whose outputs the caches are waited for next; `cached_layers` if
-            none. More layers may have frozen since.
-        why_thawed: why the last move of the boundary thawed layers; empty if no trial did.
+        cached_layers: the caches have had the outputs of the first `cached_layers` layers for all samples. These layers
+            are in host memory from then on, even if caches lose entries. It falls only with the boundary.
+        awaited_layers: the next value of `cached_layers`: these layers move to host memory once the caches have their
+            outputs. The same as `cached_layers` if no other layers are frozen. More layers may have frozen since.
+        why_thawed: why a trial thawed layers in the last change of the boundary; empty if no trial did.
         policy: state of the freeze policy.
         metrics: metrics of the newest evaluation, by name.
-        best: metrics of the best evaluation, empty before the first.
+        best: metrics of the best evaluation, by name; empty before the first evaluation.
         best_step: committed steps at the best evaluation.
-        kept_step: committed steps of the model that is kept as the best, 0 for none.
-        evaluations_since_best: evaluations since the best one.
-        round_ended_at: wall clock at the end of the last round, 0 before the first. Pauses are counted from it.
+        kept_step: committed steps of the model that is saved as the best one, 0 if none is.
+        evaluations_since_best: number of evaluations since the best one.
+        round_ended_at: wall clock at the end of the last round, 0 before the first. A pause begins then.
         costs: fields of the measured `ModelCosts`; None before the measurement.
-        slice_costs: fields of the measured `SliceCosts`; None before the measurement, or if nothing needs it.
-        skipped_steps: consecutive steps up to now that were skipped because they were not finite.
+        slice_costs: fields of the measured `SliceCosts`; None before the measurement, or if the job needs none.
+        skipped_steps: number of steps in a row, up to now, that were skipped because they were not finite.
         last_vote: the vote that committed the last step. A worker that missed the commit uses it to catch up.
         last_similarities: similarities in that vote.
         decided_step: committed steps when the freeze policy was last asked.
-        last_step: the last step's line in the run's record, in case the leader died before writing it.
+        last_step: the last step's line in the run's record. If the leader died before it wrote the line, another worker
+            can.
         earlier_steps: the lines of the other steps of the last round, if it had several.
-        one_a_round_until: committed steps until which each round has one step, because a step of a longer round was not
-            finite.
+        one_a_round_until: until this number of committed steps each round has one step, because a step of a longer
+            round was not finite.
         evaluated_step: committed steps at the newest evaluation.
         job_uid: UID of the job that trains.
-        earlier_job: UID of the job whose checkpoint this job resumed; its own UID if it began from the start; empty if
-            unknown.
-        earlier_generations: the highest layout generation of earlier jobs when this job began.
-        first_layout: stages and pipelines with which this job began; empty if unknown.
+        earlier_job: UID of the job whose checkpoint this job resumed; this job's own UID if it began from step 0; empty
+            if unknown.
+        earlier_generations: the highest number of a generation in earlier jobs that this job continues.
+        first_layout: numbers of stages and of pipelines when this job began; empty if unknown.
     """
 
     step: int = 0
@@ -92,7 +94,13 @@ class Control:
     first_layout: list[int] = field(default_factory=list)
 
     def begin_job(self, uid: str, earlier_generations: int, layout: Layout) -> None:
-        """Note that the job `uid` continues in `layout` from this state, which may be another job's."""
+        """Note that the job `uid` begins with this state, which may be another job's.
+
+        Args:
+            uid: UID of the job.
+            earlier_generations: the highest number of a generation in earlier jobs.
+            layout: the layout that the job begins in.
+        """
         if self.job_uid != uid:
             self.earlier_job = self.job_uid or (uid if self.step == 0 else "")
             self.job_uid, self.earlier_generations = uid, earlier_generations
@@ -104,13 +112,15 @@ class Control:
         return Layout(*self.first_layout) if self.first_layout else None
 
     def lasting_generation(self, number: int) -> int:
-        """The number of this job's layout generation in files that outlive the job: above those of earlier jobs."""
+        """The number of generation `number` in files that outlive the job. It is above those of earlier
+        jobs."""
         return self.earlier_generations + number
 
     @property
     def point(self) -> tuple[int, int, int]:
-        """Identifies the committed state. Two generations that commit the same step sum gradients in different orders,
-        so their states differ in the last bits. A level change makes another model of the same step."""
+        """Identifies the committed state; the step alone does not. Two generations that commit the same step sum
+        gradients in different orders, so their states differ in the last bits. A level change makes another model at
+        the same step."""
         return self.step, self.last_generation, self.visit
 
     @property
@@ -119,7 +129,7 @@ class Control:
         return self.boundary - self.on_trial
 
     def move_boundary(self, boundary: int) -> None:
-        """Note that `boundary` layers are frozen before the next step."""
+        """Set the number of frozen layers from the next step on."""
         if boundary < self.boundary:
             self.fell_step = self.step
         if self.awaited_layers == self.cached_layers:
@@ -129,14 +139,18 @@ class Control:
         self.awaited_layers = min(self.awaited_layers, boundary)
 
     def note_cached(self, layers: int) -> None:
-        """Note that the caches hold the outputs of so many layers for all samples."""
+        """Note that the caches hold the outputs of the first `layers` layers for all samples."""
         self.cached_layers = max(self.cached_layers, layers)
         if self.awaited_layers <= self.cached_layers:
             self.awaited_layers = self.boundary
 
     def return_with(self, workers: Sequence["Control"]) -> None:
-        """Go back to this earlier state with what these workers know of themselves: their newest costs, and the layers
-        that are off their devices. A layout that was chosen without these layers may have no room for them."""
+        """Take from later control states what is still true after the workers went back to this state: the newest
+        costs, and which layers are in host memory. The present layout may have no room for these layers on the device.
+
+        Args:
+            workers: the control states that the workers had.
+        """
         self.note_cached(min(self.boundary, max((each.cached_layers for each in workers), default=0)))
         measured = [each for each in workers if each.costs is not None and each.visit == self.visit]
         if measured:
@@ -144,42 +158,44 @@ class Control:
 
     @property
     def settled_cached_layers(self) -> int:
-        """Those of `cached_layers` that are not on trial."""
+        """Number of `cached_layers` that are not on trial."""
         return min(self.cached_layers, self.settled_boundary)
 
     @property
     def best_is_kept(self) -> bool:
-        """Whether the model of the best evaluation is kept."""
+        """Whether the model of the best evaluation is saved."""
         return 0 < self.best_step == self.kept_step
 
     def is_better(self, values: dict[str, float], spec: Evaluation) -> bool:
-        """Whether an evaluation is the best so far; with `keepBest`, whether it is better than the kept model."""
+        """Whether an evaluation with these metrics is the best so far. With `keepBest`, any finite one is if the model
+        of the best evaluation is not saved."""
         value, best = values[spec.best_metric], self.best.get(spec.best_metric)
         if spec.keep_best and not self.best_is_kept:
             best = None
         return math.isfinite(value) and (best is None or (value > best if spec.goal is Goal.HIGHEST else value < best))
 
     def note_evaluation(self, values: dict[str, float], *, better: bool) -> None:
-        """Store the metrics of an evaluation after `step` steps."""
+        """Store the metrics of an evaluation at this state. `better` is the answer of `is_better`."""
         self.metrics, self.evaluated_step = values, self.step
         self.evaluations_since_best = 0 if better else self.evaluations_since_best + 1
         if better:
             self.best, self.best_step = values, self.step
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """All fields by name; JSON-able."""
         return asdict(self)
 
     def to_file(self) -> dict[str, Any]:
-        """The form in a checkpoint's marker, in camelCase. Costs and caches are of the workers that have them, so they
-        stay out."""
+        """The form in the marker file of a checkpoint, in camelCase. Costs and caches are left out, because they belong
+        to the present workers."""
         lines = {"last_step": _in_camel(self.last_step), "earlier_steps": list(map(_in_camel, self.earlier_steps))}
         content = self.to_dict() | lines
         return {to_camel(name): value for name, value in content.items() if name not in _OF_WORKERS}
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> "Control":
-        """From the result of `to_file`. Empty caches come to hold what all frozen layers make at the same time."""
+        """Make a control state from the result of `to_file`. The caches are empty then, so they are awaited for all
+        frozen layers at once."""
         control = cls.from_dict({to_snake(name): value for name, value in content.items()})
         control.awaited_layers = control.boundary
         control.last_step = _in_snake(control.last_step)
@@ -188,7 +204,7 @@ class Control:
 
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "Control":
-        """From the result of `to_dict`. Fields that this trainer does not know are ignored."""
+        """Make a control state from the result of `to_dict`. Fields that this trainer does not know are ignored."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in content.items() if name in known})
 

@@ -1,4 +1,4 @@
-"""Which worker holds which units in one generation, as all its workers know it."""
+"""Says which worker holds which units in a generation. All its workers know the same."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,13 @@ from pipetransformer_contract.spec import ScheduleName
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """A generation with its roles.
+    """A generation, with the pipeline and the stage of each member.
 
     Attributes:
         generation: the generation as the operator published it.
         rank: this worker's rank among the members.
-        roles: (pipeline, stage) by rank.
-        cut: the spans of the model, who owns them, and how they run.
+        roles: (pipeline, stage) of each member, by rank.
+        cut: the spans of the model, the stages that own them, and the schedule.
     """
 
     generation: Generation
@@ -25,7 +25,7 @@ class StageLayout:
 
     @property
     def number(self) -> int:
-        """The layout generation."""
+        """Number of the generation."""
         return self.generation.layout_generation
 
     @property
@@ -68,7 +68,7 @@ class StageLayout:
 
     @property
     def units(self) -> list[int]:
-        """This worker's units, ascending."""
+        """The units that this worker's stage owns, ascending."""
         return self.cut.units_of(self.stage)
 
     @property
@@ -90,6 +90,6 @@ class StageLayout:
         return [member.name for member in self.generation.members].index(self.generation.leader)
 
     def holder(self, pipeline: int, unit: int) -> int:
-        """The rank in a pipeline that holds a unit."""
+        """Rank of the member of a pipeline whose stage owns a unit."""
         owner = next(owner for span, owner in zip(self.spans, self.owners, strict=True) if unit in span)
         return self.roles.index((pipeline, owner))

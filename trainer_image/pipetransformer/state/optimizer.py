@@ -1,8 +1,8 @@
-"""Makes an optimizer whose state has whole-model parameter names, so that it can move between workers.
+"""Makes an optimizer whose state is kept by whole-model parameter names, so that it can move between workers.
 
-The trainer owns the moments, a mapping from parameter names to tensors, and torch's optimizer updates them in place.
-After a regroup or a freeze a new optimizer finds its state there. Frozen parameters are not in the optimizer, because
-decay and momentum would move them even with a zero gradient.
+The trainer owns the moments, a mapping from parameter names to tensors. torch's optimizer updates them in place. After
+a regroup or a freeze a new optimizer continues with the same moments. Frozen parameters are not in the optimizer,
+because decay and momentum would move them even with a zero gradient.
 """
 
 import math
@@ -33,11 +33,16 @@ def make_optimizer(
     *,
     predicts: bool = False,
 ) -> torch.optim.Optimizer | None:
-    """An optimizer of these named parameters that reads and writes `moments`; None if there are no parameters.
+    """Make an optimizer that keeps its state in `moments`. Returns None if there are no parameters.
 
-    Parameters in `no_decay` have no weight decay. The parameters of a pack are updated as one tensor, into which their
-    data and moments move; all of them must have begun to train at the same step. With `predicts` the moments of packs
-    suffice for `prediction.predict`.
+    Args:
+        spec: the optimizer in the spec.
+        parameters: the parameters that train, by whole-model name.
+        moments: the optimizer's state by whole-model name. State that it lacks is added.
+        no_decay: names of the parameters without weight decay.
+        packs: groups of parameters that are updated as one tensor. Their data and moments move into it. All parameters
+            of a pack must have begun to train at the same step.
+        predicts: whether the moments of packs include what `prediction.predict` needs.
     """
     packed = {name for pack in packs for name in pack.parameters}
     named: list[tuple[str, nn.Parameter]] = []
@@ -82,7 +87,7 @@ def _make(spec: Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimize
 
 
 def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozenset[str]:
-    """Whole-model names of the parameters that match a pattern of `noDecay`, and of all parameters tied to them.
+    """Whole-model names of the parameters that match a pattern of `noDecay`, and of those shared with them.
 
     Raises:
         SpecError: a pattern matches nothing.
@@ -110,8 +115,8 @@ def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozen
 def moment_shapes(
     spec: Optimizer, parameter: Tensor, *, predicts: bool = False
 ) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of each entry in a parameter's optimizer state after its first step. With `predicts` the entries
-    suffice for `prediction.predict`."""
+    """Shape and type of each entry in a parameter's optimizer state after its first step. With `predicts` there are all
+    entries that `prediction.predict` needs."""
     like = (parameter.shape, parameter.dtype)
     count = {STEP_COUNT: (torch.Size(), torch.float32)}
     last = {LAST_GRADIENT: like} if predicts else {}
@@ -125,13 +130,14 @@ def moment_shapes(
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the rate of all parameters."""
+    """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def learning_rate(spec: Optimizer, schedule: LearningRateSchedule, step: int, total_steps: int) -> float:
-    """The learning rate of step `step` (from 0): linear warm-up, then by shape to zero after the last step."""
+    """The learning rate of step `step` (from 0). It rises linearly in the warm-up. Then it stays, or falls in the
+    schedule's shape to zero after the last step."""
     if step < schedule.warmup_steps:
         return spec.learning_rate * (step + 1) / schedule.warmup_steps
     if schedule.shape is LearningRateShape.CONSTANT:

@@ -1,8 +1,8 @@
 """Packs the small parameters of a unit, so that the optimizer updates them as one tensor.
 
-A step does a dozen operations on every tensor. A transformer layer has about ten small tensors (biases, norms), for
-which starting an operation costs more than the computation. So the small parameters of a unit are stored side by side,
-and so are their gradients and moments. The named parameters are views of that storage.
+An optimizer step runs a dozen operations on each tensor. A transformer layer has about ten small tensors (biases,
+norms). For these, starting an operation takes longer than the operation. So the small parameters of a unit are stored
+side by side, and so are their gradients and moments. The named parameters are views of that storage.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,25 +14,25 @@ from torch import Tensor, nn
 #: Tensors of at least this size in bytes are not packed.
 _LARGE = 1 << 16
 
-#: The entry of an optimizer's state that is one value on the CPU: Adam's count of steps. It cannot be told by its
-#: shape, because all entries of a scalar parameter are scalars.
+#: The key of Adam's count of steps in a parameter's optimizer state. This entry is one value, and on the CPU. Its shape
+#: does not tell it from others, because all entries of a scalar parameter are scalars.
 STEP_COUNT = "step"
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Parameters of one unit with the same weight decay.
+    """Small parameters of one unit with the same weight decay, which are updated as one tensor.
 
     Attributes:
-        parameters: parameters by whole-model name, in the order of their storage.
-        gradient: (elements,) gradient of all of them.
+        parameters: the parameters by whole-model name, in the order of their storage.
+        gradient: (elements,) the gradient of all these parameters.
     """
 
     parameters: Mapping[str, nn.Parameter]
     gradient: Tensor
 
     def join(self) -> nn.Parameter:
-        """Move the parameters into one tensor, and return it with its gradient."""
+        """Move the parameters into one tensor. Returns it, with `gradient` as its gradient."""
         whole = nn.Parameter(torch.cat([parameter.detach().flatten() for parameter in self.parameters.values()]))
         whole.grad = self.gradient
         for parameter, part in zip(self.parameters.values(), self._parts(whole.detach()), strict=True):
@@ -40,8 +40,11 @@ class Pack:
         return whole
 
     def join_moments(self, moments: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Move their moments into one tensor for each entry, and return these. All parameters must have moments, and
-        share the count of steps."""
+        """Move the moments of the parameters into one tensor for each key. Returns these tensors by key.
+
+        Args:
+            moments: moments by whole-model name. All parameters must have moments, and the same count of steps.
+        """
         joined = {}
         for key, first in moments[next(iter(self.parameters))].items():
             entries = [moments[name][key] for name in self.parameters]
@@ -60,11 +63,11 @@ class Pack:
 
 
 def packing_order(parameters: Mapping[str, nn.Parameter], no_decay: Collection[str]) -> list[list[str]]:
-    """Names of a unit's parameters, grouped for packing: each large one alone, then the small ones with and without
-    weight decay.
+    """Group the names of a unit's parameters for packing: each large one alone, then all small ones with weight decay,
+    then all small ones without.
 
     Args:
-        parameters: parameters by name.
+        parameters: the unit's parameters by name.
         no_decay: names of the parameters without weight decay.
     """
     small = {name for name, parameter in parameters.items() if parameter.nbytes < _LARGE}

@@ -1,12 +1,12 @@
-"""Predicts weights some steps ahead, from what the optimizer remembers (PipeOptim, Guan et al., arXiv 2312.00839).
+"""Predicts weights some steps ahead, from the optimizer's state (PipeOptim, Guan et al., arXiv 2312.00839).
 
-A step moves the weights W by `-rate * dW`. While nothing newer is known, the next steps are taken to do the same:
+A step moves the weights W by `-rate * dW`. The next steps are assumed to use the same dW:
 
 - SGD: dW is the momentum buffer; without momentum the last gradient.
-- Adam, AdamW: dW = m / (sqrt(v) + epsilon) from the moments without their bias. Weight decay of AdamW is not in it.
+- Adam, AdamW: dW = m / (sqrt(v) + epsilon), with bias-corrected moments m and v. Weight decay of AdamW is not in it.
 - RMSprop: dW = g / (sqrt(v) + epsilon) with the last gradient g.
 
-Before the first step of a weight dW is 0.
+Before the first step of a weight, dW is 0.
 """
 
 from typing import Any
@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: The entry of a weight's optimizer state that torch's optimizers do not keep: the gradient of the last step, with
-#: weight decay as L2.
+#: The key of the last step's gradient in a weight's optimizer state. Weight decay is included, as an L2 term. torch's
+#: optimizers do not keep this entry.
 LAST_GRADIENT = "last_gradient"
 
 
 @torch.no_grad()
 def keep_last_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Before a step, keep its gradients where the optimizer's state has a place for them."""
+    """Store the gradients of the coming step in the optimizer's state, for weights that have the key `LAST_GRADIENT`.
+    Call it before each step."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
             kept = optimizer.state[weight].get(LAST_GRADIENT)
@@ -31,7 +32,7 @@ def keep_last_gradients(optimizer: torch.optim.Optimizer) -> None:
 
 @torch.no_grad()
 def predict(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Move all weights by `-factor * dW`, in place. `factor` is the rate times the number of steps."""
+    """Move all weights by `-factor * dW`, in place. `factor` is the learning rate times the number of steps."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
             state = optimizer.state[weight]

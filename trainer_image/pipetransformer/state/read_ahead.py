@@ -1,4 +1,4 @@
-"""A frozen unit that a worker reads from storage before it knows its role."""
+"""A frozen unit that a new worker has read from a checkpoint before it knows which stage it gets."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class ReadUnit(NamedTuple):
-    """A unit's parameters and buffers after `step` committed steps."""
+    """A unit's parameters and buffers (`tensors`, by name) after `step` committed steps."""
 
     step: int
     tensors: dict[str, Tensor]

@@ -21,10 +21,13 @@ class WorkerState:
     """What this worker holds of the model.
 
     Attributes:
-        units: the units of its stage, by index.
-        moments: of their parameters, by whole-model name.
-        copies: frozen units of another stage, whose forwards this worker runs ahead. A unit that trains again, or that
-            shares a parameter with one, is dropped.
+        num_layers: number of layers of the model.
+        ties: the parameters that units share.
+        control: the control state of the job.
+        units: the units that this worker's stage owns, by index.
+        moments: optimizer state of their parameters, by whole-model name.
+        copies: copies of frozen units that another stage owns, by index. This worker runs their forwards ahead. A copy
+            is dropped when its unit, or a unit that shares a parameter with it, trains again.
     """
 
     num_layers: int
@@ -36,22 +39,22 @@ class WorkerState:
 
     @property
     def held(self) -> dict[int, nn.Module]:
-        """All units of this worker: those of its stage, and copies."""
+        """All units of this worker by index: those of its stage, and copies."""
         return {**self.copies, **self.units}
 
     def set_apart(self, copies: Iterable[int]) -> None:
-        """Let these held units be copies from now on."""
+        """Turn these units of the stage into copies."""
         for index in copies:
             self.copies[index] = self.units.pop(index)
 
     def named_parameters(self, index: int) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of a unit under their whole-model names."""
+        """Parameters of a unit of this worker, with their whole-model names."""
         prefix = unit_name(index, self.num_layers)
         for name, parameter in self.held[index].named_parameters():
             yield f"{prefix}.{name}", parameter
 
     def trained_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Parameters of all held units that train."""
+        """The parameters of this worker's stage that train, with their whole-model names."""
         for index in sorted(self.units):
             prefix = unit_name(index, self.num_layers)
             for name, parameter in self.units[index].named_parameters():
@@ -59,7 +62,8 @@ class WorkerState:
                     yield f"{prefix}.{name}", parameter
 
     def apply_boundary(self) -> None:
-        """Freeze and unfreeze the held units by the boundary. A parameter that freezes loses its moments."""
+        """Freeze this worker's units below `control.boundary`, and let the others train. A parameter that freezes loses
+        its moments, and a copy that no longer stays frozen is dropped."""
         apply_boundary(self.held, self.control.boundary, self.ties)
         for index in self.held:
             for name, parameter in self.named_parameters(index):
@@ -70,11 +74,11 @@ class WorkerState:
                 del self.copies[index]
 
     def keep_off_device(self, off: Collection[int], device: torch.device) -> int:
-        """Move these frozen units to host memory, and all others to the device. A unit that shares a parameter with one
-        that trains stays there, because the parameter changes.
+        """Move the units `off` to host memory, and all other units to the device. A unit that shares a parameter with a
+        unit that trains stays on the device, because the parameter changes.
 
         Returns:
-            Bytes of the units that are off the device now.
+            Bytes of the units that are in host memory now.
         """
         resident = []
         for index, unit in self.held.items():
@@ -82,17 +86,18 @@ class WorkerState:
                 move_off(unit, device)
             else:
                 resident.append(unit)
-        for unit in resident:  # last, when the others have left
+        for unit in resident:  # last, once the other units have freed their memory
             bring_back(unit, device)
         return bytes_off(self.held.values())
 
     def go_on_from(self, control: Control) -> None:
-        """Take over the control state of other workers, which decided after the same committed step."""
+        """Take over the control state of other workers. They are at the same committed step, but may have decided
+        since, for example to freeze layers."""
         self.control = control
         self.apply_boundary()
 
     def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
-        """A unit's parameters and buffers by whole-model name, and its moments by `NAME@KEY`."""
+        """A unit's parameters and buffers by whole-model name. `with_moments`, also its moments, by `NAME@KEY`."""
         prefix = unit_name(index, self.num_layers)
         tensors = {f"{prefix}.{name}": tensor for name, tensor in self.held[index].state_dict().items()}
         if with_moments:
@@ -102,12 +107,12 @@ class WorkerState:
         return tensors
 
     def put_unit(self, index: int, unit: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Hold `unit` with the tensors of `unit_tensors`, without a copy.
+        """Add a unit to this worker's stage, with these tensors. Nothing is copied.
 
         Args:
             index: the unit's index.
             unit: the unit; may be on the meta device.
-            tensors: tensors on the training device. The unit owns them from now on.
+            tensors: tensors on the training device, by the names of `unit_tensors`. The unit owns them from now on.
 
         Raises:
             ValueError: a parameter or buffer of the unit is missing or has another shape.
@@ -140,7 +145,8 @@ class WorkerState:
             self.moments[name] = {key: tensor.cpu() if key == STEP_COUNT else tensor for key, tensor in entries.items()}
 
     def joined(self, other: "WorkerState | None") -> "WorkerState":
-        """This state with the units that only `other` holds, if both are at the same point. Nothing is copied."""
+        """This state, together with the units that only `other` has if both are at the same `Control.point`. If this
+        state has no units, `other`. Nothing is copied."""
         if other is None or not other.units:
             return self
         if not self.units:

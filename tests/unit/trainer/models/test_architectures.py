@@ -162,7 +162,7 @@ def test_what_is_registered_wrongly_is_refused_in_words() -> None:
         return model
 
     assert "has no ElectraForNothing" in refusal("ElectraForNothing")
-    assert "OPTForCausalLM is of the model type opt, the model of electra" in refusal("tests.testkit.hub_families:opt")
+    assert "of the model type opt, but the model of electra" in refusal("tests.testkit.hub_families:opt")
     with pytest.raises(ValueError, match="'Classes' is not a valid Task"):
         register_architecture(name, task="Classes")
 

@@ -149,7 +149,7 @@ def test_roberta_has_fewer_positions_than_rows_for_them(places: int) -> None:
         build(spec, LABELLED)
         return
     with pytest.raises(
-        SpecError, match=rf"spec\.data\.options\.length: samples of 6 tokens, .* {places - 1} positions"
+        SpecError, match=rf"spec\.data\.options\.length: samples have 6 tokens, .* {places - 1} positions"
     ):
         build(spec, LABELLED)
 

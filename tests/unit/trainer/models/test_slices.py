@@ -251,11 +251,11 @@ def test_slices_in_a_wrong_order_are_refused() -> None:
 
     first = at(0).sum()
     memory_of_later, memory = memory, {}
-    with pytest.raises(RuntimeError, match="tokens 2 to 4 run before the tokens from 0 on"):
+    with pytest.raises(RuntimeError, match="tokens 2 to 4 ran forward, but the tokens from 0 on did not yet"):
         at(2)
     memory = memory_of_later
     at(2)
-    with pytest.raises(RuntimeError, match="tokens 0 to 2 run backward before the tokens up to 4"):
+    with pytest.raises(RuntimeError, match="tokens 0 to 2 ran backward, but the tokens up to 4 did not yet"):
         first.backward()  # type: ignore[no-untyped-call]
 
 

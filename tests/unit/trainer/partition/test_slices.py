@@ -81,7 +81,7 @@ def test_a_pipeline_of_one_stage_runs_whole_samples_in_few_micro_batches() -> No
 
 
 def test_samples_that_no_micro_batches_hold_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"of \[2\] samples have 3 samples"):
+    with pytest.raises(ValueError, match=r"of \[2\] samples cannot add up to 3 samples"):
         plan_round(random_times(np.random.default_rng(0), 2, 2, 0, (2,)), 3)
 
 

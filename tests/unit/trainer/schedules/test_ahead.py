@@ -225,7 +225,7 @@ def test_a_schedule_that_leaves_a_frozen_layer_out_is_refused() -> None:
     *others, last = ahead.actions(shape)[0]
     assert planned(Fixed([(*others, last)]), shape)
     for left in (range(2), range(1, 3), range(0)):
-        with pytest.raises(ScheduleError, match=r"frozen units .* of chunk 1 run on workers \[0\]"):
+        with pytest.raises(ScheduleError, match=r"chunk 1 runs the frozen units .* on the workers \[0\]"):
             planned(Fixed([(*others, replace(last, units=left))]), shape)
 
 

@@ -95,8 +95,8 @@ FORWARD, BACKWARD = Action(ActionKind.FORWARD, 0, 0), Action(ActionKind.BACKWARD
         ([BACKWARD, FORWARD], "span 0 computes Backward, Forward for chunk 0 of 1"),
         ([FORWARD, FORWARD, BACKWARD], "span 0 computes Forward, Forward, Backward for chunk 0 of 1"),
         ([], "span 0 computes nothing for chunk 0 of 1"),
-        ([FORWARD, BACKWARD, replace(FORWARD, chunk=1)], "span 0 computes chunk 1 of 1"),
-        ([FORWARD, BACKWARD, replace(FORWARD, span=1)], "worker 0 has no span 1"),
+        ([FORWARD, BACKWARD, replace(FORWARD, chunk=1)], "span 0 computes chunk 1, but the number of chunks is 1"),
+        ([FORWARD, BACKWARD, replace(FORWARD, span=1)], "the list of worker 0 computes span 1, which it does not own"),
     ],
 )
 def test_a_schedule_that_leaves_something_out_or_does_it_twice_is_refused(actions: list[Action], words: str) -> None:
@@ -105,5 +105,5 @@ def test_a_schedule_that_leaves_something_out_or_does_it_twice_is_refused(action
 
 
 def test_a_schedule_with_too_few_lists_is_refused() -> None:
-    with pytest.raises(ScheduleError, match=r"^there are 1 lists for 2 workers$"):
+    with pytest.raises(ScheduleError, match=r"^the schedule must return a list for each of 2 workers, not 1$"):
         planned(Listed(((FORWARD, BACKWARD),)), RoundShape((0, 1), 1))

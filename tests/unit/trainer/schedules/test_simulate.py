@@ -133,7 +133,7 @@ def test_a_message_begins_when_both_ends_have_issued_it() -> None:
 
 
 def test_lists_that_wait_for_each_other_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="wait for what never comes"):
+    with pytest.raises(ScheduleError, match="wait for values that never come"):
         simulate([at(B, 0, [0]), at(F, 1, [0])], even(2, 1), RoundCosts.by_span([1.0] * 2, [1.0] * 2))
 
 

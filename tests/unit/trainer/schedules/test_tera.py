@@ -73,7 +73,7 @@ def test_a_worker_may_have_several_spans_unless_it_works_in_turns() -> None:
 
 
 def test_chunks_that_are_no_whole_micro_batches_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="5 chunks are no micro-batches of 2 slices"):
+    with pytest.raises(ScheduleError, match="5 chunks are not whole micro-batches of 2 slices"):
         TeraPipe().actions(RoundShape((0,), chunks=5, slices=2))
 
 

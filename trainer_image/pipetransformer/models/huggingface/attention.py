@@ -1,7 +1,7 @@
-"""The attention function for models of transformers, with masks from the micro-batch's lengths and keyed dropout.
+"""The attention function for models of transformers: it makes masks itself, and has keyed dropout.
 
-Only hidden states travel between stages, so a layer gets no mask and uses the micro-batch's context instead. In a slice
-of tokens, a causal layer also sees the keys and values that earlier slices kept.
+Only hidden states are sent between stages, so layers get no mask. The function makes it from the sample lengths in the
+micro-batch's context. In a slice of tokens, a causal layer also sees the keys and values that earlier slices kept.
 """
 
 import math
@@ -33,23 +33,24 @@ def attention(
     sliding_window: int | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Compute attention; the signature is that of transformers.
+    """Compute attention. transformers calls it, with the signature of its attention functions.
 
     Args:
         module: the attention layer. It has `is_causal`, and `randomness` (seed, place) if `dropout` is not 0.
         query: (micro-batch, heads, positions, head size).
-        key: as query; each head may serve several heads of the query.
-        value: as key.
-        attention_mask: None, because the mask follows from the micro-batch.
-        scaling: factor of the products; by default 1 / sqrt(head size).
-        dropout: share of the weights to drop.
+        key: (micro-batch, heads, positions, head size). It may have fewer heads than `query`, which share them.
+        value: the shape of `key`.
+        attention_mask: not used, because the mask follows from the micro-batch.
+        scaling: factor of the products of queries and keys; by default 1 / sqrt(head size).
+        dropout: share of the attention weights to drop.
         sliding_window: number of latest positions that a query sees, including its own; None for all.
+        others: further options of the layer; only those that are None or false are supported.
 
     Returns:
-        (micro-batch, positions, heads, head size), and no weights.
+        (micro-batch, positions, heads, head size), and None in place of attention weights.
 
     Raises:
-        SpecError: the layer passes another option that changes the result.
+        SpecError: the layer passes an option that is not supported.
     """
     causal = bool(module.is_causal)
     if causal:
@@ -77,15 +78,15 @@ def attention(
 
 
 def _causal_mask(first: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """(queries, keys) what each query sees; the queries are the positions from `first` on. Padding is at the end, so no
-    query that counts sees it."""
+    """(queries, keys) true where a query sees a key. The queries are the positions from `first` on. Padding needs no
+    mask: it is at the end, so only queries of padding see it."""
     positions = torch.arange(length, device=device)
     distances = positions[first:, None] - positions[None, :]
     return distances >= 0 if window is None else (distances >= 0) & (distances < window)
 
 
 def _padding_mask(length: int, device: torch.device) -> Tensor | None:
-    """(micro-batch, 1, 1, positions) true except for padding; None without padding."""
+    """(micro-batch, 1, 1, positions) false at padding and true elsewhere; None if no sample is padded."""
     lengths = current_micro_batch().lengths
     if lengths is None:
         return None
@@ -93,10 +94,10 @@ def _padding_mask(length: int, device: torch.device) -> Tensor | None:
 
 
 def _check(module: nn.Module, others: dict[str, object]) -> None:
-    """Refuse options that this attention does not support.
+    """Check that a layer passes no options that this attention function does not support.
 
     Raises:
-        SpecError: names them.
+        SpecError: it does. The message names these options.
     """
     asked = [name for name, value in others.items() if value is not None and value is not False]
     if asked:

@@ -1,6 +1,6 @@
-"""Builds models of transformers unit by unit, fresh or from a checkpoint, and saves them in the library's format.
+"""Builds models of transformers unit by unit, with new weights or those of a checkpoint, and saves them in its format.
 
-The whole model is only on the meta device; a worker allocates the units that it holds.
+The whole model exists only on the meta device. A worker allocates only the units that it holds.
 """
 
 import copy
@@ -45,12 +45,12 @@ _PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
 )
-#: Weights in an error's message.
+#: An error message names at most this many weights.
 _NAMED = 3
 
 
 def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
-    """The model on the meta device.
+    """The whole model on the meta device.
 
     Raises:
         SpecError: the model is unknown or does not fit the data.
@@ -61,25 +61,26 @@ def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> P
 def build_units(
     spec: Model, info: DataInfo, indices: Collection[int], *, seed: int, dtype: torch.dtype
 ) -> dict[int, nn.Module]:
-    """Units on the CPU with the weights of the spec's checkpoint, or initialised.
+    """Build units by index on the CPU, with the weights of the spec's checkpoint, or initialised if it has none.
 
     Raises:
-        SpecError: as `skeleton`; or the checkpoint does not fit the model.
+        SpecError: the model is unknown or does not fit the data, or the checkpoint does not fit the model.
     """
     return _skeleton(spec, info, seed, dtype).build(indices)
 
 
 def load_pretrained(spec: Model, info: DataInfo, folder: Path, *, dtype: torch.dtype) -> PipelineModel:
-    """A model that `save_pretrained` wrote, as units on the CPU."""
+    """Read a model that `save_pretrained` wrote, as units on the CPU."""
     bones = _Skeleton(_saved(spec, folder), info, 0, dtype)
     return bones.model.with_units(bones.build(range(spec.num_layers + 2)))
 
 
 def load_trained(spec: Model, folder: Path, *, dtype: torch.dtype) -> Any:
-    """A model that `save_pretrained` wrote, as the class of transformers, in evaluation mode on the CPU.
+    """Read a model that `save_pretrained` wrote, as an object of its class of transformers. It is in evaluation mode,
+    on the CPU.
 
     Raises:
-        SpecError: its architecture is not registered here.
+        SpecError: its architecture is not registered in this process.
     """
     model_class = model_class_of(architecture_of(_saved(spec, folder)))
     return model_class.from_pretrained(folder, dtype=dtype).eval()
@@ -89,7 +90,7 @@ def class_name(spec: Model) -> str:
     """Name of the class that the spec selects, such as `BertForSequenceClassification`.
 
     Raises:
-        SpecError: as `architecture_of`.
+        SpecError: an option or the architecture is unknown, or the checkpoint cannot be read.
     """
     return architecture_of(spec).name
 
@@ -101,30 +102,33 @@ def _saved(spec: Model, folder: Path) -> Model:
 def save_pretrained(
     spec: Model, info: DataInfo, tensors: Mapping[str, Tensor], folder: Path, *, dtype: torch.dtype
 ) -> None:
-    """Write a folder that `from_pretrained` of transformers reads.
+    """Write a model into a folder that `from_pretrained` of transformers can read.
 
     Args:
-        tensors: parameters and buffers by whole-model name.
-        folder: of the local file system.
+        spec: the model's part of the job's spec.
+        info: the data that the model was trained on.
+        tensors: all parameters and buffers of the model, by whole-model name.
+        folder: a local folder.
+        dtype: type of all floating-point parameters.
     """
     bones = _Skeleton(spec, info, 0, dtype)
     state = {name: tensors[ours].detach().cpu() for name, ours in bones.names().items()}
     bones.whole.load_state_dict(state, assign=True)
     bones.whole.tie_weights()
-    bones.whole.config._attn_implementation = None  # the library shall use its own attention
+    bones.whole.config._attn_implementation = None  # a model that is read back uses the library's attention
     bones.whole.save_pretrained(folder)
     if spec.path and bones.whole.can_generate():
         keep_files(spec.path, folder, [GENERATION_CONFIG_NAME])
 
 
 def keep_processor(path: str, folder: Path) -> None:
-    """Copy the tokenizer or image processor of a checkpoint, if the data have none."""
+    """Copy the tokenizer or image processor of the checkpoint at `path` to a folder. Call it if the data have none."""
     keep_files(path, folder, _PROCESSOR_FILES)
 
 
 def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
-    """Copy those of a checkpoint's files that exist, unchanged: transformers refuses to write some files that it
-    reads, such as certain generation configurations."""
+    """Copy files of the checkpoint at `path` unchanged, if they exist. transformers itself refuses to write some files
+    that it can read, such as certain generation configurations."""
     for name in names:
         try:
             theirs = cached_file(
@@ -133,7 +137,7 @@ def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
                 _raise_exceptions_for_missing_entries=False,
                 _raise_exceptions_for_connection_errors=False,
             )
-        except OSError as error:  # the hub no longer has it
+        except OSError as error:  # for example, the hub no longer has the file
             logger.warning("the model is saved without the file %s of %s: %s", name, path, error)
             continue
         if theirs is not None:
@@ -141,7 +145,7 @@ def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
 
 
 def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
-    """Keeps the newest one, because a worker first needs its shape and then its units."""
+    """The skeleton of a model. The newest one is kept, because a worker needs first its shapes and then its units."""
     return _cached(spec.model_dump_json(), info, seed, dtype)
 
 
@@ -151,7 +155,12 @@ def _cached(spec_json: str, info: DataInfo, seed: int, dtype: torch.dtype) -> "_
 
 
 class _Skeleton:
-    """One model on the meta device: as the class of transformers, and as units of the same modules."""
+    """One model on the meta device, in two forms with the same modules.
+
+    Attributes:
+        whole: an object of the class of transformers.
+        model: a `PipelineModel` of its units.
+    """
 
     def __init__(self, spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> None:
         self._spec = spec
@@ -188,7 +197,11 @@ class _Skeleton:
             return tuple(embedding(picture).shape[1:])
 
     def names(self) -> dict[str, str]:
-        """The whole-model name of each tensor that transformers saves, by its name in transformers."""
+        """Our whole-model name of each tensor that transformers saves, by its name in transformers.
+
+        Raises:
+            SpecError: a tensor is in no unit.
+        """
         ours = {
             id(tensor): f"{self.model.unit_name(index)}.{name}"
             for index, unit in enumerate(self.model.units)
@@ -209,7 +222,7 @@ class _Skeleton:
         return {index: self._initialised(index) for index in indices}
 
     def _fill_constants(self) -> None:
-        """Fill the buffers that are not saved, so that a blank unit needs only its state."""
+        """Fill the buffers that are not part of `state_dict`, so that a unit is complete once it gets its state."""
         for module in self.whole.modules():
             if module._non_persistent_buffers_set:
                 module.to_empty(device="cpu", recurse=False)
@@ -234,7 +247,7 @@ class _Skeleton:
 
     def _load(self, indices: Collection[int]) -> dict[int, nn.Module]:
         try:
-            # A head that the checkpoint lacks, or has for other labels, is initialised alike on every worker.
+            # If the checkpoint lacks the head, or has one for other labels, all workers initialise the same head.
             with seeded(self._seed):
                 whole, found = self._class.from_pretrained(
                     self._spec.path,
@@ -252,10 +265,11 @@ class _Skeleton:
         return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
 
     def _check_loaded(self, missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]) -> None:
-        """Check that at most weights of the head alone are missing or differ in shape; these are initialised.
+        """Check that the checkpoint has all weights in the right shape. Those that only the head has may be missing, or
+        have another shape, because they are initialised then.
 
         Raises:
-            SpecError: other weights are missing or differ in shape.
+            SpecError: other weights are missing or have another shape.
         """
         path, tensors = self._spec.path, self.whole.state_dict(keep_vars=True)
         *body, head = (set(map(id, unit.state_dict(keep_vars=True).values())) for unit in self.model.units)
@@ -274,7 +288,7 @@ class _Skeleton:
             raise SpecError("spec.model.path", message, reason="ModelUnreadable")
 
     def _own(self, index: int, unit: nn.Module) -> nn.Module:
-        """Give every random draw of the unit its own place."""
+        """Key the random draws of a unit, each with its own place. Returns the unit that replaces it."""
         unit = key_unit(unit, index, unit_name(index, self._spec.num_layers), seed=self._seed)
         for number, (_, module) in enumerate(unit.named_modules(remove_duplicate=False)):
             if hasattr(module, "is_causal"):

@@ -1,4 +1,4 @@
-"""Makes a configuration of transformers from the job's spec and checks that it fits the data."""
+"""Makes a configuration of transformers from the job's spec, and checks that it fits the data."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from pipetransformer_contract.spec import Model
 from .attention import NAME
 from .families import DEFAULT_ARCHITECTURES
 
-#: Sizes that a narrower model has less of, where a configuration has them.
+#: Names in a configuration of the sizes that a narrower model divides. Not all configurations have all of them.
 _WIDTHS = ("hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "n_inner")
-#: Largest vocabulary of a byte model, with padding; a model with a tokenizer has thousands of tokens.
+#: A model with a larger vocabulary was not trained on bytes. Models with a tokenizer have thousands of tokens.
 _MOST_OF_BYTES = 512
 
 
@@ -28,7 +28,7 @@ def architecture_of(spec: Model) -> Architecture:
 
 
 def check_before_data(spec: Model, task: Task | None, *, of_bytes: bool) -> Task:
-    """Check everything that needs no data; see `check_model_spec`."""
+    """Check what can be checked before the data are read; see `models.check_model_spec`."""
     config, architecture = _configured(spec)
     _check_task(architecture, task)
     if of_bytes:
@@ -38,16 +38,18 @@ def check_before_data(spec: Model, task: Task | None, *, of_bytes: bool) -> Task
 
 
 def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
-    """The configuration of the spec's checkpoint or options, and the architecture to train. Options that the spec
-    leaves open follow from the data.
+    """Make the configuration of the spec's checkpoint or options. Returns it and the architecture to train.
+
+    Options that the spec does not set, such as the size of the vocabulary, come from the data.
 
     Raises:
-        SpecError: as `architecture_of`; or an option does not fit the data.
+        SpecError: an option or the architecture is unknown, the checkpoint cannot be read, or an option does not fit
+            the data.
     """
     config, architecture = _configured(spec)
     options = {name: value for name, value in spec.options.items() if name != "model_type"}
     if not spec.path:
-        own_names = type(config).attribute_map  # such as n_layer of num_hidden_layers
+        own_names = type(config).attribute_map  # other names of options, such as n_layer for num_hidden_layers
         open_values = {"num_hidden_layers": spec.num_layers, **_from_data(config, architecture, info)}
         options = {own_names.get(name, name): value for name, value in [*open_values.items(), *options.items()]}
         try:  # a new configuration, because one value may follow from another
@@ -59,9 +61,9 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
         for name, value in options.items():
             setattr(config, name, value)
     _check_task(architecture, info.task)
-    if architecture.task is Task.CLASS:  # otherwise every token of the vocabulary would be a label
+    if architecture.task is Task.CLASS:  # other tasks have a label for each token of the vocabulary
         if info.num_classes < 1:
-            raise SpecError("spec.data", f"has an unknown number of classes, which {architecture.name} needs")
+            raise SpecError("spec.data", f"has an unknown number of classes, but {architecture.name} needs it")
         config.num_labels = info.num_classes
         if info.labels:
             config.id2label = dict(enumerate(info.labels))
@@ -72,10 +74,11 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
 
 
 def widths(spec: Model, info: DataInfo) -> tuple[str, dict[str, int]]:
-    """The class that the spec selects, and its widths by their names in the configuration.
+    """Name of the class that the spec selects, and the model's widths by their names in the configuration.
 
     Raises:
-        SpecError: as `make_config`.
+        SpecError: an option or the architecture is unknown, the checkpoint cannot be read, or an option does not fit
+            the data.
     """
     config, architecture = make_config(spec, info)
     found = {name: getattr(config, name, None) for name in _WIDTHS}
@@ -83,10 +86,10 @@ def widths(spec: Model, info: DataInfo) -> tuple[str, dict[str, int]]:
 
 
 def _check_task(architecture: Architecture, task: Task | None) -> None:
-    """Check that the class learns the data's task; None if the task is unknown.
+    """Check that models of this class learn the data's task. Does nothing if `task` is None, because it is unknown.
 
     Raises:
-        SpecError: names both tasks.
+        SpecError: they learn another task. The message names both tasks.
     """
     if task not in (None, architecture.task):
         raise SpecError(
@@ -97,7 +100,11 @@ def _check_task(architecture: Architecture, task: Task | None) -> None:
 
 
 def _configured(spec: Model) -> tuple[Any, Architecture]:
-    """The checkpoint's configuration, or the defaults of a model type."""
+    """The configuration of the checkpoint, or the default one of the model type; and the architecture to train.
+
+    Raises:
+        SpecError: an option or the architecture is unknown, or the checkpoint cannot be read.
+    """
     model_type = spec.options.get("model_type")
     named = find_architecture(spec.architecture) if spec.architecture else None
     for each in all_architectures():
@@ -128,13 +135,13 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
     architecture = named or _default_architecture(config)
     wanted = config_class_of(architecture)
     if wanted is not None and not isinstance(config, wanted):
-        message = f"{architecture.name} is of the model type {wanted.model_type}, the model of {config.model_type}"
+        message = f"{architecture.name} is of the model type {wanted.model_type}, but the model of {config.model_type}"
         raise SpecError("spec.model.architecture", message)
     return config, architecture
 
 
 def _introduce(model_class: Any) -> None:
-    """Register a user's own configuration class with `AutoConfig`."""
+    """Register the configuration class of a user's model class with `AutoConfig`."""
     own = model_class.config_class
     if own.model_type not in transformers.CONFIG_MAPPING:
         transformers.AutoConfig.register(own.model_type, own)
@@ -145,10 +152,10 @@ def _option_names(config: Any) -> list[str]:
 
 
 def _default_architecture(config: Any) -> Architecture:
-    """The architecture of a model type if the job names none.
+    """The architecture of a configuration's model type, for a job that names none.
 
     Raises:
-        SpecError: no architecture of the type is known, or several are.
+        SpecError: no architecture of the model type is known, or several are.
     """
     default = DEFAULT_ARCHITECTURES.get(config.model_type)
     if default is not None:
@@ -165,7 +172,7 @@ def _default_architecture(config: Any) -> Architecture:
 
 
 def model_class_of(architecture: Architecture) -> Any:
-    """The class, of transformers or a user's own.
+    """The class of an architecture: one of transformers, or a user's own.
 
     Raises:
         SpecError: transformers has no such class, or the class does not support attention functions.
@@ -195,8 +202,9 @@ def _from_data(config: Any, architecture: Architecture, info: DataInfo) -> dict[
         channels, height, width = info.input_shape
         return {"num_channels": channels, "image_size": height if height == width else (height, width)}
     if hasattr(config, "vocab_size") and info.vocab_size:
-        # The library's default ids belong to its own vocabularies. The row of the padding id never trains, so a
-        # language model gets none: its samples are packed, and its tokenizer may pad with the end-of-text token.
+        # The library's default ids of special tokens belong to other vocabularies, so set all of them. The embedding
+        # row of the padding id never trains. A language model gets no padding id: its samples are packed, and its
+        # tokenizer may pad with the end-of-text token, which must train.
         pad = None if architecture.task is Task.NEXT_TOKEN else info.pad_id
         ids = {"pad_token_id": pad, "bos_token_id": info.start_id, "eos_token_id": info.end_id}
         return {"vocab_size": info.vocab_size, **ids}
@@ -229,10 +237,10 @@ def _check(config: Any, architecture: Architecture, spec: Model, info: DataInfo)
 
 
 def _check_bytes(config: Any, spec: Model) -> None:
-    """Refuse bytes as tokens for a pretrained model that has a tokenizer.
+    """Check that a pretrained model that was trained with a tokenizer does not get bytes as tokens.
 
     Raises:
-        SpecError: names the tokenizer's option.
+        SpecError: it would. The message says how to set the tokenizer.
     """
     if spec.path and config.vocab_size > _MOST_OF_BYTES:
         raise SpecError(
@@ -250,12 +258,12 @@ def _check_length(config: Any, architecture: Architecture, length: int) -> None:
             raise
         raise SpecError(
             "spec.data.options.tokenizer",
-            f"{architecture.name} counts positions from the padding token, and the data have none: use a tokenizer "
-            "that has one, or set pad_id in DataInfo",
+            f"{architecture.name} counts positions from the id of the padding token, but the data have none: use a "
+            "tokenizer that has one, or set pad_id in DataInfo",
         ) from error
     rows = getattr(config, "max_position_embeddings", None)  # some families have no limit
     if rows is not None and rows - first < length:
-        message = f"samples of {length} tokens, but the model has {rows - first} positions"
+        message = f"samples have {length} tokens, but the model has only {rows - first} positions"
         raise SpecError("spec.data.options.length", message)
 
 

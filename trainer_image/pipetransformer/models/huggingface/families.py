@@ -1,8 +1,8 @@
 """Cuts models of transformers into units, with one short function for each architecture.
 
-A function gets the whole model and returns its embedding, layers and head. They consist of the model's own modules, and
-each maps one tensor to one tensor. To add an architecture here, decorate such a function with
-`@splits("ItsClass", task=Task.CLASS)`; a user's program uses `register_architecture`.
+A function gets the whole model and returns its embedding, layers and head. These consist of the model's own modules,
+and each maps one tensor to one tensor. To add an architecture to this file, decorate such a function with
+`@splits("ItsClass", task=Task.CLASS)`. A user's program uses `register_architecture`.
 """
 
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from pipetransformer.data import Task
 from pipetransformer.models.architectures import Architecture, Decorator, FirstRow, Split, Units, register_own
 from pipetransformer.models.context import current_micro_batch
 
-#: The class that a model type is trained as, unless the job names another.
+#: The class of each model type that a job trains, unless it names another class.
 DEFAULT_ARCHITECTURES = {
     "bert": "BertForSequenceClassification",
     "distilbert": "DistilBertForSequenceClassification",
@@ -47,14 +47,14 @@ def splits(
 
 
 class FirstPosition(nn.Module):
-    """(batch, positions, hidden) to (batch, hidden): the class token."""
+    """(batch, positions, hidden) to (batch, hidden): takes the first position, the class token."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[:, 0]
 
 
 class TokensAndPositions(nn.Module):
-    """(batch, positions) ids to (batch, positions, hidden): learned tokens plus learned positions."""
+    """(batch, positions) token ids to (batch, positions, hidden): embeddings of tokens plus those of positions."""
 
     def __init__(self, tokens: nn.Embedding, positions: nn.Embedding, dropout: nn.Module) -> None:
         super().__init__()
@@ -68,10 +68,10 @@ class TokensAndPositions(nn.Module):
 
 
 class RotaryLayer(nn.Module):
-    """A layer that computes the rotations of its positions itself.
+    """A layer that computes the rotations (rotary embeddings) of its positions itself.
 
     `longrope` has one set of frequencies for short samples and one for long samples, and writes the set in use into a
-    buffer. Here that buffer is a copy, because a forward must not change a buffer.
+    buffer. It gets a copy of that buffer here, because a forward must not change a buffer.
     """
 
     def __init__(self, layer: nn.Module, rotary: nn.Module) -> None:
@@ -86,7 +86,7 @@ class RotaryLayer(nn.Module):
             copies = {name: buffer.clone() for name, buffer in self.rotary.named_buffers()}
             total = x.shape[1] if context.tokens is None else context.tokens.total
             everywhere = functional_call(self.rotary, copies, (x, torch.arange(total, device=x.device).unsqueeze(0)))
-            rotations = tuple(part[:, places[0]] for part in everywhere)  # the set follows from the whole length
+            rotations = tuple(part[:, places[0]] for part in everywhere)  # the whole length decides which set is used
         else:
             rotations = self.rotary(x, places)
         return self.layer(x, position_embeddings=rotations)  # type: ignore[no-any-return]
@@ -97,7 +97,7 @@ def _chain(**modules: nn.Module) -> nn.Module:
 
 
 def _after_padding(config: Any) -> int:
-    """RoBERTa counts positions from the id after the padding id."""
+    """The first row of the position table that RoBERTa uses: the one after the padding id."""
     return int(config.pad_token_id) + 1
 
 

@@ -1,8 +1,8 @@
-"""Keys the random draws of a unit's own code, such as `functional.dropout`.
+"""Makes the random draws in a unit's code, such as `functional.dropout`, independent of the layout.
 
-Such code draws from the process's random state, so the result would depend on the layout. In training the usual
-functions get the same keys as dropout modules, and any other draw is refused. A unit's first forward shows whether it
-draws; a unit that does not then runs without any overhead.
+By itself such code draws from the process's random state, so results would depend on the layout. In training, the usual
+functions instead draw from a key of seed, step, sample and place, as our dropout modules do. Other draws are refused.
+The first forward of a unit shows whether it draws. If it does not, later forwards have no overhead.
 """
 
 import math
@@ -32,22 +32,22 @@ _RUNS_UNITS = str(Path(__file__).parent.with_name("run.py"))
 
 
 def key_draws(unit: nn.Module, name: str, *, seed: int, place: int) -> None:
-    """Let `drawing` key the unit's draws from now on.
+    """Prepare a unit, so that `drawing` makes its draws depend on this seed and place.
 
     Args:
-        unit: the unit; no other index may have the same object.
-        name: the unit's name, for errors.
+        unit: the unit. No other unit of the model may be the same object.
+        name: the unit's name, for error messages.
         seed: the job's seed.
-        place: number of the place that draws, unique in the model.
+        place: number of this place of draws; no other place in the model has it.
     """
     unit.__dict__[_ATTRIBUTE] = _Draws(name, seed, place)
 
 
 def drawing(unit: nn.Module, device: torch.device) -> AbstractContextManager[object]:
-    """A context in which the unit's forward may draw, on this device or the CPU.
+    """A context for a forward of the unit, which may draw random numbers on this device or on the CPU.
 
     Raises:
-        SpecError: on exit, if it made a draw without a key, or changed a parameter or a buffer.
+        SpecError: on exit, if the forward drew from the process's random state, or changed a parameter or a buffer.
     """
     draws: _Draws | None = unit.__dict__.get(_ATTRIBUTE)
     return nullcontext() if draws is None else draws.around(unit, device)
@@ -55,7 +55,14 @@ def drawing(unit: nn.Module, device: torch.device) -> AbstractContextManager[obj
 
 @dataclass
 class _Draws:
-    """A unit's draws. `known` says whether the unit draws, by `unit.training`."""
+    """The draws of a unit.
+
+    Attributes:
+        name: the unit's name, for error messages.
+        seed: the job's seed.
+        place: number of this place of draws, unique in the model.
+        known: whether the unit's forward draws, by `unit.training`, once a first forward has shown it.
+    """
 
     name: str
     seed: int
@@ -72,7 +79,7 @@ class _Draws:
     def _first(self, unit: nn.Module, device: torch.device) -> Iterator[None]:
         keyed, training = _Keyed(self.seed, self.place), unit.training
         begins = current_micro_batch().step == 0
-        # Not in evaluation: torch's modules would leave their fast path under such a mode.
+        # `keyed` is not used in evaluation, because torch's modules would leave their fast path under such a mode.
         watchers.append(self._refuse_checkpoint)
         try:
             with (
@@ -99,7 +106,8 @@ class _Draws:
         self.known[training] = keyed.drew
 
     def _refuse_checkpoint(self) -> None:
-        """Refuse a draw inside torch.utils.checkpoint, whose recomputation runs while other samples are current."""
+        """Refuse a draw inside torch.utils.checkpoint. Its recomputation would draw for other samples, those of the
+        micro-batch that is current then."""
         frame = sys._getframe()
         while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
             if frame.f_code.co_filename == checkpoint.__file__:
@@ -112,7 +120,7 @@ class _Draws:
 
 
 class _Keyed(TorchFunctionMode):
-    """Replaces torch's functions that draw by the keyed ones below."""
+    """A mode that replaces torch's random functions by the keyed ones in `_OURS`. `drew`: whether one has drawn."""
 
     def __init__(self, seed: int, place: int) -> None:
         super().__init__()
@@ -132,7 +140,8 @@ class _Keyed(TorchFunctionMode):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation that changes the process's random state, in this thread (callbacks may draw, too)."""
+    """A mode that notes in `drawn` the first operation that changes the process's random state. It sees only this
+    thread, because callbacks in other threads may draw too."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,7 +166,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch.cat(states)
 
 
-# Signatures are torch's, after the randomness. None means that nothing is drawn, or that torch's function must do it.
+# The functions below take the randomness, then the arguments of torch's function. They return None if nothing is drawn
+# or if torch's own function must be called.
 
 
 def _dropout(

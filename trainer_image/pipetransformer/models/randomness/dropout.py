@@ -1,7 +1,8 @@
-"""Dropout whose mask belongs to the sample and not to the process.
+"""Keyed dropout: the mask follows from a key, not from the random state of the process.
 
-A mask depends on (seed, step, sample, place). So a run that moves layers and samples between workers drops the same
-elements as a run that does not, and workers exchange no random state.
+The key is (seed, step, sample, place). A place is a spot in the model that draws, such as one dropout module. So a run
+that moves layers and samples between workers drops the same elements as a run that does not. Workers exchange no random
+state.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from pipetransformer.models.context import current_micro_batch
 _STRIDE = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
-#: Bits of precision of types that have fewer than float32.
+#: Bits of precision of the types that have fewer than float32.
 _DIGITS = {torch.bfloat16: 8, torch.float16: 11}
 
 #: Called before each draw.
@@ -24,20 +25,20 @@ watchers: list[Callable[[], None]] = []
 
 
 class SamplesFirstError(ValueError):
-    """A tensor to drop from does not have samples in its first dimension."""
+    """A tensor of random draws does not have samples in its first dimension."""
 
 
 def key(*parts: int) -> int:
-    """A 63-bit seed that depends on every part."""
+    """A 63-bit seed that depends on all `parts`."""
     digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int, attention: bool = False) -> Tensor:
-    """Zeroes elements of `x` with probability `p` and scales the rest by 1/(1-p), by a mask for each sample.
+    """Zero elements of `x` with probability `p` and scale the rest by 1/(1-p), with a mask for each sample.
 
     The step and the samples come from the micro-batch's context. A place that draws several times in one forward gets
-    a different mask each time. A slice of tokens drops what the whole samples drop at its positions.
+    a different mask each time. In a slice of tokens, the same elements are dropped as in whole samples.
 
     Args:
         x: (micro-batch, ...) or (micro-batch x n, ...) with the n rows of each sample together, such as its windows. In
@@ -45,13 +46,13 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int, attention: bool
         p: probability of dropping an element.
         seed: the job's seed.
         place: number of the place that draws, unique in the model.
-        attention: whether `x` is (micro-batch, heads, queries, keys) instead, with one key for each query in whole
-            samples.
+        attention: whether `x` is (micro-batch, heads, queries, keys) instead. In whole samples there are as many keys
+            as queries.
 
     Raises:
         ValueError: in a slice of tokens, `x` has another shape.
-        SamplesFirstError: `x` has another shape, such as (positions, micro-batch, ...). If the micro-batch divides the
-            positions this cannot be told from (micro-batch x n, ...), so `warm_up` tries another size.
+        SamplesFirstError: `x` has another shape, such as (positions, micro-batch, ...). It is not raised if the number
+            of positions is a multiple of the micro-batch. So `warm_up` tries another size.
     """
     keys = _keys(x.shape, "dropout", seed=seed, place=place)
     if p == 1.0:
@@ -61,7 +62,8 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int, attention: bool
 
 
 def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *, seed: int, place: int) -> Tensor:
-    """Uniform numbers from [0, 1), keyed like the masks of `keyed_dropout`, for the same shapes."""
+    """Uniform random numbers in [0, 1). They follow from the same key as the masks of `keyed_dropout`, and may have the
+    same shapes."""
     keys = _keys(shape, "random numbers", seed=seed, place=place)
     bits = _bits(keys, shape, device, "random numbers", attention=False)
     digits = _DIGITS.get(dtype, 24)
@@ -69,7 +71,7 @@ def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *
 
 
 def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
-    """A key for each sample of the micro-batch."""
+    """The key of each sample of the micro-batch for the next draw at this place. Counts the draw."""
     for tell in watchers:
         tell()
     context = current_micro_batch()
@@ -85,10 +87,11 @@ def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
 
 
 def _bits(keys: Sequence[int], shape: torch.Size, device: torch.device, what: str, *, attention: bool) -> Tensor:
-    """Random 32-bit integers for a tensor of this shape. In a slice of tokens, those of its elements in whole samples.
+    """Random 32-bit integers for a tensor of this shape. In a slice of tokens an element gets the same integer as in
+    whole samples.
 
     Raises:
-        ValueError: the shape is not that of a slice of tokens.
+        ValueError: in a slice of tokens, the shape does not have the positions where `keyed_dropout` says.
     """
     seeds, tokens = torch.tensor(keys, device=device), current_micro_batch().tokens
     if tokens is None:
@@ -107,9 +110,10 @@ def _bits(keys: Sequence[int], shape: torch.Size, device: torch.device, what: st
 
 
 def _random_runs(keys: Tensor, first: Tensor, count: int) -> Tensor:
-    """(keys, runs, count) parts of the sequence of `_random_bits`: of each key, the runs that begin at `first` (runs,).
+    """(keys, runs, count) parts of the sequences of `_random_bits`: for each key, the `count` integers from each index
+    in `first` (runs,) on.
 
-    An output has two integers, so a run may begin in the middle of one.
+    SplitMix64 makes two integers at a time, so a run may begin with the second one.
     """
     states = keys[:, None] + (first >> 1) * _STRIDE
     bits = _random_bits(states.flatten(), count + 1).reshape(*states.shape, count + 1)
@@ -120,7 +124,7 @@ def _random_bits(keys: Tensor, count: int) -> Tensor:
     """(len(keys), count) random 32-bit integers: the halves of SplitMix64's output for each key (Steele, Lea and Flood,
     2014).
 
-    Integer arithmetic wraps around alike on every device, so all devices draw the same.
+    Integer arithmetic overflows in the same way on all devices, so all of them draw the same numbers.
     """
     z = torch.arange(1, -(-count // 2) + 1, device=keys.device).mul_(_STRIDE) + keys.unsqueeze(1)
     for shift, factor in _MIX:
@@ -131,7 +135,7 @@ def _random_bits(keys: Tensor, count: int) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """`keyed_dropout` in training, nothing in evaluation."""
+    """A dropout module: `keyed_dropout` in training, the identity in evaluation."""
 
     def __init__(self, p: float, *, seed: int, place: int) -> None:
         super().__init__()

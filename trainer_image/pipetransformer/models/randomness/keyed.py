@@ -1,4 +1,4 @@
-"""Replaces torch's dropout, which draws from the process's random state, by keyed dropout in any model."""
+"""Replaces torch's dropout by keyed dropout in any model, because torch's draws from the process's random state."""
 
 import copy
 import math
@@ -16,8 +16,8 @@ _PLACES_PER_UNIT = 1 << 20
 
 
 def with_keyed_dropout(model: PipelineModel, *, seed: int) -> PipelineModel:
-    """The model with keyed dropout in all units. A unit that shares a module with an earlier one becomes a copy, so
-    that each draws at its own place."""
+    """The model with keyed dropout in all units. A unit that shares a module with an earlier unit becomes a copy, so
+    that the two draw at different places."""
     units: dict[int, nn.Module] = {}
     seen: set[nn.Module] = set()
     for index, unit in enumerate(model.units):
@@ -30,17 +30,17 @@ def with_keyed_dropout(model: PipelineModel, *, seed: int) -> PipelineModel:
 
 
 def key_unit(unit: nn.Module, index: int, name: str, *, seed: int) -> nn.Module:
-    """Key the unit's dropout modules and the draws of its own code."""
+    """Key the dropout modules of a unit, and the random draws of its code. Returns the unit that replaces it."""
     unit = key_dropout(unit, index, seed=seed)
     key_draws(unit, name, seed=seed, place=place_of(index, _PLACES_PER_UNIT - 1))
     return unit
 
 
 def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:
-    """The unit with keyed masks in `nn.Dropout` and `nn.MultiheadAttention`.
+    """Key the masks of `nn.Dropout` and `nn.MultiheadAttention` in a unit. Returns the unit that replaces it.
 
     Args:
-        unit: changed in place, unless it is a dropout itself.
+        unit: the unit. It is changed in place, unless it is itself a dropout module.
         index: the unit's index in its model.
         seed: the job's seed.
     """
@@ -58,12 +58,13 @@ def key_dropout(unit: nn.Module, index: int, *, seed: int) -> nn.Module:
 
 
 def is_keyed(attention: nn.MultiheadAttention) -> bool:
-    """Whether its dropout is keyed. That of a subclass is not, because its forward is unknown."""
+    """Whether the module's dropout is keyed. In a subclass it is not, because its forward is unknown."""
     return type(attention) is KeyedMultiheadAttention
 
 
 class _PlacedDropout(KeyedDropout):
-    """Replaces a dropout module of torch. If a user's function returns the same modules again, they get new places."""
+    """The keyed dropout that replaces a module of torch. `key_dropout` replaces it again if it meets it: a user's
+    function may return the same modules twice."""
 
 
 def place_of(index: int, number: int) -> int:
@@ -87,7 +88,7 @@ class KeyedMultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As torch's, for a micro-batch of samples."""
+        """See `nn.MultiheadAttention.forward`. The batch must be the samples of the current micro-batch."""
         if not self.training:
             return super().forward(
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
@@ -103,7 +104,7 @@ class KeyedMultiheadAttention(nn.MultiheadAttention):
             for x, weight, bias in zip(inputs, parts, biases, strict=True)
         )
         scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)
-        if attn_mask is not None:  # (queries, keys), or one for each sample and head
+        if attn_mask is not None:  # (queries, keys), or (samples x heads, queries, keys)
             scores = _masked(scores, attn_mask if attn_mask.dim() == 2 else attn_mask.view_as(scores))
         if key_padding_mask is not None:
             scores = _masked(scores, key_padding_mask[:, None, None, :])
@@ -115,5 +116,5 @@ class KeyedMultiheadAttention(nn.MultiheadAttention):
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores after a mask: a boolean one hides positions where it is true, another is added."""
+    """Apply a mask to scores. A boolean mask hides the positions where it is true; any other mask is added."""
     return scores.masked_fill(mask, -math.inf) if mask.dtype is torch.bool else scores + mask
