@@ -292,4 +292,4 @@ def test_no_ideal_is_shown_if_gradients_decide_when_layers_freeze(
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(packing_job().set("freeze", {"policy": "GradientNorm"}).manifest()))
     assert command(monkeypatch, "plan", str(file), "--ideal") == 2
-    assert "gradients decide when layers freeze, so --ideal knows no steps" in capsys.readouterr().err
+    assert "gradients decide when layers freeze, so --ideal does not know at which steps" in capsys.readouterr().err
