@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AgainstIdeal:
-    """The run of a job, and the runs with which it is compared. The pauses of regroups are not counted in any run.
+    """The run of a job, and the runs that it is compared with. The pauses of regroups are not counted in any run.
 
     Attributes:
         job: the job as planned.

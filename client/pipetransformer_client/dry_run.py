@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """A period of the training in which the number of frozen layers and the layout stay the same.
+    """A period of the training. The number of frozen layers and the layout stay the same.
 
     Attributes:
         first_step: the first step of the phase, from 0; None if gradients decide when it begins.
@@ -139,7 +139,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
 def _points(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
     """Yields where phases may begin: (first step or None, index of the visit, frozen layers, layers off the device).
 
-    A visit is a period in which one level of `multiLevel` trains.
+    A visit is a period of training of one level of `multiLevel`.
     """
     *earlier, last = forecast.job.visits
     for number, visit in enumerate(earlier):
@@ -150,7 +150,7 @@ def _points(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
 
 
 def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savings | None:
-    """Compute what the phases save; None if the steps at which they begin are unknown."""
+    """Compute what the phases save; None if it is unknown when they begin."""
     starts = [phase.first_step for phase in found]
     total = forecast.job.total_steps
     time = gpu_time = 0.0
@@ -175,7 +175,7 @@ def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
 
 
 def most_workers(spec: JobSpec) -> int:
-    """The largest number of workers with which the job would train."""
+    """The largest number of workers that the job would train with."""
     elastic = spec.elastic_policy
     return elastic.ceiling if elastic.on_pack.widens else min(elastic.workers, elastic.ceiling)
 

@@ -27,7 +27,7 @@ READ_SECONDS = 30.0
 SILENCE_SECONDS = 24 * 3600.0
 #: The file that kubectl reads when KUBECONFIG is not set or empty.
 _KUBECONFIG = "~/.kube/config"
-#: Addresses of servers for which the proxy of the environment is not used.
+#: Addresses of servers that are reached without the proxy of the environment.
 _LOOPBACK = "localhost,127.0.0.0/8,::1"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 

@@ -27,7 +27,7 @@ class LogLine:
     """A line of a worker's log.
 
     Attributes:
-        time: the kubelet's timestamp of the line; empty if there is none.
+        time: the kubelet's timestamp of the line; empty if it has no timestamp.
         worker: name of the worker's pod.
         rank: the worker's rank in the current generation; None if it is not a member.
         text: the line.
@@ -88,7 +88,7 @@ class WorkerLogs:
             stopped = finished and not any(reader.is_alive() for reader in readers.values())
 
     def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
-        """Puts the lines of a worker into the queue, in a thread of its own.
+        """Puts the lines of a worker into the queue. Each worker has a thread that runs this.
 
         A stream may break, so it is opened again until one that was opened after the worker's end has been read.
         """

@@ -54,7 +54,7 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path, *, patience_seconds: float = ORPHANS_SECONDS) -> Iterator["RunFolder"]:
-        """A context in which this process holds the folder's lock. The folder is made if it does not exist.
+        """A context that holds the folder's lock. The folder is made if it does not exist.
 
         Args:
             path: path of the folder.

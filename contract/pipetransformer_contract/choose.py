@@ -219,7 +219,7 @@ def _pipelines(stages: int, limit: int, bounds: Bounds, on_pack: OnPack) -> rang
 
 
 def _widest(candidates: Sequence[int], limit: int, bounds: Bounds, on_pack: OnPack) -> Layout | None:
-    """The layout with the most pipelines, for the first of the `candidates` (numbers of stages) with a legal layout."""
+    """The layout with the most pipelines. Its number of stages is the first of the `candidates` with a legal layout."""
     for stages in candidates:
         if widths := _pipelines(stages, limit, bounds, on_pack):
             return Layout(stages, widths[-1])

@@ -56,7 +56,7 @@ class ResizeReason(StrEnum):
 
 
 class GenerationNotice(Wire):
-    """Tells a worker that a generation names it as a member or leaver, and at which leader the members meet.
+    """Tells a worker that a generation names it as a member or leaver, and which leader hosts the rendezvous.
 
     Most workers get only this from the channel. They read the `Generation` from the store of the leader, by the same
     `job_uid`, `layout_generation` and `nonce`.
@@ -77,7 +77,7 @@ class Generation(Wire):
 
     `leavers` keep their state until the members have committed this generation. Then they wait for another generation,
     or are deleted. They are released once a checkpoint includes `boundary`, the number of frozen layers since
-    `boundary_step`. The leader hosts the store in which the members meet. `nonce` separates the keys of this generation
+    `boundary_step`. The leader hosts the store of the rendezvous. `nonce` separates the keys of this generation
     from those of other generations, and of other jobs, in the same store. The resize is in progress while
     `confirmed_generation` is below `layout_generation`. The operator changes the last three fields later, so workers do
     not get them.
@@ -115,7 +115,7 @@ class Generation(Wire):
         return self.confirmed_generation >= self.layout_generation
 
     def covered_by(self, checkpoint: "DurableCheckpoint | None") -> bool:
-        """Whether the checkpoint includes the frozen layers for which the layout was chosen.
+        """Whether the checkpoint includes the frozen layers that the layout was chosen for.
 
         A checkpoint that this generation wrote counts in any case. After a failure, its step may be before
         `boundary_step`."""
@@ -365,7 +365,7 @@ class ReportReply(Wire):
 class Heartbeat(Wire):
     """Sign of life of a worker.
 
-    `layout_generation` is the newest generation that this worker has committed, or with which it left; 0 for none. A
+    `layout_generation` is the newest generation that this worker has committed or left with; 0 for none. A
     worker that is in no group sets `waiting_after`, and waits for a generation above this number. It left with that
     generation, or the generation broke, or its members never met. Then `lost_peers` names members that may be lost. A
     broken connection does not tell which of them is. `because` says why the worker lost its group, until it is in a

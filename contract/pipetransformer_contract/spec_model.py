@@ -17,7 +17,7 @@ class Rule:
     """A rule of the CRD: a condition on an object of the spec (`self` in CEL), and the message if it is not met.
 
     Attributes:
-        condition: a `Condition`; or CEL, for a rule that only the API server and `validate_manifest` check.
+        condition: a `Condition`; or CEL, if only the API server and `validate_manifest` check the rule.
         message: the message, which tells the user what to do.
         field: path of the field that the error names, below the object, such as `.alpha`.
     """
@@ -33,8 +33,7 @@ class Rule:
 
     @property
     def holds(self) -> Callable[[Any], bool] | None:
-        """The condition as a function of the object, for the spec of a program, which no API server checks. None for a
-        rule that exists only in CEL."""
+        """The condition as a function of the object, for the specs of programs. None if the rule exists only in CEL."""
         return None if isinstance(self.condition, str) else self.condition.holds
 
 

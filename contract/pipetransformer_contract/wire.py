@@ -32,7 +32,7 @@ class Env:
     WORKER_NAME: Final = "PIPETRANSFORMER_WORKER_NAME"
     #: The pod's UID. For a local process a random one.
     WORKER_UID: Final = "PIPETRANSFORMER_WORKER_UID"
-    #: Address at which other workers reach this worker: the pod's IP.
+    #: Address of this worker for other workers: the pod's IP.
     WORKER_ADDRESS: Final = "PIPETRANSFORMER_WORKER_ADDRESS"
     NODE_NAME: Final = "PIPETRANSFORMER_NODE_NAME"
     #: Base URL of the channel, such as https://pipetransformer-operator.NAMESPACE.svc:8443

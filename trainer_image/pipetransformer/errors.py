@@ -109,7 +109,7 @@ class RunningModel:
     A `Fault` and a `BrokenGroupError` pass unchanged.
 
     Args:
-        what: what runs in the context, for the message `WHAT failed`, such as `backward`.
+        what: what runs in the context, such as `backward`. The message is `WHAT failed`.
     """
 
     def __init__(self, what: str) -> None:

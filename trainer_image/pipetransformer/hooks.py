@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class HookPoint(StrEnum):
-    """A point in the worker's code at which it calls `Hooks.on_point`."""
+    """A point in the worker's code where it calls `Hooks.on_point`."""
 
     COMPUTED = "Computed"  #: gradients are computed, not yet reduced
     REDUCED = "Reduced"  #: gradients are reduced; no worker has voted
@@ -43,7 +43,7 @@ class Hooks:
     def ends_soon(self) -> bool:
         """Whether this worker, once told to stop, exits when its group breaks, because no generation will name it.
 
-        Otherwise it waits for another generation, in which it writes a checkpoint with the other members.
+        Otherwise it waits for another generation, and writes a checkpoint with its members.
         """
         return True
 

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _paths(group: TyperGroup, words: Sequence[str]) -> str | None:
-    """If the last word is a path, the directive by which the shell completes paths; otherwise None."""
+    """If the last word is a path, the directive that lets the shell complete it; otherwise None."""
     command = group.commands.get(words[0]) if words else None
     if not isinstance(command, TyperCommand) or len(words) < 2 or words[-1].startswith("-"):
         return None
@@ -89,7 +89,7 @@ def _paths(group: TyperGroup, words: Sequence[str]) -> str | None:
 
 
 def _asked(command: TyperCommand, words: Sequence[str]) -> TyperOption | TyperArgument | None:
-    """The option or argument whose value comes after these words; None if there is none."""
+    """The option or argument whose value comes after these words; None if no value does."""
     options = {name: one for one in command.params if isinstance(one, TyperOption) for name in one.opts}
     if words and (option := options.get(words[-1])) is not None and not option.is_flag:
         return option

@@ -21,7 +21,7 @@ _METADATA: Schema = {
         "annotations": _TEXTS,
     },
 }
-#: A name, in which `\.` stands for a dot, followed by any number of indices such as `[0]`.
+#: A name, followed by any number of indices such as `[0]`. In the name `\.` stands for a dot.
 _PART = re.compile(r"((?:[^.\\\[\]]|\\.)+)((?:\[\d+\])*)")
 _MAX_SUGGESTIONS = 3
 

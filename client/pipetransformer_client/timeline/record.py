@@ -55,7 +55,7 @@ class Regroup:
         bytes_moved: bytes of state that workers sent each other.
         schedule: the schedule that it ran.
         why_schedule: why `schedule` is not that of the spec; empty if it is.
-        idle_share: mean share of its steps in which workers waited; None if unknown.
+        idle_share: share of its steps that workers spent waiting, as a mean; None if unknown.
         ahead_share: mean share of the frozen forwards that the previous step had computed; None if unknown.
     """
 

@@ -20,7 +20,7 @@ GROUP = "training.pipetransformer.io"
 VERSION = "v1alpha1"
 KIND = "PipeTrainingJob"
 PLURAL = "pipetrainingjobs"
-#: Value of `managedBy` with which this operator controls a job. It also controls jobs without the field.
+#: Value of `managedBy` of the jobs that this operator controls. It also controls jobs without the field.
 MANAGER = f"{GROUP}/operator"
 TRAINER_CONTAINER = "trainer"
 #: Maximum nesting of a spec's fields. A pod has about a dozen levels.

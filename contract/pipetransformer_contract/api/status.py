@@ -320,7 +320,7 @@ class NodeSilence(Wire):
 
 
 class Gpus(Wire):
-    """Numbers of workers, each of which has one accelerator."""
+    """Numbers of workers. Each worker has one accelerator."""
 
     held: Count = Field(default=0, description="Number of workers whose pod still exists.")
     released: Count = Field(default=0, description="Number of workers released since the start. It never falls.")

@@ -134,7 +134,7 @@ class TrainerSpec(TrainingSpec):
     """The spec as a worker gets it, with two values that the operator adds.
 
     `num_shards` is the largest number of pipelines (R); the data's order has at least as many shards. `workers` is the
-    number of workers with which the job starts."""
+    number of workers at the start."""
 
     num_shards: Positive = 1
     workers: Positive = 1

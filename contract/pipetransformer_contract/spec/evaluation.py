@@ -20,7 +20,7 @@ class Goal(StrEnum):
 
 
 class Evaluation(SpecModel):
-    """When the model is evaluated on held-out samples, by which metrics, and what follows. By default every epoch."""
+    """When the model is evaluated on held-out samples, the metrics, and what follows. By default every epoch."""
 
     every_steps: Positive | None = Field(default=None, description="Number of steps between evaluations.")
     every_epochs: Positive | None = Field(

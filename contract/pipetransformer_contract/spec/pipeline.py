@@ -1,4 +1,4 @@
-"""The section `pipeline` of the spec: how layers are cut into stages, and the order in which workers compute."""
+"""The section `pipeline` of the spec: how layers are cut into stages, and in what order workers compute."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -53,7 +53,7 @@ _AUTO_OR_NUMBER = Condition(
 )
 
 
-#: Words of the errors by which TeraPipe refuses a model: `NEEDS_ORDER: MODEL REASON`, such as `READS_PICTURES`.
+#: Words of the errors if a model cannot run TeraPipe: `NEEDS_ORDER: MODEL REASON`, such as `READS_PICTURES`.
 NEEDS_ORDER = "TeraPipe needs a model whose positions see only earlier ones"
 READS_PICTURES = "reads pictures, whose patches have no order"
 

@@ -107,7 +107,7 @@ def load_best(job: Job) -> dict[str, Tensor]:
     """Read the best model's parameters and buffers, by whole-model name, on the CPU.
 
     Raises:
-        StorageError: the best model cannot be read, or there is none.
+        StorageError: the best model cannot be read, or does not exist.
     """
     location = _location(job)
     with storing(f"spec.checkpoint.location: {location}"):

@@ -325,7 +325,7 @@ class Checkpointer:
         return describe(info, info.state["earlierGenerations"])
 
     def durable(self) -> DurablePoint | None:
-        """Read step, boundary, folder name and visit of the newest durable checkpoint; None if there is none.
+        """Read step, boundary, folder name and visit of the newest durable checkpoint; None without one.
 
         Raises:
             SpecError: the checkpoint belongs to another run.
@@ -341,7 +341,7 @@ class Checkpointer:
         return DurablePoint(info.step, info.boundary, info.folder, info.state.get("visit", 0))
 
     def kept_step(self) -> int:
-        """Read the committed steps of the best model that `evaluation.keepBest` keeps; 0 if there is none.
+        """Read the committed steps of the best model that `evaluation.keepBest` keeps; 0 without one.
 
         Raises:
             StorageError: the storage cannot be read.

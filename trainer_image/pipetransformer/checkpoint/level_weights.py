@@ -38,7 +38,7 @@ def keep_level(
 
 
 def level_locations(job: Job) -> list[str]:
-    """The folders in which weights of levels are saved; empty without `spec.checkpoint`."""
+    """The folders for the weights of levels; empty without `spec.checkpoint`."""
     if job.spec.checkpoint is None:
         return []
     return [_location(job, level) for level in range(len(job.smaller))]
@@ -58,8 +58,8 @@ class LevelWeights:
         """Return the saved parameters and buffers of a unit by whole-model name, on the CPU.
 
         Raises:
-            StorageError: the weights cannot be read, or were saved at another step than the one at which this job
-                leaves the level.
+            StorageError: the weights cannot be read, or were not saved at the step when this job leaves
+                the level.
         """
         location = _location(self._job, level)
         left = next(visit.end for visit in self._job.visits if visit.level == level)

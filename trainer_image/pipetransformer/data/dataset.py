@@ -202,7 +202,7 @@ class Dataset:
         train: training samples.
         test: held-out samples.
         info: facts about both splits that a model depends on.
-        processor: the tokenizer or image processor that made the inputs; None if there is none. It is saved with the
+        processor: the tokenizer or image processor that made the inputs; may be None. It is saved with the
             finished model, so that `pipeline` of transformers makes the same inputs.
     """
 

@@ -80,7 +80,7 @@ class _Tokenizer:
     Attributes:
         encode: returns the token ids of a text. If it cuts a long text, the last id is still the end token.
         num_ids: size of the vocabulary.
-        mask: id of the mask token; None if there is none.
+        mask: id of the mask token; None without one.
         ids: ids of padding, start and end, by their field names in `DataInfo`.
         processor: the tokenizer to save with the finished model.
         special: ids of special tokens, which are never masked.

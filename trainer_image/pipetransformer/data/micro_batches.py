@@ -48,7 +48,7 @@ def weights_of(micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> Tenso
 
 
 def default_micro_batch_size(global_batch: int, stages: int, pipelines: int = 1) -> int:
-    """The micro-batch size with which each pipeline of the first layout has two micro-batches for each stage."""
+    """The micro-batch size that gives each pipeline of the first layout two micro-batches for each stage."""
     return max(1, -(-global_batch // (_MICRO_BATCHES_PER_STAGE * stages * pipelines)))
 
 

@@ -77,7 +77,7 @@ class EpochOrder:
         return [ids[start:end] for start, end in pairwise([0, *ends])]
 
     def _first_turn(self, epoch: int) -> int:
-        """The turn with which an epoch begins. Turns number the samples of an epoch; the shards take turns.
+        """The first turn of an epoch. Turns number the samples of an epoch; the shards take turns.
 
         Each epoch begins earlier by the size of the short last batch. So over the epochs each turn is in a short batch
         equally often.

@@ -73,7 +73,7 @@ def check_location(field: str, location: str) -> Folder:
     """Open the folder at a location, and refuse a URL that cannot be opened on this machine.
 
     Args:
-        field: path of the spec's field, for the error.
+        field: path of the spec's field, which the error names.
         location: absolute path or fsspec URL.
 
     Raises:
@@ -92,7 +92,7 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
     Args:
         ours: this job's `Job.identity`.
         theirs: the identity of the run that wrote the checkpoint. Fields that are missing in it are not compared.
-        location: location of the checkpoints, for the error.
+        location: location of the checkpoints, which the error names.
 
     Raises:
         SpecError: names the first field that differs.
@@ -110,12 +110,12 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
 
 
 def check_slices(spec: Pipeline, model: PipelineModel, name: str, info: DataInfo, targets: Tensor) -> None:
-    """Refuse TeraPipe, which cuts samples into slices of tokens, for a model or data that does not allow it.
+    """Refuse a model or data that does not allow TeraPipe, which cuts samples into slices of tokens.
 
     Args:
         spec: the section `pipeline` of the spec.
         model: the model to train.
-        name: name of the model's class or function, for the error.
+        name: name of the model's class or function, which the error names.
         info: facts about the data.
         targets: (samples, ...) targets of some samples.
 
@@ -172,7 +172,7 @@ def check_asynchronous(spec: Pipeline, model: PipelineModel) -> None:
 def check_model(model: PipelineModel) -> None:
     """Refuse a model without trainable parameters, with complex parameters, or with modules that depend on the layout.
 
-    The output or gradient of such a module depends on which samples share a micro-batch, or on which worker holds it.
+    The output or gradient of such a module changes with the other samples of a micro-batch, or with the worker.
 
     Raises:
         SpecError: names the first such module or parameter.

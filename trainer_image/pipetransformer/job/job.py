@@ -128,8 +128,8 @@ class Job:
 
     @cached_property
     def visits(self) -> tuple[Visit, ...]:
-        """The visits of the run in order. A visit is a period in which one level trains; without `multiLevel` there is
-        only one."""
+        """The visits of the run in order. A visit is a period of training of one level. Without `multiLevel` there
+        is only one."""
         return visits_of(self.spec.multi_level, self.total_steps)
 
     def at(self, visit: int) -> "Job":
@@ -170,7 +170,7 @@ class Job:
 
     @cached_property
     def codec(self) -> UnitCodec:
-        """Packs each unit's parameters and optimizer state into buffers and back, for the model of this level."""
+        """Packs parameters and optimizer state of each unit of this level's model into buffers and back."""
         return UnitCodec(self.spec.training.optimizer, self.num_layers, self.model.ties, self.predicts)
 
     @property
@@ -180,7 +180,7 @@ class Job:
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """Type in which matrix products are computed; None for the weights' type."""
+        """Type for the computation of matrix products; None for the weights' type."""
         return torch.bfloat16 if self.spec.training.precision is Precision.BFLOAT16 else None
 
     @cached_property
@@ -340,7 +340,7 @@ class Job:
         """Make the model that cuts layouts and predicts their step times.
 
         Args:
-            costs: measured costs of the units; None for assumed costs, by which seconds are only relative.
+            costs: measured costs of the units; None for assumed costs. Seconds are then only relative.
             cached_layers: number of leading layers whose outputs for all samples have been in the caches.
         """
         cache = self.spec.cache
@@ -433,7 +433,7 @@ class Job:
         return self.spec.pipeline.packing is Packing.PAPER
 
     def choice_model(self, costs: ModelCosts | None, cached_layers: int = 0) -> StepModel:
-        """As `step_model`, for the choice of a layout: packing `Paper` ignores measured costs."""
+        """The step model that chooses layouts: as `step_model`, but packing `Paper` ignores measured costs."""
         return self.step_model(None if self.cuts_by_paper else costs, cached_layers)
 
     def offers(
@@ -479,7 +479,7 @@ class Job:
 
         Args:
             costs: measured costs of the units; None for assumed costs.
-            first: the layout in which the job began; None if unknown. A job that resumed with frozen layers may have
+            first: the layout at the start of the job; None if unknown. A job that resumed with frozen layers may have
                 begun in a layout that fits only with them. In both cases the spec's layout is used.
 
         Returns:

@@ -126,7 +126,7 @@ class Parts:
 
 
 def place_of_function(function: ModelFunction | None) -> str:
-    """The name `module:function` by which another program can import a function; empty if it has none, as a lambda."""
+    """The name `module:function` that lets another program import a function; empty if it has none, as a lambda."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem

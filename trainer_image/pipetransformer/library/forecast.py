@@ -68,7 +68,7 @@ class Forecast:
         return cls(load_job(spec), costs)
 
     def at(self, visit: int) -> "Forecast":
-        """The forecast for a visit, a period in which one level of `multiLevel` trains.
+        """The forecast for a visit, a period of training of one level of `multiLevel`.
 
         The costs of a smaller level are not measured. A layer of it is assumed to take time in proportion to the bytes
         of its parameters.

@@ -132,7 +132,7 @@ def _in_world(spec: TrainerSpec, size: int, resumed: CheckpointInfo | None) -> T
 
 
 def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Path) -> Chooser:
-    """Make the object by which rank 0 chooses layouts."""
+    """Make the object that chooses layouts on rank 0."""
     if resumed is None:
         set_aside(run_dir)
     spec, size = job.spec, job.spec.workers
@@ -225,7 +225,7 @@ def _device_alone() -> torch.device:
 
 @contextmanager
 def _stopping(stop: threading.Event, source: Chooser | Follower) -> Iterator[None]:
-    """A context in which SIGTERM ends the run after the current round. Does nothing outside of the main thread."""
+    """A context that lets SIGTERM end the run after the current round. Does nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -126,7 +126,7 @@ def train(
         data: `Data`, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target) or of tables
             of the `datasets` library.
         processor: the tokenizer or image processor that made the inputs of `data`. It is saved with the model.
-        loader_processes: number of processes by which each worker reads samples ahead, as in `Data`.
+        loader_processes: number of processes of each worker that read samples ahead, as in `Data`.
         training: how long and how to train. In a pod the manifest overrules it, and also `freeze`, `pipeline`, `cache`,
             `evaluation` and `checkpoint`.
         freeze: a `Freeze` or your own policy; by default nothing freezes.

@@ -67,8 +67,8 @@ class Audit:
         lost: number of lost samples. None if these ledgers show no loss but do not cover all samples.
         repeated: number of repeated samples. None if these ledgers show none but do not cover all samples.
         unaudited: number of samples whose ledgers are not in this folder.
-        redone_steps: steps that a higher generation committed again, or that an earlier run committed after the step
-            at which this run ended.
+        redone_steps: steps that a higher generation committed again, or that an earlier run committed after this
+            run's last step.
     """
 
     first_step: int
@@ -83,7 +83,7 @@ def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> 
 
     Args:
         run_dir: folder of the record.
-        order: the order in which the training samples were due.
+        order: the order of the training samples.
         started_at: the first step (from 0) of the record, unless a ledger has an earlier step.
         num_steps: committed steps of the run.
     """

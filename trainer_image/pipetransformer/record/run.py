@@ -61,7 +61,7 @@ def set_aside(run_dir: Path) -> None:
 
 
 def newest_generation(run_dir: Path) -> int:
-    """The highest layout generation in a run's record; 0 if there is none. All checkpoints may be of lower ones."""
+    """The highest layout generation in a run's record; 0 without one. All checkpoints may be of lower ones."""
     found = [
         line["generation"] for line in lines.read(run_dir / "events.jsonl") if line["kind"] == "GenerationCommitted"
     ]
@@ -113,7 +113,7 @@ class RunRecord:
             generation: layout generation that committed the step.
             frozen_layers: number of frozen layers.
             samples_per_second: speed of all workers together.
-            idle_share: mean share of the round in which workers waited.
+            idle_share: share of the round that workers spent waiting, as a mean.
             frozen_ahead_share: share of the frozen forwards that the previous step had computed.
             staleness: mean number of steps that the weights of forwards were behind.
             staleness_largest: largest number of steps that the weights of a forward were behind.
@@ -354,7 +354,7 @@ def _change(
     transfers: Sequence[tuple[int, int, int]],
     roles: Sequence[Role],
 ) -> dict[str, Any]:
-    """The fields by which an event describes a pause in which state moved between workers."""
+    """The fields of an event that describe a pause while state moved between workers."""
     return {
         "pauseSeconds": pause_seconds,
         "totalSeconds": sum(seconds for name, seconds in phases.items() if name != "first step"),

@@ -156,7 +156,7 @@ def load_model(location: str, model: ModelFunction | None = None) -> PipelineMod
 
     Args:
         location: path or fsspec URL of the model folder.
-        model: for a network that a program's function builds: the function to use in place of the one in the
+        model: if a program's function builds the network: the function to use in place of the one in the
             description; None to use that one.
 
     Raises:

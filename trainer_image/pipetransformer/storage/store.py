@@ -53,7 +53,7 @@ class CheckpointInfo(Wire):
             (`Control.lasting_generation`).
         nonce: nonce of that generation.
         num_layers: number of layers of the model.
-        min_stages: number of stages with which a restart begins.
+        min_stages: number of stages that a restart begins with.
         num_shards: number of shards (C) of the data's order.
         state: the control state with keys in camelCase. Its JSON may have NaN and infinity.
         run: `Job.identity` of the run that wrote the checkpoint. A run that resumes it must have the same.
@@ -158,7 +158,7 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
 
 def latest(location: str) -> CheckpointInfo | None:
     """Read the newest durable checkpoint: of those with the highest layout generation, the one with the highest step.
-    None if there is none."""
+    None without any."""
     root = Folder(location)
     return next((info for name in _newest_first(root) if (info := _durable(root, name)) is not None), None)
 
