@@ -1,4 +1,4 @@
-"""A job's forecast beside the best that any layout could reach, and beside the static runs that a user has instead."""
+"""Compares a job's forecast with the best that layouts could reach, and with runs that never change their layout."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,19 +14,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AgainstIdeal:
-    """The job and what it is compared with. No pause of a regroup is in any of them.
+    """The run of a job, and the runs that it is compared with. The pauses of regroups are not counted in any run.
 
     Attributes:
         job: the job as planned.
-        elastic: the fastest legal layout at each boundary.
-        released: the fewest GPU-seconds at each boundary, with steps about as fast as at the start of `unfrozen`.
-        kept: the layout of `unfrozen`, whose stages are cut anew at each boundary.
-        unfrozen: the fastest layout that fits with no frozen layers, and nothing freezes.
-        work_seconds: seconds that no layout can beat: the work spread evenly over all GPUs, without bubble and links.
-        gpus: the most GPUs of a layout.
-        exact: whether every cut of each layout was looked at.
+        elastic: the ideal: in each period with a constant number of frozen layers, the fastest legal layout.
+        released: the ideal with release: in each period, the layout with the fewest GPU-seconds among those whose steps
+            are about as fast as the first steps of `unfrozen`.
+        kept: always the layout of `unfrozen`. Its stages are cut again whenever layers freeze.
+        unfrozen: always the fastest layout that fits with no frozen layers. No layer freezes.
+        work_seconds: a bound on the seconds of any layout: the computations divided evenly among all GPUs, without
+            waiting and without transfers.
+        gpus: largest number of GPUs that a layout may use.
+        exact: whether all possible cuts of each layout were tried.
         measured: whether times are in seconds. Otherwise they are only relative.
-        cached: whether a cache spares frozen forwards.
+        cached: whether the cache is counted, which saves forwards of frozen layers.
         offloads: whether frozen layers leave the GPU once the cache has their outputs.
         regroups: number of regroups of the job.
     """
@@ -46,7 +48,12 @@ class AgainstIdeal:
 
 
 def compare_with_ideal(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> AgainstIdeal:
-    """Compare a plan with the ideal.
+    """Compare a plan with the ideal and with static runs.
+
+    Args:
+        found: the phases of the plan, from `phases`.
+        spec: the job's spec.
+        forecast: the forecast that made the plan.
 
     Raises:
         ValueError: gradients decide when layers freeze, the job has levels, or no layout fits the memory.
@@ -58,8 +65,8 @@ def compare_with_ideal(found: Sequence[Phase], spec: JobSpec, forecast: "Forecas
     run = forecast.segments()
     if run is None:
         raise ValueError(
-            "spec.freeze.policy: gradients decide when layers freeze, so --ideal knows no steps. Set policy Explicit"
-            " with the boundaries that you expect"
+            "spec.freeze.policy: gradients decide when layers freeze, so --ideal does not know at which steps. Set"
+            " policy Explicit with the boundaries that you expect"
         )
     ideal = forecast.ideal(replace(bounds_of(spec, forecast), max_workers=most_workers(spec)))
     parts = []

@@ -24,9 +24,9 @@ from .job import Event, Job
 from .kube import Kube
 from .logs import LogLine, WorkerLogs
 
-#: A watch is opened again after this time.
+#: A watch of the API server is closed and opened again after this many seconds.
 WATCH_SECONDS = 60
-#: Pause before the next attempt to open a watch.
+#: Seconds between two attempts to open a watch.
 RETRY_SECONDS = 1.0
 RECORD_FILES = ("events.jsonl", "steps.jsonl")
 
@@ -35,7 +35,7 @@ class Client:
     """The jobs of one cluster. All methods may raise `ClientError`; see `errors`.
 
     Attributes:
-        namespace: used for jobs that do not name one.
+        namespace: namespace of all jobs that are not given one.
     """
 
     def __init__(self, kube: Kube, namespace: str | None = None) -> None:
@@ -44,7 +44,12 @@ class Client:
 
     @classmethod
     def connect(cls, *, context: str | None = None, namespace: str | None = None) -> "Client":
-        """Connects as kubectl does. Context and namespace default to those of the kubeconfig."""
+        """Connects as kubectl does.
+
+        Args:
+            context: context of the kubeconfig; None for the current one.
+            namespace: the client's namespace; None for that of the context.
+        """
         return cls(Kube.connect(context), namespace)
 
     def submit(self, job: Mapping[str, Any] | str | Path) -> Job:
@@ -105,7 +110,7 @@ class Client:
     def stream(self, name: str, *, timeout: float | None = None) -> Iterator[Job]:
         """Yields the job as it is now, then after each change, until it has ended.
 
-        An outage of the API server does not end the stream. All that happens during it is one change.
+        An outage of the API server does not end the stream. Changes during the outage are yielded as one.
 
         Args:
             name: name of the job.
@@ -166,10 +171,10 @@ class Client:
     def fetch_model(self, name: str, folder: Path) -> Path:
         """Copies the job's model into a folder and returns the folder.
 
-        A model at a URL is read from this machine, one on a volume through a pod that mounts the volume.
+        A model at a URL is read from this machine. A model on a volume is read through a pod that mounts the volume.
 
         Raises:
-            NothingToFetch: the job keeps no results, or they cannot be read from here.
+            NothingToFetch: the job keeps no results, or they cannot be read from this machine.
             ClientError: the model does not exist.
         """
         job = self.get(name)
@@ -180,18 +185,24 @@ class Client:
         return fetch_from_pod(self._kube, job, "model", ["."], folder)
 
     def fetch_record(self, name: str, folder: Path) -> Path:
-        """Copies the record of steps and regroups, also while the job trains. Raises as `fetch_model` does."""
+        """Copies the record (`events.jsonl` and `steps.jsonl`) into a folder, also while the job trains.
+
+        Returns the folder. Raises as `fetch_model` does.
+        """
         return fetch_from_pod(self._kube, self.get(name), "", RECORD_FILES, folder)
 
     def _look(self, name: str) -> tuple[Job, str]:
-        """The job, and the version of the job list. A watch starts there, as a job's own version may be too old."""
+        """Reads the job and the resource version of the job list.
+
+        A watch can start at the list's version. The job's own version may be too old for the API server.
+        """
         answer = self._kube.get(_path(self.namespace), fieldSelector=_named(name))
         if not answer["items"]:
             raise NotFound(f"{self.namespace}/{name}: the job does not exist")
         return Job.of(answer["items"][0]), answer["metadata"]["resourceVersion"]
 
     def _changes(self, job: Job, version: str, seconds: int) -> Iterator[Job]:
-        """Watches the job for a number of seconds and yields what it becomes after `version`."""
+        """Watches the job for `seconds` seconds, and yields it after each change that is newer than `version`."""
         query: dict[str, str | int] = {
             "watch": "true",
             "fieldSelector": _named(job.name),
@@ -200,7 +211,7 @@ class Client:
         }
         for line in self._kube.lines(_path(job.namespace), query, silence=seconds + 10):
             event = json.loads(line)
-            if event["type"] == "ERROR":  # usually the version is too old
+            if event["type"] == "ERROR":  # usually because the version is too old
                 return
             if event["type"] == "DELETED":
                 raise NotFound(f"{job.namespace}/{job.name} was deleted")
@@ -218,7 +229,13 @@ def _path(namespace: str | None, name: str | None = None) -> str:
 
 
 def _checked(name: str) -> str:
-    """Refuses a name that would change the path. An empty one would make it the path of all jobs."""
+    """Returns a valid name, and refuses others, because they would change the request's path.
+
+    An empty name, for example, would make the path that of all jobs.
+
+    Raises:
+        InvalidName: the name is not valid.
+    """
     if not is_name(name):
         raise InvalidName(f"{name!r} is not a valid name of a job or a namespace")
     return name

@@ -1,6 +1,7 @@
-"""Predicts the layouts of a job and what it saves, without training.
+"""Predicts the layouts of a job, and the time that they save, without training.
 
-The contract's functions choose layouts and cuts, as for a job that trains. The trainer's code makes the offers.
+The same code decides as for a job that trains: the contract's functions choose layouts, and the trainer's code makes
+the offers and cuts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,26 +21,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Phase:
-    """Training with a constant number of frozen layers.
+    """A period of the training. The number of frozen layers and the layout stay the same.
 
     Attributes:
-        first_step: the first step of the phase; None if it depends on gradients.
+        first_step: the first step of the phase, from 0; None if gradients decide when it begins.
         boundary: number of frozen layers.
-        off_layers: those of them that are in host memory, because the cache has their outputs.
+        off_layers: number of frozen layers that are in host memory, because the cache has their outputs.
         layout: the layout that the operator would choose.
         cut: the trainer's cut of the layout.
         stage_layers: number of layers of each stage.
         schedule: the schedule that the layout runs.
-        why_schedule: why it is not the schedule of the spec; empty if it is.
+        why_schedule: why `schedule` is not the schedule of the spec; empty if it is.
         frozen_forward: when frozen layers compute.
-        why_frozen_forward: why that is not what the spec says; empty if it is.
+        why_frozen_forward: why `frozen_forward` is not what the spec says; empty if it is.
         step_seconds: time of a step. Without measured costs it is relative: compare it only with other phases.
         gpus: number of GPUs that the job holds.
-        regroups: whether the workers regroup for the phase, into another layout or with other stages.
-        staleness: how many steps the weights of forwards are behind at most, by stage; empty if none are behind.
+        regroups: whether workers regroup when the phase begins, into another layout or into stages that are cut again.
+        staleness: by stage, the largest number of steps that the weights of a forward are behind when its gradient is
+            used; empty with a synchronous schedule.
         level: the level of `multiLevel` that trains; 0 is the job's own model.
-        candidates: the ways to run the layout that measured costs choose from, the choice first. Without a regroup the
-            job keeps the way that it runs.
+        candidates: the schedules, spans and micro-batches among which measured costs choose, the best one first. A
+            phase without a regroup keeps those of the phase before.
     """
 
     first_step: int | None
@@ -62,17 +64,27 @@ class Phase:
 
 @dataclass(frozen=True)
 class Savings:
-    """Time and GPU time saved, as shares of a run in the first layout without freezing. Pauses are not counted."""
+    """What the job saves compared with a run that keeps the first layout and freezes nothing. Pauses are not counted.
+
+    Attributes:
+        time: saved time, as a share of that run's time.
+        gpu_time: saved GPU-seconds, as a share of that run's GPU-seconds.
+    """
 
     time: float
     gpu_time: float
 
 
 def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
-    """Predict the phases of a run, in order. In a phase the frozen layers and the layout stay the same. When frozen
-    layers leave the accelerators, a phase begins only if the layout changes.
+    """Predict the phases of a run, in order. If frozen layers leave the accelerators and the layout stays the same, no
+    phase begins.
 
-    If the policy decides by gradients, times are unknown: there is one phase for each number of frozen layers.
+    If gradients decide when layers freeze, the steps are unknown. Then there is one phase for each possible number of
+    frozen layers.
+
+    Args:
+        spec: the job's spec.
+        forecast: predicts what the trainer would measure and report.
 
     Raises:
         ValueError: no layout fits the numbers of workers that the spec allows.
@@ -85,7 +97,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
         forecast = whole.at(visit)
         level = forecast.job.level
         if found and level != found[-1].level:
-            cut = forecast.cut(boundary, layout)  # of the other model
+            cut = forecast.cut(boundary, layout)  # another level has another model
         left = None if step is None else forecast.job.total_steps - step
         to = change(
             forecast.offers(boundary, cached_layers),
@@ -125,7 +137,10 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
 
 
 def _points(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
-    """Where a phase begins: its first step, its visit of a level, its frozen layers, and those that the cache has."""
+    """Yields where phases may begin: (first step or None, index of the visit, frozen layers, layers off the device).
+
+    A visit is a period of training of one level of `multiLevel`.
+    """
     *earlier, last = forecast.job.visits
     for number, visit in enumerate(earlier):
         yield visit.first_step, number, 0, 0
@@ -135,7 +150,7 @@ def _points(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
 
 
 def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savings | None:
-    """What the phases save; None if it is not known when they begin."""
+    """Compute what the phases save; None if it is unknown when they begin."""
     starts = [phase.first_step for phase in found]
     total = forecast.job.total_steps
     time = gpu_time = 0.0
@@ -160,16 +175,16 @@ def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
 
 
 def most_workers(spec: JobSpec) -> int:
-    """The most workers that the job would train with."""
+    """The largest number of workers that the job would train with."""
     elastic = spec.elastic_policy
     return elastic.ceiling if elastic.on_pack.widens else min(elastic.workers, elastic.ceiling)
 
 
 def bounds_of(spec: JobSpec, forecast: "Forecast") -> Bounds:
-    """Limits of a layout, from the job's spec.
+    """The limits of layouts that follow from the job's spec.
 
     Raises:
-        ValueError: the spec allows no start.
+        ValueError: the spec allows no layout for the start.
     """
     bounds = _limits(spec, forecast)
     if spec.elastic_policy.release_down_to is ReleaseDownTo.PRESENT_STEP:

@@ -1,4 +1,4 @@
-"""Errors of the client, one class for each thing that a caller can do about them."""
+"""Errors of the client. Errors that a caller handles differently have different classes."""
 
 
 class ClientError(Exception):
@@ -6,11 +6,11 @@ class ClientError(Exception):
 
 
 class InvalidName(ClientError):
-    """The name is not valid. No request was sent."""
+    """A name of a job or namespace is not valid. No request was sent."""
 
 
 class NotFound(ClientError):
-    """The object does not exist, or no longer does."""
+    """The object does not exist, or was deleted."""
 
 
 class AlreadyExists(ClientError):
@@ -18,7 +18,7 @@ class AlreadyExists(ClientError):
 
 
 class Refused(ClientError):
-    """The API server refused the request: a missing permission, or an invalid object."""
+    """The API server refused the request, such as for a missing permission or an invalid object."""
 
 
 class Unavailable(ClientError):
@@ -26,4 +26,4 @@ class Unavailable(ClientError):
 
 
 class NothingToFetch(ClientError):
-    """The job keeps no results, or they cannot be read from here."""
+    """The job keeps no results, or they cannot be read from this machine."""

@@ -1,7 +1,7 @@
 """Copies the results of a job from a URL or from the volume of its workers.
 
-A volume is read through a pod. While the job runs, this is the leader's pod, which can also read files on no volume.
-Otherwise it is a temporary pod with the workers' image, volumes and security settings, but without accelerators.
+A volume is read through a pod. While the job runs, this is the leader's pod, which also has files that are on no
+volume. Otherwise it is a temporary pod with the workers' image, volumes and security settings, without accelerators.
 """
 
 import copy
@@ -31,13 +31,16 @@ if TYPE_CHECKING:
 START_SECONDS = 300.0
 POLL_SECONDS = 0.5
 LIFE_SECONDS = 24 * 3600
-#: Set, because the template's may be 0, which deletes a pod before its container has ended.
+#: Grace period of the temporary pod. That of the job's template may be 0, and then the API server deletes a pod before
+#: its container has ended.
 GRACE_SECONDS = 30
-#: All four are set, because a namespace's quota may require each of them.
+#: Resources of the temporary pod. All four values are set, because a namespace's quota may require each of them.
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}}
-#: Waits for SIGTERM. It is blocked, because a container's first process never gets a signal with default handling.
+#: A command that ends at SIGTERM. It blocks and awaits the signal, because Linux delivers no signal with default
+#: handling to a container's first process.
 _WAIT = ["python3", "-c", "import signal as s; s.pthread_sigmask(s.SIG_BLOCK, {s.SIGTERM}); s.sigwait({s.SIGTERM})"]
-#: Writes files and folders as an archive to its output. Arguments: their folder (or `$RUN_DIR`), and their names.
+#: A program that writes a tar archive to its standard output. Arguments: a folder (or `$RUN_DIR`), and the names of the
+#: files and folders in it.
 _PACK = (
     "import os, sys, tarfile\n"
     f"folder = os.environ.get({Env.RUN_DIR!r}, '') if sys.argv[1] == '$RUN_DIR' else sys.argv[1]\n"
@@ -50,7 +53,7 @@ _PACK = (
 
 
 def fetch_from_url(url: str, folder: Path) -> Path:
-    """Copies the folder at an fsspec URL.
+    """Copies the folder at an fsspec URL into `folder`, and returns `folder`.
 
     Raises:
         NothingToFetch: the file system of the URL is not installed, or the folder does not exist.
@@ -63,7 +66,7 @@ def fetch_from_url(url: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     root = path.rstrip("/")
     with _reading(url):
-        if has_magic(root):  # `get` would take the path as a pattern
+        if has_magic(root):  # the path has pattern characters, which `get` would expand
             for file in files.find(root):
                 place = folder / file.removeprefix(f"{root}/")
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +89,15 @@ def _reading(url: str) -> Iterator[None]:
 
 
 def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder: Path) -> Path:
-    """Copies the files `names` from a part of the job's results. If results are at a URL, from the leader's record.
+    """Copies files from the job's results into `folder`, through a pod, and returns `folder`.
+
+    Args:
+        kube: client of the API server.
+        job: the job.
+        part: folder in the results, such as `model`; empty for the results themselves.
+        names: names of files and folders in `part`. If the results are not on a volume, they are copied from the
+            leader's run folder instead.
+        folder: where to copy them.
 
     Raises:
         NothingToFetch: no pod can read the files.
@@ -101,7 +112,7 @@ def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder
             with tarfile.open(fileobj=archive, mode="r|") as files:
                 files.extractall(folder, filter="data")
         except tarfile.TarError as error:
-            archive.drain()  # raises the error of the command in the pod, which says more
+            archive.drain()  # raises the error of the command in the pod, which says more than `error`
             raise ClientError(f"{source}: {error}") from error
         archive.drain()
     return folder
@@ -109,7 +120,7 @@ def fetch_from_pod(kube: Kube, job: Job, part: str, names: Sequence[str], folder
 
 @contextmanager
 def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
-    """Name and container of a pod that can read the results."""
+    """A context with a pod that can read the results: its name, and the name of its container."""
     generation = job.status.generation
     pods = f"/api/v1/namespaces/{job.namespace}/pods"
     if generation is not None and not job.finished and _phase(kube, f"{pods}/{generation.leader}") == "Running":
@@ -139,7 +150,8 @@ def _phase(kube: Kube, path: str) -> str:
 
 
 def reader_pod(job: Job) -> Object:
-    """A pod that waits until it is deleted, with the workers' image, volumes and security settings. The job owns it."""
+    """Makes the manifest of a pod that waits until it is deleted, with the workers' image, volumes and security
+    settings. The job owns the pod, so that deleting the job deletes it."""
     template = copy.deepcopy(job.manifest["spec"]["podTemplate"]["spec"])
     spec: Object = {key: value for key, value in template.items() if key not in ("resourceClaims", "resources")}
     trainer = next(one for one in spec["containers"] if one["name"] == job.trainer)
@@ -168,7 +180,7 @@ def reader_pod(job: Job) -> Object:
 
 
 class _Stream(io.RawIOBase):
-    """A file that reads pieces of bytes once."""
+    """A file object over an iterator of bytes. It can be read once."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
@@ -191,6 +203,6 @@ class _Stream(io.RawIOBase):
         return size
 
     def drain(self) -> None:
-        """Reads the rest, to raise the errors in it."""
+        """Reads and drops the rest. If the iterator ends with an error, this raises it."""
         for _ in self._pieces:
             self._rest = memoryview(b"")

@@ -1,4 +1,4 @@
-"""A job of the cluster: its plain manifest and its typed status."""
+"""A job on the cluster and its events, as the client returns them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from .errors import ClientError
 
 @dataclass(frozen=True)
 class Job:
-    """A `PipeTrainingJob`. Its spec is not typed, so that the client can show jobs with newer specs."""
+    """A `PipeTrainingJob`. The manifest is plain JSON, so that the client can show jobs with fields that it does not
+    know. Only the status has a type."""
 
     name: str
     namespace: str
@@ -65,7 +66,7 @@ class Job:
 
     @property
     def results(self) -> str | None:
-        """Folder or URL of the model, and of the record if it is a folder; None if the job keeps nothing."""
+        """Folder or URL with the job's model; None without `spec.output`. A folder also has the record."""
         output = self.manifest["spec"].get("output")
         return None if output is None else f"{output['location'].rstrip('/')}/{self.name}"
 
@@ -75,14 +76,22 @@ class Job:
         return self.results is not None and "://" not in self.results
 
     def rank(self, worker: str) -> int | None:
-        """Rank of a worker in the current generation; None if it is not a member."""
+        """Rank of the worker with this name in the current generation; None if it is not a member."""
         members = self.status.generation.members if self.status.generation else []
         return next((rank for rank, member in enumerate(members) if member.name == worker), None)
 
 
 @dataclass(frozen=True)
 class Event:
-    """A Kubernetes event about a job."""
+    """A Kubernetes event about a job.
+
+    Attributes:
+        uid: UID of the event.
+        time: when it last happened.
+        reason: its reason, in one word.
+        message: its message.
+        warning: whether its type is Warning.
+    """
 
     uid: str
     time: datetime

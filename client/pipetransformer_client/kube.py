@@ -1,6 +1,6 @@
-"""Requests to the API server: plain JSON in and out, streams, and one error class for each thing a user can do.
+"""Sends requests to the API server. Objects are plain JSON, and errors are those of `errors`.
 
-Uses only the kubeconfig, the connection pool and the WebSocket of the package `kubernetes`.
+Of the package `kubernetes` this uses only the kubeconfig, the connection pool and the WebSocket.
 """
 
 import json
@@ -23,20 +23,20 @@ from .errors import AlreadyExists, ClientError, NotFound, Refused, Unavailable
 Query = Mapping[str, str | int]
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
-#: How long a stream may be silent, such as the log of a container that writes nothing.
+#: Seconds after which a silent stream counts as broken. A log is silent while its container writes nothing.
 SILENCE_SECONDS = 24 * 3600.0
 #: The file that kubectl reads when KUBECONFIG is not set or empty.
 _KUBECONFIG = "~/.kube/config"
-#: Servers that are reached without the environment's proxy.
+#: Addresses of servers that are reached without the proxy of the environment.
 _LOOPBACK = "localhost,127.0.0.0/8,::1"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class Kube:
-    """One API server.
+    """A client of one API server.
 
     Attributes:
-        namespace: of the kubeconfig's context, otherwise `default`.
+        namespace: the namespace of the kubeconfig's context, otherwise `default`. In a pod, the pod's namespace.
     """
 
     def __init__(self, api_client: client.ApiClient, namespace: str) -> None:
@@ -46,13 +46,16 @@ class Kube:
 
     @classmethod
     def connect(cls, context: str | None = None) -> "Kube":
-        """Connects by the kubeconfig (KUBECONFIG or ~/.kube/config), otherwise as the pod's ServiceAccount.
+        """Connects by the kubeconfig (KUBECONFIG or ~/.kube/config). Without one, connects as the pod's ServiceAccount.
+
+        Args:
+            context: context of the kubeconfig; None for the current one.
 
         Raises:
-            Unavailable: neither can be used.
+            Unavailable: the kubeconfig or the context cannot be used, or there is neither a kubeconfig nor a pod.
         """
         settings = client.Configuration()
-        settings.proxy = None  # drops the environment's, so that a value below is the kubeconfig's own
+        settings.proxy = None  # drops the environment's proxy, so that a proxy set below is that of the kubeconfig
         try:
             file = os.environ.get("KUBECONFIG") or _KUBECONFIG  # the library reads KUBECONFIG only once, at import
             contexts, active = config.list_kube_config_contexts(file)
@@ -69,13 +72,13 @@ class Kube:
             except config.ConfigException:
                 raise Unavailable(f"no cluster found: {error}") from error
             namespace = _NAMESPACE_FILE.read_text().strip()
-        if settings.proxy is None:  # as kubectl: the environment's, but none for a server on loopback
+        if settings.proxy is None:  # as kubectl does: use the environment's proxy, except for a server on loopback
             settings.proxy = client.Configuration(host=settings.host).proxy
             settings.no_proxy = ",".join(filter(None, (settings.no_proxy, _LOOPBACK)))
         return cls(client.ApiClient(configuration=settings), namespace)
 
     def get(self, path: str, **query: str | int) -> Object:
-        """Reads an object. Raises as `request`."""
+        """Reads an object or a list. Raises as `request` does."""
         return self.request("GET", path, query=query)
 
     def request(self, method: str, path: str, body: Object | None = None, *, query: Query | None = None) -> Object:
@@ -92,11 +95,11 @@ class Kube:
             return answer
 
     def lines(self, path: str, query: Query, *, silence: float = SILENCE_SECONDS) -> Iterator[str]:
-        """Yields lines of text as they arrive: a log, or the events of a watch. Raises as `request`.
+        """Yields lines of text as they arrive, of a log or of a watch. Raises as `request` does.
 
         Args:
-            path: of the resource.
-            query: of the request.
+            path: path of the resource on the API server.
+            query: query parameters of the request.
             silence: seconds without a byte after which the stream counts as broken.
         """
         with self._open("GET", path, None, query, silence) as response:
@@ -108,10 +111,11 @@ class Kube:
                 yield rest.decode(errors="replace")
 
     def execute(self, namespace: str, pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
-        """Runs a command in a container and yields what it writes.
+        """Runs a command in a container and yields what it writes to standard output.
 
         Raises:
-            ClientError: it did not run, or its exit code was not 0. The message has the last line of its stderr.
+            ClientError: the command did not run, or its exit code was not 0. The message has the last line of its
+                standard error.
         """
         query = [*(("command", word) for word in command), ("container", container), ("stdout", "1"), ("stderr", "1")]
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?{urlencode(query)}"
@@ -144,7 +148,8 @@ class Kube:
     def _open(
         self, method: str, path: str, body: Object | None, query: Query, read_seconds: float
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """Opens a successful answer. Reading its body raises `Unavailable` if the connection breaks."""
+        """A context with the response to a request whose body is not read yet. Inside, a broken connection raises
+        `Unavailable`. A status of 400 or above raises as `request` does."""
         types = {} if body is None else {"content-type": MERGE_PATCH if method == "PATCH" else JSON}
         url = self._configuration.host + path + (f"?{urlencode(query)}" if query else "")
         try:

@@ -1,6 +1,7 @@
-"""Reads the logs of all workers of a job as one.
+"""Reads the logs of all workers of a job as a single stream of lines.
 
-`read` merges lines by the kubelet's timestamps. `follow` yields lines as they arrive, also of workers that join later.
+`read` sorts the lines by the kubelet's timestamps. `follow` yields lines as they arrive, also of workers that start
+later.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a worker.
+    """A line of a worker's log.
 
     Attributes:
-        time: the kubelet's timestamp; empty if there is none.
+        time: the kubelet's timestamp of the line; empty if it has no timestamp.
         worker: name of the worker's pod.
         rank: the worker's rank in the current generation; None if it is not a member.
         text: the line.
@@ -42,8 +43,8 @@ class WorkerLogs:
     """The logs of one job.
 
     Args:
-        kube: requests to the cluster.
-        job: reads the job.
+        kube: client of the API server.
+        job: a function that reads the job from the API server.
         tail: maximum number of recent lines of each worker; all lines if None.
     """
 
@@ -55,12 +56,12 @@ class WorkerLogs:
         self._query: Query = self._stream if tail is None else {**self._stream, "tailLines": tail}
 
     def read(self) -> Iterator[LogLine]:
-        """Yields all lines so far. If a worker's log cannot be read, as on a lost node, a line says so."""
+        """Yields all lines that were written so far. If a log cannot be read, as on a lost node, a line says so."""
         for moment, worker, text in heapq.merge(*(self._whole(worker) for worker in self._workers())):
             yield LogLine(moment, worker, self._job.rank(worker), text)
 
     def follow(self) -> Iterator[LogLine]:
-        """Yields lines until the job has ended and every log is read to its end. Outages do not end it."""
+        """Yields lines until the job has ended and every log is read to its end. Continues after an outage."""
         arrived: queue.SimpleQueue[tuple[str, str, str] | ClientError] = queue.SimpleQueue()
         readers: dict[str, threading.Thread] = {}
         stopped = False
@@ -87,7 +88,10 @@ class WorkerLogs:
             stopped = finished and not any(reader.is_alive() for reader in readers.values())
 
     def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
-        """Puts the worker's lines into the queue. Streams may break, so the last one begins after the worker's end."""
+        """Puts the lines of a worker into the queue. Each worker has a thread that runs this.
+
+        A stream may break, so it is opened again until one that was opened after the worker's end has been read.
+        """
         query: Query = {**self._query, "follow": "true"}
         newest = ""
         try:
@@ -97,14 +101,14 @@ class WorkerLogs:
                     ended = over or self._phase(worker) != "Running"
                     begin = newest
                     for line in self._lines(worker, query):
-                        if line[0] > begin:  # sinceTime counts whole seconds, so lines come twice
+                        if line[0] > begin:  # sinceTime has whole seconds, so the stream repeats lines
                             arrived.put(line)
                             newest = line[0]
                     if ended:
                         return
                 except Unavailable:
                     if over:
-                        return  # the log is lost with its node
+                        return  # the log was lost with the node
                 time.sleep(POLL_SECONDS)
                 if newest:
                     query = {**self._stream, "follow": "true", "sinceTime": newest}
@@ -146,5 +150,5 @@ class WorkerLogs:
 
 
 def _belongs(pod: Object, job: Job) -> bool:
-    """Whether the job owns the pod. An earlier job of that name, or anything else, may use the same label."""
+    """Whether the job owns the pod. The label alone does not tell: pods of an earlier job of that name have it, too."""
     return any(owner["uid"] == job.uid for owner in pod["metadata"].get("ownerReferences", []))

@@ -1,6 +1,6 @@
-"""The folder of a local run. It holds the job, and a lock that only one run at a time can take.
+"""The folder of a local run. It holds the job's manifest, and a lock that only one run can take at a time.
 
-The command that began an interrupted run resumes it, because the job in the folder is the same.
+If the command that began a run is called again with the same job, it resumes the run.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from pipetransformer_contract.api.validate import validate_update
 
 JOB_FILE = "job.json"
 LOCK_FILE = "run.lock"
-#: How long workers of a killed run may take to write a checkpoint and end.
+#: Seconds that workers of a killed run may take to write a checkpoint and end.
 ORPHANS_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-#: A local run keeps checkpoints and results in its folder, whatever the manifest says.
+#: Sections that a local run does not use: it always keeps checkpoints and results in its folder.
 _OVERRULED = ("spec.checkpoint", "spec.output")
 _MOST_CHANGES = 5
 
@@ -31,7 +31,7 @@ class RunFolderError(Exception):
 
 
 class RunFolder:
-    """A locked folder; `open` makes one.
+    """The folder of a run, with its lock taken. Use `open` to make one.
 
     Attributes:
         path: path of the folder.
@@ -54,7 +54,11 @@ class RunFolder:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path, *, patience_seconds: float = ORPHANS_SECONDS) -> Iterator["RunFolder"]:
-        """Makes the folder if it does not exist, and locks it.
+        """A context that holds the folder's lock. The folder is made if it does not exist.
+
+        Args:
+            path: path of the folder.
+            patience_seconds: seconds to wait until workers of an earlier run in the folder have ended.
 
         Raises:
             RunFolderError: another run trains in the folder, or the folder is damaged.
@@ -69,9 +73,9 @@ class RunFolder:
             os.close(lock)
 
     def claim(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Records the job in the folder, and returns the manifest to run.
+        """Writes the job's manifest into the folder, and returns the manifest to run.
 
-        A job with `generateName` keeps the name that it had in this folder before.
+        A job with `generateName` keeps the name that was generated for its earlier run in this folder.
 
         Args:
             manifest: a manifest from `local_manifest`.
@@ -80,7 +84,7 @@ class RunFolder:
             RunFolderError: the folder holds a run of another job, or of this job with other settings.
         """
         claimed = dict(manifest)
-        if self.finished or (self.path / "steps.jsonl").exists():  # otherwise there is nothing to resume or to lose
+        if self.finished or (self.path / "steps.jsonl").exists():  # without steps, no run can be resumed or damaged
             if self._manifest is None:
                 raise RunFolderError(
                     f"{self.path} holds the record of a run that this command did not begin. Name another folder, or"
@@ -93,7 +97,7 @@ class RunFolder:
         return claimed
 
     def finish(self) -> None:
-        """Records that the job has completed."""
+        """Writes into the folder that the job has completed."""
         self.finished = True
         self._write()
 
@@ -130,9 +134,13 @@ class RunFolder:
 
 
 def _take(lock: int, path: Path, patience_seconds: float) -> None:
-    """Takes the lock. Workers of a run whose process has ended still hold it; this waits until they end.
+    """Takes the lock of a folder. Does nothing on a file system without locks.
 
-    Does nothing on a file system without locks.
+    Workers of an earlier run may still hold the lock although the run's own process has ended. This waits until they
+    end.
+
+    Raises:
+        RunFolderError: another run trains in the folder, or its workers have not ended after `patience_seconds`.
     """
     deadline = time.monotonic() + patience_seconds
     while True:
@@ -161,7 +169,7 @@ def _take(lock: int, path: Path, patience_seconds: float) -> None:
 
 
 def _named_as(before: Mapping[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest, with the name that was made earlier for the same `generateName`."""
+    """The manifest. If it has the same `generateName` as the manifest `before`, it gets the name generated for that."""
     was, metadata = before["metadata"], manifest["metadata"]
     if not metadata.get("generateName") or metadata["generateName"] != was.get("generateName"):
         return manifest
@@ -169,7 +177,10 @@ def _named_as(before: Mapping[str, Any], manifest: dict[str, Any]) -> dict[str, 
 
 
 def _changes(before: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str]:
-    """Changes of fields that are fixed on a cluster. As there, a suspended job may get another `podTemplate`."""
+    """Describe the changes that prevent a resume: changes of fields that the CRD does not allow to change.
+
+    `podTemplate` may change, because an interrupted run is treated like a suspended job on a cluster.
+    """
     old = {**before, "spec": {**before["spec"], "suspend": True}}
     fixed = [error.path for error in validate_update(old, manifest) if error.path not in _OVERRULED]
     was, now = (_leaves(with_defaults(root_schema(), one)["spec"], "spec") for one in (before, manifest))
@@ -181,7 +192,7 @@ def _changes(before: Mapping[str, Any], manifest: Mapping[str, Any]) -> list[str
 
 
 def _leaves(value: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Values by path. A list is one value."""
+    """The values in an object, by their full path below `path`. A list counts as one value."""
     found: dict[str, Any] = {}
     for name, item in value.items():
         found |= _leaves(item, f"{path}.{name}") if isinstance(item, Mapping) and item else {f"{path}.{name}": item}

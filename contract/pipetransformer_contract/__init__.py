@@ -1,1 +1,1 @@
-"""Messages between operator and trainer, the job's API, and the choice of a layout."""
+"""What operator, trainer and client share: messages, the API of jobs, and the choice of a layout."""

@@ -1,7 +1,7 @@
-"""Chooses a layout `(stages, pipelines)` from what the model can do and how many workers there are.
+"""Chooses a layout `(stages, pipelines)` from the model's offers and the number of workers.
 
-The operator calls it in every turn of its loop. Without an operator the leader calls it for its fixed set of workers.
-It is pure and keeps no state, so the same arguments always give the same layout.
+The operator calls `choose` in each turn of its loop. Without an operator the leader calls it for its fixed set of
+workers. It is pure: the same arguments always give the same layout.
 """
 
 import math
@@ -12,10 +12,10 @@ from enum import StrEnum
 from .layout import Layout
 from .messages import Offer
 
-#: A narrower layout may be this much slower than the step it is compared with before a release counts as a loss.
+#: With `Release`, a step of the smaller layout may take at most this factor of the step time that it is compared with.
 RELEASE_TOLERANCE = 1.05
-#: Cost of a regroup with `Paper`, in steps of the present layout. `Paper` measures nothing, so that it decides the same
-#: on all machines and in a plan. Measured pauses were 0.2 to 10 steps long.
+#: With `Paper`, a regroup counts as this many steps of the present layout. `Paper` ignores measured pauses, so that it
+#: decides alike on all machines and in `pipetransformer plan`. Measured pauses were 0.2 to 10 steps long.
 PAPER_PAUSE_STEPS = 10
 
 
@@ -24,17 +24,17 @@ class OnPack(StrEnum):
 
     WIDEN = "Widen"  #: use them as more pipelines
     RELEASE = "Release"  #: release them to the cluster
-    HOLD = "Hold"  #: keep them, idle and warm
-    AUTO = "Auto"  #: use them unless another job would gain more from them: the operator decides
+    HOLD = "Hold"  #: keep them as idle spares
+    AUTO = "Auto"  #: as Widen, unless the operator finds that another job gains more from them
 
     @property
     def widens(self) -> bool:
-        """Whether all available workers become pipelines."""
+        """Whether free workers become more pipelines."""
         return self in (OnPack.WIDEN, OnPack.AUTO)
 
 
 class ReleaseDownTo(StrEnum):
-    """How slow a step may become when workers are released."""
+    """How slow a step may become when a job releases workers."""
 
     PRESENT_STEP = "PresentStep"  #: about as slow as the present step, which freezing has made faster
     STARTING_STEP = "StartingStep"  #: about as slow as a step at the job's start, before any layer froze
@@ -44,14 +44,22 @@ class Packing(StrEnum):
     """The rule that decides when pipelines get shorter."""
 
     PAPER = "Paper"  #: halve while the largest stage needs no more memory than at the start (PipeTransformer, Eq. 2)
-    MEASURED = "Measured"  #: least measured time to the end
+    MEASURED = "Measured"  #: the layout with the least time to the job's end, by measured costs
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of a layout. `initial` is the job's first layout; its largest stage needed `bytes_budget` bytes.
+    """Limits of a layout.
 
-    `starting_step_seconds` is a step of the first layout with no frozen layers, if `ReleaseDownTo.STARTING_STEP` holds.
+    Attributes:
+        initial: the job's first layout.
+        min_workers: smallest number of workers.
+        max_workers: largest number of workers.
+        min_pipelines: smallest number of pipelines (R).
+        max_pipelines: largest number of pipelines (R).
+        bytes_budget: bytes of the largest stage in the first layout, which `Paper` does not exceed later.
+        starting_step_seconds: step time of the first layout with no frozen layers. With
+            `ReleaseDownTo.STARTING_STEP` a step may become as slow; None with `PRESENT_STEP`, or if unknown.
     """
 
     initial: Layout
@@ -65,11 +73,11 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The layout that trains now, which a change is weighed against.
+    """The layout that trains now. `choose` weighs the gain of another layout against it.
 
     Attributes:
         layout: layout of the present generation.
-        step_seconds: step time with the stages as they are cut now; None before it was measured.
+        step_seconds: step time with the present cut of the stages; None before it was measured.
         remaining_steps: steps until the job's end; None if unknown, which counts as no end.
     """
 
@@ -78,14 +86,15 @@ class Present:
     remaining_steps: int | None = None
 
     def share_of(self, pause_seconds: float) -> float:
-        """Seconds of a pause for each remaining step."""
+        """A pause divided by the number of remaining steps, in seconds. 0 if the job has no known end."""
         if self.remaining_steps is None:
             return 0.0
         return pause_seconds / self.remaining_steps if self.remaining_steps else math.inf
 
     @property
     def ends(self) -> bool:
-        """Whether no other layout would train a step, because members change layouts with the vote of the next step."""
+        """Whether at most one step remains. A change would then train no step, because members learn of a new
+        generation in the vote that ends the next step."""
         return self.remaining_steps is not None and self.remaining_steps <= 1
 
 
@@ -98,28 +107,31 @@ def choose(
     packing: Packing,
     present: Present | None = None,
 ) -> Layout | None:
-    """The best legal layout on at most `workers` workers; None if no layout is legal.
+    """Choose the best legal layout with at most `workers` workers.
+
+    `Paper` begins with the initial number of stages. It halves this number while the largest stage needs at most
+    `bytes_budget` bytes (PipeTransformer, Algorithm 1 and Eq. 2). If there are too few workers for one such pipeline,
+    it takes the longest pipeline that they can form, because a tightly packed job is better than a job that waits.
+
+    `Measured` leaves the present layout only if the remaining steps gain more than the pause of the change costs.
+    `Widen` and `Auto` compare seconds. `Release` and `Hold` compare worker-seconds. They consider only layouts whose
+    steps are about as fast as the present step, or as the step `bounds.starting_step_seconds` if it is set. If layers
+    thaw, the present layout may become slower than that. Then the cheapest layout that is fast enough replaces it. No
+    other hysteresis is needed, because a layout that was worth leaving is never worth returning to. Before anything is
+    measured, the present layout stays; without a present layout, this takes the longest pipeline.
+
+    If at most one step remains, the present layout stays if it is still possible.
 
     Args:
         offers: what the model can do now, one for each possible number of stages.
-        workers: how many workers there are (or could be).
+        workers: number of workers that there are, or that there could be.
         bounds: limits from the job's spec.
-        on_pack: whether freed workers become pipelines.
-        packing: the paper's deterministic rule or measurements.
-        present: what trains now; `Measured` needs it to weigh a change.
+        on_pack: whether free workers become more pipelines.
+        packing: which of the two rules above decides.
+        present: the layout that trains now; None if none does. `Measured` compares other layouts with it.
 
-    `Paper` halves the number of stages from the initial one while the largest stage fits `bytes_budget`
-    (PipeTransformer, Algorithm 1 and Eq. 2). If there are fewer workers than that needs, it takes the longest pipeline
-    that they can form. A tightly packed job that trains is worth more than a job that waits.
-
-    `Measured` leaves the present layout only if the remaining steps gain more than the pause of the change costs.
-    `Widen` compares seconds. `Release` and `Hold` compare worker-seconds, among layouts about as fast as the present
-    one, or about as fast as the start's if `bounds` has its step. If layers thaw and the present layout becomes slower
-    than that, the cheapest layout that is fast enough replaces it. No other hysteresis is needed, because a layout that
-    was worth leaving is never worth returning to. Before anything is measured, the present layout stays. Without a
-    present layout it takes the longest pipeline.
-
-    Before the last step a layout that is still possible stays, because no other one would train a step.
+    Returns:
+        The layout; None if no layout is legal.
     """
     by_stages = {offer.stages: offer for offer in offers}
     limit = min(workers, bounds.max_workers)
@@ -132,10 +144,10 @@ def choose(
 
 
 def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing: Packing) -> set[Layout]:
-    """All layouts that `choose` returns for any number of workers while nothing trains.
+    """All layouts that `choose` returns for some number of workers, without a present layout.
 
-    `on_pack` must widen. Then the best layout of some workers is also the best of fewer workers, down to its own size.
-    So one pass over the measured layouts covers all numbers of workers.
+    `on_pack` must widen. Then the best layout for N workers that uses only M of them is also the best for M to N
+    workers. So one pass over the measured layouts covers all numbers of workers.
     """
     found, limit = set(), bounds.max_workers
     if packing is Packing.MEASURED:
@@ -155,20 +167,21 @@ def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing
 def change(
     offers: Sequence[Offer], workers: int, bounds: Bounds, *, on_pack: OnPack, packing: Packing, present: Present
 ) -> Layout | None:
-    """The layout to regroup to; None to train on without a regroup.
+    """Choose the layout to which the workers regroup; None if they continue without a regroup.
 
-    It is another layout, or the present one if cutting its stages again pays. The arguments are those of `choose`. The
-    leader of a fixed set of workers and `pipetransformer plan` call this. The operator has several numbers of workers
-    to compare, so it calls `choose` and `pays_to_recut` itself.
+    It is another layout, or the present layout if it pays to cut its stages again. The arguments are those of `choose`.
+    The leader of a fixed set of workers and `pipetransformer plan` call this. The operator compares several numbers of
+    workers, so it calls `choose` and `pays_to_recut` itself.
     """
     best = choose(offers, workers, bounds, on_pack=on_pack, packing=packing, present=present)
     return None if best == present.layout and not pays_to_recut(offers, present, packing) else best
 
 
 def pays_to_recut(offers: Sequence[Offer], present: Present, packing: Packing) -> bool:
-    """Whether cutting the stages of the present layout again gains more in the remaining steps than the pause costs.
+    """Whether the remaining steps gain more than the pause costs, if the stages of the present layout are cut again.
 
-    For `Paper` the pause costs `PAPER_PAUSE_STEPS` steps. A layout that was just cut again promises no further gain.
+    With `Paper` the pause counts as `PAPER_PAUSE_STEPS` steps. Right after a cut the offered step time equals the
+    present one, so this returns False.
     """
     if present.step_seconds is None or present.ends:
         return False
@@ -196,7 +209,8 @@ def _paper_stages(by_stages: dict[int, Offer], bounds: Bounds) -> int:
 
 
 def _pipelines(stages: int, limit: int, bounds: Bounds, on_pack: OnPack) -> range:
-    """Legal numbers of pipelines at `stages`, ascending. They are no larger than needed unless packing widens."""
+    """Legal numbers of pipelines of `stages` stages, ascending. Unless `on_pack` widens, they do not exceed the initial
+    number of pipelines or the smallest legal one, whichever is larger."""
     fewest = max(bounds.min_pipelines, -(-bounds.min_workers // stages))
     most = min(limit // stages, bounds.max_pipelines)
     if not on_pack.widens:
@@ -205,7 +219,7 @@ def _pipelines(stages: int, limit: int, bounds: Bounds, on_pack: OnPack) -> rang
 
 
 def _widest(candidates: Sequence[int], limit: int, bounds: Bounds, on_pack: OnPack) -> Layout | None:
-    """The widest layout at the first candidate number of stages that the workers suffice for."""
+    """The layout with the most pipelines. Its number of stages is the first of the `candidates` with a legal layout."""
     for stages in candidates:
         if widths := _pipelines(stages, limit, bounds, on_pack):
             return Layout(stages, widths[-1])
@@ -213,7 +227,7 @@ def _widest(candidates: Sequence[int], limit: int, bounds: Bounds, on_pack: OnPa
 
 
 def _possible(layout: Layout, by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack) -> bool:
-    """Whether a layout is legal and fits in the workers' memory. Only layouts that fit are offered."""
+    """Whether a layout is legal and fits in the workers' memory. Numbers of stages that do not fit are not offered."""
     return layout.stages in by_stages and layout.pipelines in _pipelines(layout.stages, limit, bounds, on_pack)
 
 
@@ -229,7 +243,10 @@ def _measured(by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: 
 def _cheapest(
     by_stages: dict[int, Offer], limit: int, bounds: Bounds, on_pack: OnPack, present: Present | None
 ) -> Layout | None:
-    """The layout with the cheapest remaining steps, including each step's share of the pause."""
+    """The layout whose remaining steps cost the least, including the pause divided among them.
+
+    The cost is in seconds if `on_pack` widens, otherwise in worker-seconds.
+    """
     if present and not _possible(present.layout, by_stages, limit, bounds, on_pack):
         present = None
     seconds = _measured(by_stages, limit, bounds, on_pack)
@@ -258,7 +275,11 @@ def _cheapest(
 
 
 def _slowest(quickest: float, present: float | None, bounds: Bounds) -> float:
-    """The step time that a release may come down to: the start's, if the job says so and any layout is as fast."""
+    """The largest step time in seconds, except for the tolerance, that a layout may have after a release.
+
+    If `bounds` has the step time of the start, it is that, but at least that of the quickest layout. Otherwise it is
+    the present step time, or that of the quickest layout if there is no present one.
+    """
     if bounds.starting_step_seconds is not None:
         return max(quickest, bounds.starting_step_seconds)
     return quickest if present is None else present

@@ -1,4 +1,4 @@
-"""Conditions on fields of a spec, written once for CEL and for Python.
+"""Conditions on fields of a spec. Each is written once, and becomes both CEL and a Python function.
 
 The API server evaluates the CEL, and Python checks a program's spec. For example,
 `field("policy").is_not("Always") | field("memory_bytes").above(0)` becomes the CEL
@@ -16,7 +16,13 @@ from pydantic.alias_generators import to_camel
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition on a spec. `holds` checks a spec. `operator` joins the parts of `cel`; empty for one part."""
+    """A condition on a spec.
+
+    Attributes:
+        cel: the condition as CEL.
+        holds: the same condition as a function of the spec.
+        operator: the operator that joins the parts of `cel`, such as `&&`; empty if there is only one part.
+    """
 
     cel: str
     holds: Callable[[Any], bool]
@@ -40,7 +46,12 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value to compare. `of` reads it from a spec."""
+    """A value of a spec that conditions compare.
+
+    Attributes:
+        cel: the value as CEL.
+        of: a function that reads the value from a spec.
+    """
 
     cel: str
     of: Callable[[Any], Any]
@@ -69,7 +80,7 @@ class Value:
         return Condition(f"{self.cel}.startsWith({text!r})", lambda spec: bool(self.of(spec).startswith(text)))
 
     def matches(self, pattern: str) -> Condition:
-        """Whether the pattern matches anywhere. In CEL `$` matches only the end of the text, not a line break."""
+        """Whether the pattern matches a part of the text. As in CEL, `$` does not match before a final line break."""
         compiled = re.compile(re.sub(r"\$$", r"\\Z", pattern))
         return Condition(f"{self.cel}.matches('{pattern}')", lambda spec: compiled.search(self.of(spec)) is not None)
 

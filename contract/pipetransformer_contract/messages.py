@@ -1,7 +1,7 @@
-"""Messages of the channel: what workers report and which generations they get.
+"""Messages of the channel between workers and operator: reports, heartbeats and generations.
 
-A report is the whole state of the job as its leader knows it. The leader sends it until the operator acknowledges it.
-Reports are ordered by (`layout_generation`, `step`), so repeated and lost ones do no harm.
+A report has the whole state of the job, as its leader knows it. The leader sends it until the operator acknowledges it.
+Reports are ordered by (`layout_generation`, `step`), so a repeated or lost report does no harm.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _check_distinct(keys: Sequence[int], name: str) -> None:
-    """Refuses a duplicate key here, so that it does not fail later when the status is written."""
+    """Refuses a duplicate key. Otherwise the API server would later refuse the status that contains the list."""
     if twice := [key for key in dict.fromkeys(keys) if keys.count(key) > 1]:
         raise ValueError(f"more than one has {name} {twice[0]}")
 
@@ -43,8 +43,8 @@ class Member(Wire):
 class ResizeReason(StrEnum):
     """Why a generation exists."""
 
-    START = "Start"  #: the job's first layout, also after a resume
-    PACK = "Pack"  #: fewer stages with the same workers, so more pipelines
+    START = "Start"  #: the first layout of the job, or of a resumed job
+    PACK = "Pack"  #: shorter pipelines, and more of them, with the same workers
     DEEPEN = "Deepen"  #: more stages without more workers, because layers train again
     RELEASE = "Release"  #: fewer workers, because the model no longer needs them
     CLAIM = "Claim"  #: more workers
@@ -52,14 +52,14 @@ class ResizeReason(StrEnum):
     DRAIN = "Drain"  #: a member was taken away: preempted, evicted, drained or deleted
     SPEC = "Spec"  #: the user changed elasticPolicy
     BALANCE = "Balance"  #: the same layout, with stages cut again for the layers that are frozen now
-    UNDO = "Undo"  #: back to a layout that works: the last one could not be committed, or ran out of memory
+    UNDO = "Undo"  #: back to a layout that worked: members could not commit the last one, or it ran out of memory
 
 
 class GenerationNotice(Wire):
-    """Tells a worker that a generation names it, and where its members meet.
+    """Tells a worker that a generation names it as a member or leaver, and which leader hosts the rendezvous.
 
-    Most workers ask the channel only for this. They get the `Generation` from the store that the leader hosts, under
-    the same three keys.
+    Most workers get only this from the channel. They read the `Generation` from the store of the leader, by the same
+    `job_uid`, `layout_generation` and `nonce`.
     """
 
     job_uid: Name
@@ -68,18 +68,19 @@ class GenerationNotice(Wire):
     leader: Member
 
     def announces(self, generation: "Generation") -> bool:
-        """Whether this is exactly the notice of `generation`."""
+        """Whether this is the notice of `generation`, with the same leader and nonce."""
         return generation.leader in [member.name for member in generation.members] and generation.notice() == self
 
 
 class Generation(Wire):
-    """One published layout and its members, in rank order. The operator writes it to the status before it publishes it.
+    """A layout with its members. The operator writes it to the status, and then tells the workers (it publishes it).
 
-    `leavers` hold state until the members have committed this generation. Then they wait for one that names them, or
-    are deleted. The leader hosts the store of the rendezvous. `nonce` keeps the keys of two generations apart, and
-    those of two jobs with the same address. `boundary` is in force since `boundary_step`. Leavers are released once a
-    checkpoint includes it. The resize is in progress while `confirmed_generation` is below `layout_generation`.
-    The operator changes the last three fields, so workers do not get them.
+    `leavers` keep their state until the members have committed this generation. Then they wait for another generation,
+    or are deleted. They are released once a checkpoint includes `boundary`, the number of frozen layers since
+    `boundary_step`. The leader hosts the store of the rendezvous. `nonce` separates the keys of this generation
+    from those of other generations, and of other jobs, in the same store. The resize is in progress while
+    `confirmed_generation` is below `layout_generation`. The operator changes the last three fields later, so workers do
+    not get them.
     """
 
     job_uid: Name = Field(description="UID of the job.")
@@ -93,7 +94,7 @@ class Generation(Wire):
         description="Workers that hold state until the members have committed.",
     )
     leader: Name = Field(description="Member that hosts the rendezvous and reports.")
-    nonce: Name = Field(description="Keeps the keys of two rendezvous apart. It is not a secret.")
+    nonce: Name = Field(description="Separates this generation's keys in a store from others. It is not a secret.")
     reason: ResizeReason
     boundary: Count = Field(default=0, description="Frozen layers that the layout was chosen for.")
     boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
@@ -102,7 +103,7 @@ class Generation(Wire):
     )
     published_time: datetime | None = Field(default=None, description="When the generation was published.")
     broken_before: Count = Field(
-        default=0, description="Previous generations in a row that made no step although all members live."
+        default=0, description="Number of generations just before this one that made no step although all members live."
     )
 
     @property
@@ -114,19 +115,20 @@ class Generation(Wire):
         return self.confirmed_generation >= self.layout_generation
 
     def covered_by(self, checkpoint: "DurableCheckpoint | None") -> bool:
-        """Whether the checkpoint includes the boundary that the layout was chosen for, or was written by the layout.
+        """Whether the checkpoint includes the frozen layers that the layout was chosen for.
 
-        After a failure the layout itself may start at an earlier step."""
+        A checkpoint that this generation wrote counts in any case. After a failure, its step may be before
+        `boundary_step`."""
         return checkpoint is not None and (
             checkpoint.step >= self.boundary_step or checkpoint.layout_generation >= self.layout_generation
         )
 
     def for_workers(self) -> "Generation":
-        """The generation as the channel gives it to members and leavers. It never changes."""
+        """The generation as workers get it, without the fields that the operator changes later."""
         return self.model_copy(update={"confirmed_generation": 0, "published_time": None, "broken_before": 0})
 
     def notice(self) -> GenerationNotice:
-        """The message that each of its workers gets first.
+        """The notice that tells workers of this generation.
 
         Raises:
             ValueError: the leader is not among the members.
@@ -139,7 +141,7 @@ class Generation(Wire):
         )
 
     def leader_member(self) -> Member:
-        """The member that hosts the store.
+        """The member that is the leader.
 
         Raises:
             ValueError: the leader is not among the members.
@@ -151,7 +153,7 @@ class Generation(Wire):
 
 
 class Ready(Wire):
-    """A worker that is ready to join: where its store listens, and which versions it runs."""
+    """A worker's message that it is ready for a generation: where its store listens, and which versions it runs."""
 
     address: Name = Field(description="host:port of the worker's store.")
     versions: dict[Name, Annotated[str, Field(max_length=253)]] = Field(default_factory=dict, max_length=16)
@@ -173,9 +175,9 @@ class StepTime(Wire):
 
 
 class Offer(Wire):
-    """What the model can do now at one number of stages. The trainer measures it, or computes it for `packing: Paper`.
+    """What the model can do now with one number of stages: step time, memory and pause of the change to it.
 
-    `bytes_per_worker` is the largest stage's share of memory. `pause_seconds` is the expected cost of a change to it.
+    With packing Measured the trainer measures them. With packing Paper it computes them from the model alone.
     """
 
     stages: Positive = Field(description="Workers per pipeline (K).")
@@ -195,13 +197,17 @@ class Offer(Wire):
 
 
 class DurableCheckpoint(Wire):
-    """A checkpoint that outlives every worker. When the job starts again, only this decides its layout."""
+    """A checkpoint that outlives all workers. If all workers end, this alone decides the layout of the next start."""
 
-    step: Count = Field(description="Committed steps that it holds.")
-    boundary: Count = Field(description="Frozen layers.")
-    min_stages: Positive = Field(description="Stages with which a restart begins.")
-    layout_generation: Count = Field(default=0, description="Generation of the workers that wrote it.")
-    num_shards: Positive | None = Field(default=None, description="Shards of the data order that a restart resumes.")
+    step: Count = Field(description="Number of committed steps in it.")
+    boundary: Count = Field(description="Number of frozen layers.")
+    min_stages: Positive = Field(description="Number of stages with which a restart begins.")
+    layout_generation: Count = Field(
+        default=0, description="Generation of the workers that wrote it. 0 if an earlier job wrote it."
+    )
+    num_shards: Positive | None = Field(
+        default=None, description="Number of shards of the data's order. A restart has at most this many pipelines."
+    )
 
 
 class Outcome(StrEnum):
@@ -212,56 +218,62 @@ class Outcome(StrEnum):
 
 
 class HeldOut(Wire):
-    """The newest evaluation on the held-out samples, by the metric that decides which evaluation is best."""
+    """The result of the newest evaluation on the held-out samples."""
 
-    metric: Name = Field(description="`evaluation.bestMetric`.")
+    metric: Name = Field(description="Name of the metric: `evaluation.bestMetric`.")
     value: Annotated[float, Field(allow_inf_nan=False)] = Field(description="Value of the metric.")
     step: Count = Field(description="Committed steps at the evaluation.")
 
 
 class Upcoming(Wire):
-    """The larger model of `multiLevel` that the job continues with before long. The report's offers are of it, so that
-    its workers can be claimed ahead."""
+    """The next, larger model of `multiLevel`, which the job will soon train. The report's offers are for this model, so
+    that the operator can claim workers for it in advance."""
 
-    step: Count = Field(description="Step before which the larger model begins.")
-    level: Count = Field(description="Its level; 0 is the job's own model.")
+    step: Count = Field(description="First step (from 0) that the larger model trains.")
+    level: Count = Field(description="Level of the larger model. Level 0 is the job's own model.")
     waits: bool = Field(
         default=False,
-        description="Whether the job makes no step because that model does not fit in the workers of the present"
-        " layout.",
+        description="Whether the job waits and makes no step, because the larger model does not fit in the memory of"
+        " the present layout.",
     )
 
 
 class Report(Wire):
-    """Everything that the leader knows. The report confirms that every member has committed `layout_generation`.
+    """The state of the job, as its leader knows it. A report says that all members have committed `layout_generation`.
 
-    `boundary` counts frozen layers of `num_layers`, since `boundary_step`. It may fall again. `stage_layers` says how
-    many layers each stage holds, and `stage_frozen_layers` how many of these are frozen. `bytes_budget` is the memory
-    that the first layout's largest stage needed. `step_seconds` is of the present layout as it is cut now. It is
-    renewed with the offers and with `starting_step_seconds`, so all are comparable.
+    The number of frozen layers, `boundary`, may fall again. The leader computes `step_seconds`, `offers` and
+    `starting_step_seconds` at the same time, so the operator can compare them.
     """
 
     job_uid: Name = Field(description="UID of the job.")
     layout_generation: Positive = Field(description="Generation that all members have committed.")
     step: Count = Field(description="Committed steps.")
     epoch: Count = Field(default=0, description="Present epoch, counted from 0.")
-    boundary: Count = Field(description="Frozen layers.")
+    boundary: Count = Field(description="Number of frozen layers.")
     boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
     why_thawed: str = Field(
-        default="", max_length=256, description="Why layers thawed there. Empty if no trial of a freeze failed."
+        default="",
+        max_length=256,
+        description="Why layers thawed at boundaryStep: why the trial of a freeze failed. Empty if none failed.",
     )
-    num_layers: Positive = Field(description="Layers of the model.")
-    stage_layers: list[Count] = Field(default_factory=list, max_length=4096, description="Layers of each stage.")
+    num_layers: Positive = Field(description="Number of layers of the model.")
+    stage_layers: list[Count] = Field(
+        default_factory=list, max_length=4096, description="Number of layers of each stage."
+    )
     stage_frozen_layers: list[Count] = Field(
-        default_factory=list, max_length=4096, description="Frozen layers of each stage."
+        default_factory=list, max_length=4096, description="Number of frozen layers of each stage."
     )
     schedule: str = Field(default="", max_length=64, description="Schedule that the layout runs.")
     why_schedule: str = Field(
-        default="", max_length=256, description="Why it is not the schedule of the spec. Empty if it is."
+        default="",
+        max_length=256,
+        description="Why the layout does not run the schedule of the spec. Empty if it does.",
     )
     frozen_forward: str = Field(default="", max_length=64, description="When frozen layers compute: InPlace or Ahead.")
     why_frozen_forward: str = Field(
-        default="", max_length=256, description="Why that is not what the spec says. Empty if it is."
+        default="",
+        max_length=256,
+        description="Why frozenForward differs from the spec's. Empty if it does not.",
     )
     bytes_budget: Count = Field(description="Memory that the first layout's largest stage needed, in bytes.")
     offers: list[Offer] = Field(
@@ -269,7 +281,11 @@ class Report(Wire):
         max_length=MAX_OFFERS,
         description="What the model can do now with each number of stages (K).",
     )
-    level: Count = Field(default=0, description="Level of multiLevel that trains; 0 is the job's own model.")
+    level: Count = Field(
+        default=0,
+        description="With multiLevel, the level whose model trains now. Level 0 is the job's own model, and higher"
+        " levels are smaller models.",
+    )
     upcoming: Upcoming | None = None
     checkpoint: DurableCheckpoint | None = None
     loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean loss of the newest step.")
@@ -278,13 +294,14 @@ class Report(Wire):
     starting_step_seconds: Seconds | None = Field(
         default=None,
         description="Predicted step time of the job's first layout with no frozen layers, in seconds. Absent until"
-        " costs are measured.",
+        " the costs of layers are measured.",
     )
     total_steps: Count | None = Field(default=None, description="Steps of the whole job.")
     seconds_left: Seconds | None = Field(
         default=None,
         description="Seconds until the last step, from the measured step time of the present layout. Absent until that"
-        " is measured, and before the last visit of multiLevel. Evaluations, checkpoints and resizes take extra time.",
+        " is measured. With multiLevel also absent until level 0 trains for the last time. Evaluations, checkpoints and"
+        " resizes take extra time.",
     )
     held_out: HeldOut | None = None
     outcome: Outcome | None = None
@@ -300,14 +317,15 @@ class Report(Wire):
         return offers
 
     def newer_than(self, other: "Report | None") -> bool:
-        """Whether this report says more than `other`. A repeated report does not."""
+        """Whether this report is newer than `other`. A report that is sent again is not newer than itself."""
         if other is None:
             return True
         return self._order > other._order
 
     @property
     def _order(self) -> tuple[int, int, int, bool, bool, int]:
-        """Grows with each new report of a job. Reports of the same step differ in one of the last four values."""
+        """A value that grows with each new report of a job. Two reports of the same step differ in one of the last four
+        parts."""
         return (
             self.layout_generation,
             self.step,
@@ -319,13 +337,13 @@ class Report(Wire):
 
     @property
     def schedule_words(self) -> str:
-        """The schedule, and why it is not the spec's, as words that follow a layout; empty if unknown."""
+        """Words to put after a layout: the schedule that it runs, and why it is not the spec's. Empty if unknown."""
         why = f" ({self.why_schedule})" if self.why_schedule else ""
         return f", {self.schedule}{why}" if self.schedule else ""
 
     @property
     def remaining_steps(self) -> int | None:
-        """Steps until the job's end; None if the trainer does not report it."""
+        """Number of steps until the job's end; None if the trainer does not report the total."""
         return None if self.total_steps is None else max(0, self.total_steps - self.step)
 
     @property
@@ -335,9 +353,9 @@ class Report(Wire):
 
 
 class ReportReply(Wire):
-    """Acknowledges a report. `layout_generation` is the newest published one.
+    """Acknowledges a report. `layout_generation` is the newest published generation.
 
-    `next_seconds` is how long a report may wait if only progress is new. Without it the worker uses its own pace.
+    If only the progress is new, the next report may wait `next_seconds` seconds. If this is absent, the worker decides.
     """
 
     layout_generation: Count
@@ -347,11 +365,11 @@ class ReportReply(Wire):
 class Heartbeat(Wire):
     """Sign of life of a worker.
 
-    `layout_generation` is the newest generation that this worker has committed or left with; 0 for none. A worker in no
-    group sets `waiting_after`: it waits for a generation above this number. It left with that generation, or that one
-    broke or never formed. `lost_peers` are then members that it may have lost, because a broken connection does not
-    name the lost one. `because` is why, as the worker saw it, until it is in a group again. `unsaved` is why the worker
-    cannot write its part of a checkpoint yet.
+    `layout_generation` is the newest generation that this worker has committed or left with; 0 for none. A
+    worker that is in no group sets `waiting_after`, and waits for a generation above this number. It left with that
+    generation, or the generation broke, or its members never met. Then `lost_peers` names members that may be lost. A
+    broken connection does not tell which of them is. `because` says why the worker lost its group, until it is in a
+    group again. `unsaved` says why the worker cannot write its part of a checkpoint; empty otherwise.
     """
 
     layout_generation: Count
@@ -363,10 +381,11 @@ class Heartbeat(Wire):
 
 
 class HeartbeatReply(Wire):
-    """The newest published generation, so that a leader learns about it without a long-poll.
+    """Answers a heartbeat with the newest published generation. So a leader learns of it without a long-poll.
 
-    `next_seconds` is when the operator expects the next heartbeat, unless something happens. Without it the worker uses
-    its own pace. `stop` tells the members to exit once a checkpoint of their state is durable. It is never taken back.
+    The operator expects the next heartbeat after `next_seconds` seconds, or sooner if something happens. If this is
+    absent, the worker decides. `stop` tells the members to exit once a checkpoint of their state is durable. The
+    operator never takes it back.
     """
 
     layout_generation: Count

@@ -14,7 +14,7 @@ class Progress:
         total_steps: steps of the whole job.
         seconds_left: seconds until the last step, from the measured step time of the present layout.
         loss: loss of the newest step.
-        held_out: name of the metric that decides the best evaluation, and its newest value.
+        held_out: name and newest value of the metric that decides which evaluation is best.
         stages: workers per pipeline (K).
         pipelines: number of pipelines (R).
         frozen_layers: layers that no longer train.

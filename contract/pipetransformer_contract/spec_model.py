@@ -1,4 +1,4 @@
-"""The base of spec types, which refuse unknown fields and have rules between fields."""
+"""The base class of the spec's types. They refuse unknown fields, and have rules between fields."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from .wire import Wire
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A condition on `self`, and the message if it is not met.
+    """A rule of the CRD: a condition on an object of the spec (`self` in CEL), and the message if it is not met.
 
     Attributes:
-        condition: a `Condition`, or only CEL if just the API server and `validate_manifest` check it.
-        message: tells the user what to do.
-        field: path below `self` that the error names, such as `.alpha`.
+        condition: a `Condition`; or CEL, if only the API server and `validate_manifest` check the rule.
+        message: the message, which tells the user what to do.
+        field: path of the field that the error names, below the object, such as `.alpha`.
     """
 
     condition: Condition | str
@@ -28,12 +28,12 @@ class Rule:
 
     @property
     def rule(self) -> str:
-        """The rule as CEL."""
+        """The condition as CEL."""
         return self.condition if isinstance(self.condition, str) else self.condition.cel
 
     @property
     def holds(self) -> Callable[[Any], bool] | None:
-        """Checks the type in Python, for a program's spec that no API server sees; None for a rule only in CEL."""
+        """The condition as a function of the object, for the specs of programs. None if the rule exists only in CEL."""
         return None if isinstance(self.condition, str) else self.condition.holds
 
 
@@ -46,7 +46,7 @@ class SpecModel(Wire):
     if not TYPE_CHECKING:  # type checkers see the fields
 
         def __init__(self, /, **fields: Any) -> None:
-            """Refuses unknown arguments of a program with a `TypeError` that names the nearest one."""
+            """Refuses unknown arguments with a `TypeError` that suggests the known argument closest to it."""
             known = [name for own, info in type(self).model_fields.items() for name in {own, info.alias or own}]
             for name in fields:
                 if name not in known:
@@ -54,4 +54,4 @@ class SpecModel(Wire):
                     raise TypeError(f'{type(self).__name__} has no argument "{name}"{near}')
             super().__init__(**fields)
 
-        __init__.__pydantic_base_init__ = True  # not for validation, which has errors of its own
+        __init__.__pydantic_base_init__ = True  # pydantic then skips it when it validates, and reports its own errors

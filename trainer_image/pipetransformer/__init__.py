@@ -1,4 +1,4 @@
-"""Elastic pipeline training: layers freeze, pipelines shrink, and freed workers train on or go back to the cluster.
+"""Elastic pipeline training: layers freeze, pipelines shrink, and free workers widen the layout or are released.
 
 Names are imported on first use, because torch imports `worker.torchrun_entry` during its own import.
 """

@@ -1,6 +1,6 @@
-"""`python -m pipetransformer`: a worker, configured by its environment alone (`pipetransformer_contract.wire.Env`).
+"""`python -m pipetransformer` runs a worker, which only environment variables configure (`contract.wire.Env`).
 
-`python -m pipetransformer predict FOLDER` applies a finished model instead.
+`python -m pipetransformer predict FOLDER` runs a finished model instead.
 """
 
 import logging
@@ -15,13 +15,13 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         code = run_worker(WorkerIdentity.from_environment()).exit_code
-    except SystemExit as error:  # from a signal while it waited, or from the user's code
+    except SystemExit as error:  # a signal arrived while the worker waited, or the user's code exits
         code = error.code if isinstance(error.code, int) else EXIT_WORKER
-        if isinstance(error.code, str):  # the interpreter would have printed it
+        if isinstance(error.code, str):  # a message, which the interpreter prints at a normal exit
             logging.getLogger(__name__).error("%s", error.code)
     logging.shutdown()
     sys.stdout.flush()
-    # Skip the interpreter's shutdown: the store's server and gloo's threads may still answer other workers.
+    # Skip the interpreter's shutdown, because threads of the store's server and of gloo may still answer other workers.
     os._exit(code)
 
 

@@ -1,7 +1,7 @@
 """Errors that end a job (wrong spec, model or storage; exit code 2) or only this worker (accelerator; exit code 1).
 
-A broken connection raises a `RuntimeError` or an `OSError`, which workers survive. The user's code, or a broken
-accelerator, may raise the same types. So wherever such code runs, its errors become errors of this module.
+A broken connection raises a `RuntimeError` or an `OSError`, and workers survive it. The user's code or a broken
+accelerator may raise the same types. So where the trainer calls them, it turns their errors into errors of this module.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-#: CUDA's words for a failed `assert` in a kernel, such as an index out of bounds in the user's code.
+#: Part of CUDA's message when an `assert` in a kernel fails, as for an index out of bounds in the user's code.
 _USERS_ASSERT = "device-side assert"
 
 _Failure = torch.AcceleratorError | torch.OutOfMemoryError
 
 
 class SpecError(ValueError):
-    """A field of the job's spec cannot be trained.
+    """The job's spec cannot be trained, because of one field.
 
     Attributes:
         field: path of the field, such as `spec.model.name`.
@@ -31,7 +31,7 @@ class SpecError(ValueError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle for loader processes, because an exception does not keep the arguments of its `__init__`."""
+        """Let loader processes pickle this error. By default pickle gives `__init__` only the message, and fails."""
         return SpecError.__new__, (SpecError, *self.args), self.__dict__
 
 
@@ -46,17 +46,17 @@ class WorkersDifferError(Exception):
 
 
 class StorageError(Exception):
-    """A checkpoint, the model or the run's record cannot be written, or read, where the spec says."""
+    """A checkpoint, the model or the run's record cannot be written to the location in the spec, or read from it."""
 
     reason = "StorageFailed"
 
 
 class StaleCheckpointError(Exception):
-    """A newer layout generation, or another run, has already left a durable checkpoint."""
+    """A newer layout generation, or another run, has already written a durable checkpoint at this location."""
 
 
 class ModelError(RuntimeError):
-    """The model itself failed; it would fail on any other worker, too."""
+    """The model's own code failed. It would fail on any other worker, too."""
 
     reason = "ModelFailed"
 
@@ -74,16 +74,24 @@ class DeviceMemoryError(RuntimeError):
 
 
 class BrokenGroupError(RuntimeError):
-    """A connection broke inside the model's backward, while gradients were being summed."""
+    """A connection broke inside the model's backward pass, while gradients were being summed over the pipelines."""
 
 
-#: Errors that end this worker, because its next generation would fail, too.
+#: Errors that end this worker, because it would fail again in the next generation.
 Fault = SpecError | ModelError | CallbackError | DeviceError | DeviceMemoryError
 
 
 def fault_of(error: BaseException, *, in_regroup: bool = False) -> Fault | None:
-    """The fault that `error` is or was caused by (torch wraps errors of its stages); None if a connection may have
-    broken. With `in_regroup` also None if memory ran out, because a failed regroup leaves all state unchanged."""
+    """Find the fault behind `error`: the error itself, or one that caused it.
+
+    Args:
+        error: any error of a round or a regroup.
+        in_regroup: whether a regroup raised it. Then memory that ran out is not a fault, because a failed regroup
+            leaves all state unchanged.
+
+    Returns:
+        The fault; None if `error` may be a broken connection.
+    """
     causes = list(_causes(error))
     if fault := _fault_among(causes):
         return fault
@@ -96,8 +104,13 @@ def fault_of(error: BaseException, *, in_regroup: bool = False) -> Fault | None:
 
 
 class RunningModel:
-    """A context that turns errors into a `ModelError` that says `what` failed, a `DeviceError` or a
-    `DeviceMemoryError`. It leaves errors of this module and broken connections as they are."""
+    """A context that turns errors of the model into `ModelError`, `DeviceError` or `DeviceMemoryError`.
+
+    A `Fault` and a `BrokenGroupError` pass unchanged.
+
+    Args:
+        what: what runs in the context, such as `backward`. The message is `WHAT failed`.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -115,7 +128,7 @@ class RunningModel:
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """` (did you mean "NAME"?)` for a name that is close to a known one; empty if there is none."""
+    """The words ` (did you mean "NAME"?)` with the known name closest to `given`; empty if no known name is close."""
     near = get_close_matches(given, list(known), n=1)
     return f' (did you mean "{near[0]}"?)' if near else ""
 
@@ -141,20 +154,23 @@ def storing(where: str) -> Iterator[None]:
 
 
 def _blame(failure: _Failure | None, words: str) -> ModelError | DeviceError | DeviceMemoryError:
-    """The error for a failure in the model's code, given the accelerator's own error."""
+    """Make the error for a failure in the model's code. `failure` is the accelerator's error, or None."""
     if failure is None or _USERS_ASSERT in str(failure):
         return ModelError(words)
     return DeviceMemoryError(words) if _ran_short(failure) else DeviceError(words)
 
 
 def _ran_short(failure: _Failure) -> bool:
-    """Whether memory ran out. Only PyTorch's allocator has an error type for that; libraries report it in words."""
+    """Whether memory ran out. PyTorch's allocator has an error type for that; libraries only say so in the message."""
     return isinstance(failure, torch.OutOfMemoryError) or "out of memory" in str(failure)
 
 
 def _device_failure(causes: Sequence[BaseException]) -> _Failure | None:
-    """The accelerator's error. Kernels fail asynchronously, and libraries raise their own error types, so CUDA is asked
-    as well: after a failure every call to it fails."""
+    """The accelerator's error; None if the accelerator works.
+
+    Kernels fail asynchronously, and libraries raise their own error types. So without an accelerator's error among
+    `causes`, this makes a call to CUDA. After a failure every such call raises it.
+    """
     found = next((cause for cause in causes if isinstance(cause, _Failure)), None)
     if found is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         try:

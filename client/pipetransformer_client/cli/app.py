@@ -1,4 +1,4 @@
-"""The Typer application with which each command registers."""
+"""The Typer application. Each command registers with it."""
 
 from importlib.metadata import version
 from typing import Annotated

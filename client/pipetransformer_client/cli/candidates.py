@@ -1,4 +1,7 @@
-"""Shows the ways to run a layout that measured costs choose from, and what speaks against those that lose."""
+"""Shows the ways to run a layout among which measured costs choose, and why the others were not chosen.
+
+A way to run a layout is a schedule with its spans and micro-batches, and when its frozen layers compute.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,8 +35,8 @@ def candidate_object(candidate: "Candidate") -> dict[str, Any]:
 
 
 def print_candidates(phases: Sequence[Phase], out: Console) -> None:
-    """Print a table for each phase whose layout has several ways to choose from: the best of each schedule, with frozen
-    layers in place and ahead."""
+    """Print a table for each phase whose layout could run in several ways. It has the best way of each schedule, with
+    frozen layers computed in place and computed ahead."""
     for phase in phases:
         best: dict[object, Candidate] = {}
         for candidate in phase.candidates:
@@ -46,7 +49,8 @@ def print_candidates(phases: Sequence[Phase], out: Console) -> None:
 
 
 def _table(title: str, candidates: Sequence["Candidate"]) -> Table:
-    """The candidates. Where some run frozen layers ahead, two more columns compare them, and say what bounds them."""
+    """Make the table of candidates. If some compute frozen layers ahead, it has two more columns: when frozen layers
+    compute, and a lower bound for the step time."""
     ahead = any(candidate.holders for candidate in candidates)
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     columns = ["schedule", "spans", "micro-batches", "step", "idle", "memory", "why not"]
@@ -70,7 +74,7 @@ def _table(title: str, candidates: Sequence["Candidate"]) -> Table:
 
 
 def _frozen(candidate: "Candidate") -> str:
-    """Where and when frozen layers compute."""
+    """Words that say where and when frozen layers compute."""
     if candidate.holders:
         return "ahead" if candidate.holders > 1 else "ahead, first worker"
     return "cached" if candidate.together else "in place"

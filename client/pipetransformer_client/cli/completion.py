@@ -1,7 +1,8 @@
 """Completes words of the command line, for Typer and for kubectl.
 
-kubectl calls `kubectl_complete-pipetransformer` with the words so far; the last one may be empty. The answer has one
-completion on each line, then a directive of Cobra. Typer completes `pipetransformer` itself (`--install-completion`).
+kubectl calls the program `kubectl_complete-pipetransformer` with the words so far; the last one may be empty. The
+program prints one completion on each line, then a directive of Cobra, kubectl's command-line library. For the command
+`pipetransformer`, Typer does the same (`--install-completion`).
 """
 
 import contextlib
@@ -16,13 +17,14 @@ from typing import Annotated, get_args, get_origin, get_type_hints
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-#: Directives of Cobra: no file names; no file names and no space; files with the listed endings; folders.
+#: Directives of Cobra: do not add file names; add neither file names nor a space; add files with the printed endings;
+#: add folders.
 _NO_FILES, _NO_FILES_NO_SPACE, _FILES_ENDING, _FOLDERS = ":4", ":6", ":8", ":16"
 _ENDINGS = ("yaml", "yml", "json")
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs in the chosen namespace; none if the cluster does not answer."""
+    """Names of the jobs in the namespace of the options; empty if the cluster does not answer."""
     from pipetransformer_client.client import Client
     from pipetransformer_client.errors import ClientError
 
@@ -35,7 +37,7 @@ def complete_job(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_record(context: typer.Context, incomplete: str) -> list[str]:
-    """Names of jobs, and folders of this machine."""
+    """Names of jobs, and of folders on this machine."""
     parent, slash, begin = incomplete.rpartition("/")
     try:
         names = sorted(path.name for path in Path(f"{parent}{slash}").iterdir() if path.is_dir())
@@ -46,7 +48,7 @@ def complete_record(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def complete_field(incomplete: str) -> list[str]:
-    """Fields of a job for `--set`."""
+    """Paths of a job's fields for `--set`."""
     from .set_fields import field_paths
 
     return [f"{path}=" for path in field_paths() if path.startswith(incomplete)]
@@ -72,7 +74,7 @@ def main() -> None:
 
 
 def _paths(group: TyperGroup, words: Sequence[str]) -> str | None:
-    """The answer if the last word is a path, which the shell completes; None otherwise."""
+    """If the last word is a path, the directive that lets the shell complete it; otherwise None."""
     command = group.commands.get(words[0]) if words else None
     if not isinstance(command, TyperCommand) or len(words) < 2 or words[-1].startswith("-"):
         return None
@@ -87,7 +89,7 @@ def _paths(group: TyperGroup, words: Sequence[str]) -> str | None:
 
 
 def _asked(command: TyperCommand, words: Sequence[str]) -> TyperOption | TyperArgument | None:
-    """The option or argument whose value follows these words."""
+    """The option or argument whose value comes after these words; None if no value does."""
     options = {name: one for one in command.params if isinstance(one, TyperOption) for name in one.opts}
     if words and (option := options.get(words[-1])) is not None and not option.is_flag:
         return option

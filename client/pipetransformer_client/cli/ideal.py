@@ -1,4 +1,4 @@
-"""Shows a job's forecast beside the ideal, and beside the static runs that a user has instead."""
+"""Shows a job's forecast beside the best that layouts could reach, and beside runs that never change their layout."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def ideal_object(runs: AgainstIdeal) -> dict[str, Any]:
-    """The comparison for `-o json`. Times are in seconds, or relative without measured costs."""
+    """The comparison as an object for `-o json`. Times are in seconds; without measured costs they are relative."""
     return {
         "gpus": runs.gpus,
         "exact": runs.exact,
@@ -44,7 +44,7 @@ def ideal_object(runs: AgainstIdeal) -> dict[str, Any]:
 
 
 def print_ideal(runs: AgainstIdeal, out: Console) -> None:
-    """Print what each run would take, then each segment of the job beside the ideal's."""
+    """Print the time that each run would take, then the steps of the job beside those of the ideal."""
     out.print(_runs_table(runs))
     out.print(_steps_table(runs))
     out.print(_words(runs), highlight=False)

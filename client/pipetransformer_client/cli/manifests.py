@@ -1,4 +1,4 @@
-"""Reads jobs from a file by `FILE`, `--name` and `--set`, which `run`, `plan` and `submit` share."""
+"""Reads jobs by the arguments `FILE`, `--name` and `--set`, which the commands `run`, `plan` and `submit` share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +28,12 @@ Settings = Annotated[
 
 
 def one_job(file: Path, name: str | None, settings: Sequence[str] | None) -> Document:
-    """Reads the job for a command that takes one. Objects of other kinds are ignored.
+    """Reads the job for a command that takes one job. Objects of other kinds in the file are ignored.
+
+    Args:
+        file: the file, or `-` for standard input.
+        name: name of the job; None if the file holds only one.
+        settings: values of `--set`.
 
     Raises:
         InvalidManifest: the file holds no job, or several and `name` chooses none.
@@ -46,7 +51,8 @@ def one_job(file: Path, name: str | None, settings: Sequence[str] | None) -> Doc
 
 
 def all_jobs(file: Path, name: str | None, settings: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Reads and checks the manifests of all jobs to submit.
+    """Reads and checks the manifests of all jobs to submit. The arguments are those of `one_job`; without a `name` all
+    jobs of the file are submitted.
 
     Raises:
         InvalidManifest: a job is not valid, the file holds no job, or it holds other objects and `name` is not given.

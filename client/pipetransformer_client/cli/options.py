@@ -33,10 +33,10 @@ Output = Annotated[Format | None, typer.Option("--output", "-o", help="Print in 
 
 
 def console() -> Console:
-    """Writes to standard output. Text that looks like markup is printed as it is."""
+    """A console on standard output. Text that looks like Rich's markup is printed as it is."""
     return Console(markup=False, emoji=False)
 
 
 def errors() -> Console:
-    """Writes to standard error. Lines are printed as they are, without wrapping."""
+    """A console on standard error. Text is printed as it is, without markup and without wrapping lines."""
     return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)

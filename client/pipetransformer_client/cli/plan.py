@@ -112,7 +112,7 @@ def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | N
 
 
 def _print_reasons(found: list[Phase], out: Console) -> None:
-    """Print why layouts run another schedule than the spec's: a line for each schedule and reason."""
+    """Print why layouts run another schedule than that of the spec, in one line for each schedule and reason."""
     stages: dict[tuple[str, str], list[int]] = {}
     for phase in found:
         same = stages.setdefault((phase.schedule, phase.why_schedule), [])
@@ -125,7 +125,7 @@ def _print_reasons(found: list[Phase], out: Console) -> None:
 
 
 def _print_staleness(found: list[Phase], out: Console) -> None:
-    """Say how old weights are where the schedule is asynchronous: a line for each length of pipeline."""
+    """Print how old the weights of asynchronous schedules are, in one line for each number of stages."""
     lines = {
         f"With {phase.layout.stages} stages {phase.schedule} uses weights that are up to"
         f" {', '.join(map(str, phase.staleness))} steps old, by stage."
@@ -174,7 +174,7 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
 
 
 def _print_frozen_forward(found: list[Phase], out: Console) -> None:
-    """Say which layouts compute frozen layers ahead, and why others do not."""
+    """Print which layouts compute frozen layers one step ahead, and why others do not."""
     for phase in found:
         where = f"With {phase.boundary} frozen layers and {phase.layout.stages} x {phase.layout.pipelines} workers"
         if phase.why_frozen_forward:

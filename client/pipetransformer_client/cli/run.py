@@ -23,7 +23,7 @@ from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, error
 from .summary import print_summary
 from .view import LiveView, PlainView
 
-#: SIGHUP is included, because a closed terminal stops a run as Ctrl-C does.
+#: Signals that stop a run. A terminal that is closed sends SIGHUP.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -45,7 +45,7 @@ def run(
     try:
         manifest = local_manifest(one_job(file, name, settings))
         run_dir = run_dir.absolute()
-        local_job(manifest, run_dir)  # refuses an invalid job before anything is written
+        local_job(manifest, run_dir)  # refuses a job that cannot run here before anything is written
         with RunFolder.open(run_dir) as folder:
             job = local_job(folder.claim(manifest), run_dir)
             if folder.finished:
@@ -112,9 +112,10 @@ def _print_finished(out: Console, job: PipeTrainingJob, run_dir: Path) -> None:
 
 
 async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | LiveView) -> JobStatus:
-    """Stops the run at a signal. The first one lets workers write a checkpoint, the second one ends them at once.
+    """Waits for a run, and stops it at a signal.
 
-    A signal that the process ignores, such as under `nohup`, stays ignored.
+    At the first signal workers write a checkpoint and end. At the second signal they end at once. A signal that this
+    process ignores, as SIGHUP under `nohup`, stays ignored.
     """
     task = asyncio.create_task(run)
     told = False

@@ -1,4 +1,4 @@
-"""`--set field=value`: changes a manifest before it is checked. Field paths are those of the API's schema."""
+"""`--set field=value`: sets fields of a manifest before it is checked. The CRD's schema says which fields exist."""
 
 import copy
 import difflib
@@ -12,7 +12,7 @@ from pipetransformer_contract.api.manifest import InvalidManifest, parse_value
 from pipetransformer_contract.api.schema import Schema, root_schema
 
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
-#: Fields of `metadata` that can be set. The CRD has no schema of them.
+#: Fields of `metadata` that can be set. The CRD's schema does not describe them.
 _METADATA: Schema = {
     "type": "object",
     "properties": {
@@ -21,15 +21,15 @@ _METADATA: Schema = {
         "annotations": _TEXTS,
     },
 }
-#: A name, in which `\.` stands for a dot, followed by any number of indices such as `[0]`.
+#: A name, followed by any number of indices such as `[0]`. In the name `\.` stands for a dot.
 _PART = re.compile(r"((?:[^.\\\[\]]|\\.)+)((?:\[\d+\])*)")
 _MAX_SUGGESTIONS = 3
 
 
 def with_fields(manifest: Any, settings: Sequence[str]) -> Any:
-    """Sets each `field=value` in order. Values are YAML; an empty value or `null` removes the field.
+    """Returns the manifest with each `field=value` set, in order. Values are YAML; an empty one removes the field.
 
-    A field is below `spec`, which need not be named, or below `metadata`: `training.epochs=3`,
+    A path begins below `spec`, or with `metadata`. Examples: `training.epochs=3`,
     `podTemplate.spec.containers[0].image=trainer:2`, `metadata.labels.kueue\\.x-k8s\\.io/queue-name=team`.
 
     Raises:
@@ -60,7 +60,7 @@ def field_paths() -> list[str]:
 
 
 def _steps(path: str) -> list[str | int]:
-    """Splits a path into names and indices, starting with `spec` or `metadata`.
+    """Splits a path into names and indices. The first one is always `spec` or `metadata`.
 
     Raises:
         ValueError: the text is not a path.
@@ -111,7 +111,7 @@ def _is_open(schema: Schema) -> bool:
 
 
 def _meant(steps: Sequence[str | int], schema: Schema) -> str:
-    """Suggests fields of the same object with a similar name, otherwise fields anywhere with such a name."""
+    """Words that suggest fields with a similar name: of the same object, otherwise of any object; empty without one."""
     parent, wrong = _shown(steps[:-1]), _plain(str(steps[-1]))
     beside = {_plain(name): f"{parent}.{name}".removeprefix(".") for name in schema["properties"]}
     found = [beside[name] for name in difflib.get_close_matches(wrong, beside, n=_MAX_SUGGESTIONS)]
@@ -143,7 +143,7 @@ def _leaves(schema: Schema, path: str) -> Iterator[str]:
 
 
 def _put(manifest: dict[str, Any], steps: Sequence[str | int], value: Any) -> None:
-    """Sets a value, and makes the objects and lists above it.
+    """Sets a value. Objects and lists that contain it are made if they do not exist.
 
     Raises:
         ValueError: an index is past the end of its list.

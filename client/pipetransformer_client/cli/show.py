@@ -85,7 +85,7 @@ def _row(job: Job) -> list[str]:
 
 
 def _step(report: Report | None) -> tuple[str, str]:
-    """Step of the total, and the remaining time."""
+    """The step and the number of all steps, such as `120/400`, and the remaining time; `-` for what is unknown."""
     if report is None:
         return "-", "-"
     total = "" if report.total_steps is None else f"/{report.total_steps}"
@@ -115,5 +115,5 @@ def _print_job(out: Console, job: Job, events: list[Event]) -> None:
 
 
 def _age(since: datetime) -> str:
-    """Time since then, in at most two units."""
+    """The time from `since` until now, in at most two units, such as `3d4h`."""
     return duration((datetime.now(UTC) - since).total_seconds())

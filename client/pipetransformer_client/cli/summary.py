@@ -1,4 +1,4 @@
-"""Prints the summary of a local run that has ended, and the paths of its timeline and model."""
+"""Prints the summary of a local run that has ended, and the paths of the timeline and the model."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def print_summary(console: Console, run_dir: Path) -> None:
-    """Prints the record's `summary.json`. A run that failed early has none."""
+    """Prints `summary.json` of the run's record. Prints nothing if it does not exist, as after an early failure."""
     file = run_dir / "summary.json"
     if not file.exists():
         return
@@ -42,7 +42,8 @@ def print_summary(console: Console, run_dir: Path) -> None:
 
 
 def _audited(summary: dict[str, Any]) -> str:
-    """The audit of samples. A count is null if it depends on ledgers that are not in this record."""
+    """Words that say how many samples were lost and repeated. A number is unknown if it depends on ledgers that are not
+    in this record."""
     lost, repeated = (
         "unknown" if count is None else count for count in (summary["samples_lost"], summary["samples_repeated"])
     )

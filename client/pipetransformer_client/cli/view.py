@@ -1,4 +1,4 @@
-"""The output of `run` and `watch`: a live picture of the layout on a terminal, plain lines elsewhere."""
+"""The output of `run` and `watch`: on a terminal a picture of the layout that is redrawn, otherwise plain lines."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ PROGRESS_SECONDS = 60.0
 
 
 class PlainView:
-    """Prints a line for each event, each layout and each freeze, and otherwise one a minute.
+    """Prints a line at each event, change of layout and freeze. Between these it prints the progress once a minute.
 
     Args:
         console: where to print.
@@ -55,7 +55,7 @@ class PlainView:
 
 
 class LiveView:
-    """Draws stages by pipelines, with frozen layers shaded, after each change."""
+    """Draws a table of pipelines and stages, with frozen layers shaded, and draws it again after each change."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(self, console=console, refresh_per_second=8)
@@ -90,9 +90,10 @@ class LiveView:
 
 
 def draw_layout(status: JobStatus) -> RenderableType:
-    """A table of pipelines (rows) by stages (columns). A cell shows the stage's layers, frozen ones shaded.
+    """A table with a row for each pipeline and a column for each stage. Cells show layers, with frozen layers shaded.
 
-    Cells are empty until the trainer has confirmed the layout, because only the trainer knows the cuts.
+    Cells are empty until the leader has confirmed the layout, because only the trainer decides which stage holds which
+    layers.
     """
     generation, report = status.generation, status.last_report
     if generation is None:
@@ -111,7 +112,7 @@ def draw_layout(status: JobStatus) -> RenderableType:
 
 
 def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
-    """Numbers of frozen and of active layers in each stage."""
+    """Yields the numbers of frozen and of training layers of each stage; nothing before the layout is confirmed."""
     if report is None or report.layout_generation != generation:
         return
     for num_layers, frozen in zip(report.stage_layers, report.stage_frozen_layers, strict=False):
@@ -142,5 +143,5 @@ def progress(status: JobStatus) -> str:
 
 
 def held(status: JobStatus) -> str:
-    """Numbers of held and released workers in one line. On a cluster each worker is a GPU."""
+    """The numbers of held and of released workers in one line. On a cluster each worker is one GPU."""
     return f"workers held {status.gpus.held}, released {status.gpus.released}"

@@ -39,7 +39,7 @@ def watch_job(client: Client, name: str, *, plain: bool = False, timeout: float 
 
 
 def follow(client: Client, name: str, view: PlainView | LiveView, *, timeout: float | None = None) -> Iterator[Job]:
-    """Shows each change of a job, then yields the job. Raises as `Client.stream` does."""
+    """Shows the job and new events after each change, then yields the job. Raises as `Client.stream` does."""
     told: set[str] = set()
     for job in client.stream(name, timeout=timeout):
         _tell(client, job, view, told)
@@ -50,7 +50,7 @@ def follow(client: Client, name: str, view: PlainView | LiveView, *, timeout: fl
 def _tell(client: Client, job: Job, view: PlainView | LiveView, told: set[str]) -> None:
     try:
         events = client.events(job)
-    except Unavailable:  # the next change shows them
+    except Unavailable:  # the next change shows the events
         return
     for event in events:
         if event.uid not in told:

@@ -1,6 +1,6 @@
 """Draws a run as one picture: layouts and frozen layers, GPUs, speed, loss and held-out metrics over time.
 
-`record` reads the leader's record, `draw` makes an SVG of it, and `page` writes a self-contained HTML page.
+`record` reads the record of a run, `draw` makes an SVG of it, and `page` writes a self-contained HTML page.
 """
 
 from .draw import draw

@@ -1,7 +1,7 @@
 """Draws a record as an SVG: layers by stage, GPUs, speed, loss and held-out metrics over one axis of time.
 
-Text has the page's size whatever the width, so a phone gets a drawing of its own. A label that would touch another
-one is left out.
+Text has the same size in a drawing of any width, so narrow screens get a drawing of their own. A label that would touch
+another label is left out.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,15 @@ _LEGENDS = (
 
 @dataclass(frozen=True)
 class _Curve:
-    """A chart of a value over time, with dots for evaluations."""
+    """A chart of a value over time.
+
+    Attributes:
+        title: title of the chart.
+        colour: colour of line and dots.
+        line: (seconds, value) points of the line.
+        points: (seconds, value) of evaluations, drawn as dots.
+        from_zero: whether the value axis includes 0.
+    """
 
     title: str
     colour: str
@@ -60,7 +68,7 @@ def draw(record: Record, title: str, width: float) -> str:
 
 
 def _curves(record: Record) -> list[_Curve]:
-    """Speed, loss and each other metric of the evaluations. Curves without a value are left out."""
+    """The charts of speed, loss, and each metric of the evaluations. Charts without any value are left out."""
     speeds = [(step.time, step.samples_per_second) for step in record.steps if step.samples_per_second is not None]
     losses = tuple((step.time, step.loss) for step in record.steps if step.loss is not None)
     metrics = {
@@ -77,14 +85,14 @@ def _curves(record: Record) -> list[_Curve]:
 
 
 def _medians(points: Sequence[tuple[float, float]], half_window: int = 4) -> list[float]:
-    """Running median, so that one step that waited for a regroup does not hide the others."""
+    """The running median of the values. So a single slow step, such as one with a regroup, does not hide the others."""
     values = [value for _, value in points]
     windows = [sorted(values[max(0, at - half_window) : at + half_window + 1]) for at in range(len(values))]
     return [window[len(window) // 2] for window in windows]
 
 
 def _legend_rows(width: float) -> list[list[tuple[str, str, float]]]:
-    """Colour, word and left edge of each entry, in as many rows as the entries need."""
+    """The legend in rows that fit the width: for each entry its colour, its word and its left edge in pixels."""
     rows: list[list[tuple[str, str, float]]] = [[]]
     x = _RIGHT
     for colour, word in _LEGENDS:
@@ -119,7 +127,8 @@ class _Chart:
                 self.drawing.label(x + 17, middle + 4.5, word, colour=FAINT)
 
     def layers(self, top: float, height: float) -> None:
-        """Draws layers by stage, the first at the bottom and frozen ones in their colour. Layouts are above."""
+        """Draws the layers of each stage over time. The first layer is at the bottom, and frozen layers have their own
+        colour. Above are the layouts."""
         self._title(top, "layers by stage")
         top += _LANE
         y = Scale(0, self._record.num_layers, top + height, top)
@@ -136,7 +145,8 @@ class _Chart:
                 self._inside(spans[0].start, spans[-1].end, upper, lower, f"stage {held.stage}")
 
     def _span(self, span: Span, y: Scale) -> None:
-        """Draws each stage, its frozen and its training layers apart, then the rules between layers and stages."""
+        """Draws the stages in one period: frozen and training layers in their colours, then lines between layers and
+        between stages."""
         left, right = self._x.at(span.start), self._x.at(span.end)
         for held in span.cuts:
             frozen = min(max(span.frozen, held.first), held.last + 1)
@@ -154,9 +164,10 @@ class _Chart:
         self.drawing.polyline([(left, y.end), (left, y.start)], colour="white", width=1)
 
     def _layouts(self, bottom: float) -> None:
-        """Labels each layout, and each regroup with its reason where that fits.
+        """Writes each layout above its period, and the reason of each regroup where it fits.
 
-        Neighbours with the same layout share a label. Layouts after a failure get their label first, then long ones.
+        Consecutive periods with the same layout share a label. Labels that do not fit are left out. Layouts after a
+        failure get theirs first, then layouts of long periods.
         """
         runs = [
             list(run)
@@ -177,7 +188,7 @@ class _Chart:
                 self.drawing.label(middle, bottom, reason, colour=colour, anchor="middle")
 
     def gpus(self, top: float) -> None:
-        """Draws the GPUs that each generation holds. A dashed frame shows those that the job has released."""
+        """Draws the GPUs that each generation holds. A dashed frame shows the GPUs that the job has released."""
         most = max(regroup.gpus for regroup in self._record.regroups)
         self._title(top, "GPUs held, one a worker")
         y = Scale(0, most, top + _GPUS, top)
@@ -201,7 +212,7 @@ class _Chart:
             self._inside(same[0].time, same[-1].end, y.at(count), y.start, words)
 
     def curve(self, curve: _Curve, top: float) -> None:
-        """Draws a value over time. Many values in one pixel are drawn as their mean, and their range in pale."""
+        """Draws a value over time. Values in one column of pixels are drawn as their mean, and their range is pale."""
         values = [value for _, value in (*curve.line, *curve.points)]
         low, high = rounded(min(0, *values) if curve.from_zero else min(values), max(values))
         y = Scale(low, high, top + _CURVE, top)
@@ -230,7 +241,8 @@ class _Chart:
             self.drawing.label(x, bottom + 22, words, colour=FAINT, anchor="middle")
 
     def _marks(self, top: float, bottom: float) -> None:
-        """Draws a line for each regroup, a dashed line for each freeze, and a dotted one for layers that thawed."""
+        """Draws a vertical line at each regroup, a dashed line at each freeze, and a dotted line where a failed trial
+        thawed layers."""
         for freeze in self._record.freezes:
             x = self._x.at(freeze.time)
             colour, dashes = (_FAILED, "1 3") if freeze.why_thawed else (FROZEN, "3 3")
@@ -249,13 +261,14 @@ class _Chart:
             self.drawing.label(self._x.end, top - 9, at_end, colour=colour, anchor="end")
 
     def _tick(self, y: Scale, value: float) -> None:
-        """Draws a rule across the chart, with its value on the left."""
+        """Draws a horizontal line at a value, with the value on the left."""
         rule = [(self._x.start, y.at(value)), (self._x.end, y.at(value))]
         self.drawing.polyline(rule, colour=_RULE, width=1)
         self.drawing.label(_LEFT - 6, y.at(value) + 4.5, short(value), colour=FAINT, anchor="end")
 
     def _inside(self, start: float, end: float, upper: float, lower: float, words: str, *, colour: str = INK) -> None:
-        """Writes words in the middle of a rectangle if they fit."""
+        """Writes words in the middle of a rectangle if they fit. The rectangle reaches from `start` to `end` in
+        seconds, and from `upper` to `lower` in pixels."""
         left, right = self._x.at(start), self._x.at(end)
         if text_width(words) + 4 <= right - left and lower - upper >= FONT_SIZE + 2:
             middle = (upper + lower) / 2 + 0.35 * FONT_SIZE

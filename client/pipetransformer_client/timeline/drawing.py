@@ -7,7 +7,7 @@ INK, FAINT, GROUND = "#22303c", "#5d6b78", "#f7f9fb"
 FROZEN, ACTIVE, MOVED, FREED = "#a9cbe6", "#57a773", "#d9822b", "#c3ccd4"
 
 FONT_SIZE = 13
-_EM, _BOLD_EM = 0.66, 0.74  #: mean width of a character in the widest common font, in font sizes
+_EM, _BOLD_EM = 0.66, 0.74  #: mean width of a character in the widest common font, as a share of the font size
 _NARROW, _NARROW_SHARE = frozenset(" .,:;'|()[]/-fijlrt"), 0.65
 _APART = 2  #: pixels around a label
 
@@ -50,7 +50,7 @@ class Drawing:
         self, points: Iterable[tuple[float, float]], *, colour: str = INK, width: float = 1.4, dashes: str = "",
         fill: str = "none", opacity: float = 1, tip: str = "",
     ) -> None:  # fmt: skip
-        """Draws a line through the points. `tip` names a marker for its end."""
+        """Draws a line through the points. `tip` is the id of an SVG marker at its end, such as an arrow's tip."""
         path = " ".join(f"{x:.4g},{y:.4g}" for x, y in points)
         style = f' stroke-dasharray="{dashes}"' if dashes else ""
         style += f' opacity="{opacity:g}"' if opacity < 1 else ""
@@ -61,7 +61,7 @@ class Drawing:
         self, x: float, y: float, text: str, *, colour: str = INK, anchor: str = "start", bold: bool = False,
         halo: bool = False,
     ) -> None:  # fmt: skip
-        """Writes a line of text on the base line `y`. A halo keeps it legible over lines."""
+        """Writes a line of text. `y` is its base line. With `halo`, a pale outline keeps it legible over lines."""
         style = "" if anchor == "start" else f' text-anchor="{anchor}"'
         style += ' font-weight="600"' if bold else ""
         style += f' stroke="{GROUND}" stroke-width="3" stroke-opacity=".7" paint-order="stroke"' if halo else ""
@@ -70,7 +70,10 @@ class Drawing:
     def label(
         self, x: float, y: float, text: str, *, colour: str = INK, anchor: str = "start", bold: bool = False
     ) -> bool:
-        """Writes text, shifted into the picture. Returns False, and writes nothing, if it would touch a label."""
+        """Writes text, shifted so that it is inside the picture. If it would touch another label, writes nothing.
+
+        Returns whether it was written.
+        """
         width = text_width(text, bold=bold)
         left = min(max(x - _ANCHORS[anchor] * width, _APART), self.width - _APART - width)
         box = (left - _APART, y - FONT_SIZE, left + width + _APART, y + 0.3 * FONT_SIZE)

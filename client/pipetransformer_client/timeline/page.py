@@ -33,7 +33,13 @@ _CAPTION = (
 
 
 def write(record: Record, name: str, folder: Path) -> tuple[Path, Path]:
-    """Writes a self-contained `timeline.html`, and `timeline.svg`. Returns both paths."""
+    """Writes `timeline.html`, which needs no other file, and `timeline.svg`. Returns both paths.
+
+    Args:
+        record: the record of the run.
+        name: name of the run, for titles.
+        folder: folder for both files. It is made if it does not exist.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     page, picture = folder / "timeline.html", folder / "timeline.svg"
     drawings = {width: draw(record, f"Timeline of {name}", width) for width in WIDTHS}
@@ -114,7 +120,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _shown() -> str:
-    """CSS that shows the widest drawing that fits, or the narrowest one on narrow screens."""
+    """CSS that shows only the widest drawing that fits the screen, or the narrowest drawing if none fits."""
     bounds = [0, *(width + 2 * _MARGIN for width in WIDTHS[1:]), 10**6]
     return "".join(
         f"@media (min-width: {low}px) and (max-width: {high - 0.02}px) {{ figure .w{width} {{ display: block }} }}\n"

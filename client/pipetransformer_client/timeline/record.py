@@ -8,13 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-#: Reasons of a generation after a failure: a worker was lost or drained, or the previous layout did not work.
+#: Values of `ResizeReason` that count as failures: a worker was lost or drained, or the last layout did not work.
 _FAILURES = frozenset({"Failure", "Drain", "Undo"})
 
 
 @dataclass(frozen=True, order=True)
 class Held:
-    """Layers `first` to `last`, both included, that the workers of a stage hold."""
+    """A contiguous range of layers that a stage holds: `first` to `last`, counted from 0, both included."""
 
     first: int
     last: int
@@ -26,10 +26,10 @@ class Span:
     """A period with one layout and one number of frozen layers.
 
     Attributes:
-        start: in seconds.
-        end: in seconds.
+        start: start of the period, in seconds.
+        end: end of the period, in seconds.
         frozen: number of frozen layers.
-        cuts: what each stage holds, in the order of the model. A stage may hold several spans of layers.
+        cuts: the layers of each stage, in the order of the model. A stage may hold several ranges.
     """
 
     start: float
@@ -40,10 +40,23 @@ class Span:
 
 @dataclass(frozen=True)
 class Regroup:
-    """A committed generation, from `time` until the next one at `end`. The first one is the start of the job.
+    """A committed generation. The first one is the start of the job.
 
-    `why_schedule` says why its schedule is not the spec's; empty if it is. `idle_share` and `ahead_share` (of the
-    frozen forwards, those that the step before computed) are means of its steps, None if it has none.
+    Attributes:
+        time: when the generation was committed, in seconds.
+        end: when the next generation was committed, or when the record ends, in seconds.
+        generation: number of the generation.
+        reason: why the generation exists (`ResizeReason`).
+        stages: workers per pipeline (K).
+        pipelines: number of pipelines (R).
+        frozen: number of frozen layers at the commit.
+        first_step: the first step (from 0) that the generation trained.
+        pause_seconds: seconds from the end of the last step before to the end of its first step.
+        bytes_moved: bytes of state that workers sent each other.
+        schedule: the schedule that it ran.
+        why_schedule: why `schedule` is not that of the spec; empty if it is.
+        idle_share: share of its steps that workers spent waiting, as a mean; None if unknown.
+        ahead_share: mean share of the frozen forwards that the previous step had computed; None if unknown.
     """
 
     time: float
@@ -74,8 +87,14 @@ class Regroup:
 
 @dataclass(frozen=True)
 class Freeze:
-    """The number of frozen layers changed to `frozen` before a step. `why_thawed` is why a trial thawed layers; empty
-    if none did."""
+    """A change of the number of frozen layers.
+
+    Attributes:
+        time: when it changed, in seconds.
+        step: the first step (from 0) with the new number.
+        frozen: the new number.
+        why_thawed: why layers thawed, if the trial of a freeze failed; otherwise empty.
+    """
 
     time: float
     step: int
@@ -94,7 +113,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out metrics by name. Metrics that are not finite are left out."""
+    """An evaluation: its time in seconds, and held-out metrics by name. Metrics that are not finite are left out."""
 
     time: float
     metrics: dict[str, float]
@@ -102,7 +121,18 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Record:
-    """A run, possibly one that still trains."""
+    """The record of a run, which may still train.
+
+    Attributes:
+        num_layers: number of layers of the model.
+        seconds: time of the newest event or step.
+        outcome: how the run ended, in words.
+        spans: periods with one layout and one number of frozen layers.
+        regroups: the committed generations.
+        freezes: the changes of the number of frozen layers.
+        steps: the committed steps.
+        evaluations: the evaluations.
+    """
 
     num_layers: int
     seconds: float
@@ -115,7 +145,7 @@ class Record:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU-seconds that all generations held."""
+        """GPU-seconds that the job held, over all generations."""
         return sum(regroup.gpus * (regroup.end - regroup.time) for regroup in self.regroups)
 
 
@@ -178,7 +208,7 @@ def _regroups(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: fl
 
 
 def _means(steps: list[dict[str, Any]], key: str) -> dict[int, float]:
-    """The mean of what the steps of each generation say."""
+    """By generation: the mean of the field `key` over its steps that have a value."""
     found: dict[int, list[float]] = {}
     for line in steps:
         if line[key] is not None:
@@ -187,8 +217,11 @@ def _means(steps: list[dict[str, Any]], key: str) -> dict[int, float]:
 
 
 def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:
-    """Periods between changes. A freeze that moves no layer has no roles in the record, so the earlier roles apply. A
-    level begins with no frozen layers."""
+    """Yields the periods between changes of the layout or of the frozen layers.
+
+    A freeze that moves no layer between stages has no `roles` in the record, so the earlier ones stay valid. A level of
+    `multiLevel` begins with no frozen layers.
+    """
     changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen", "LevelChanged")]
     roles: list[dict[str, Any]] = []
     for event, until in zip(changes, [*(later["time"] for later in changes[1:]), end], strict=True):
@@ -204,7 +237,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _outcome(newest: dict[str, Any]) -> str:
-    """How the run ended, by its newest event."""
+    """How the run ended, in words, from its newest event."""
     if newest["kind"] == "Failed":
         return f"failed: {newest.get('message', '')}"
     if newest["kind"] != "Finished":
@@ -214,7 +247,7 @@ def _outcome(newest: dict[str, Any]) -> str:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in a file. An incomplete last line is ignored."""
+    """The objects in a file of JSON lines. An incomplete last line is ignored."""
     if not path.exists():
         return
     for line in path.read_text(encoding="utf-8").splitlines(keepends=True):

@@ -23,19 +23,19 @@ class Scale:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """At most `count + 1` round values from `low` to `high`."""
+    """Round values between `low` and `high` for the ticks of an axis, at most `count + 1`."""
     step = _step((high - low) / max(count, 1))
     return [number * step for number in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
 
 
 def rounded(low: float, high: float) -> tuple[float, float]:
-    """Round bounds around a range. They differ even if the range is empty."""
+    """Round numbers just below `low` and just above `high`. They differ even if `low` equals `high`."""
     step = _step((high - low) / 4)
     return math.floor(low / step) * step, max(math.ceil(high / step), math.floor(low / step) + 1) * step
 
 
 def _step(least: float) -> float:
-    """The smallest 1, 2 or 5 times a power of ten that is at least `least`."""
+    """The smallest number that is at least `least` and is 1, 2 or 5 times a power of ten."""
     power = 10 ** math.floor(math.log10(least)) if least > 0 else 1e-3
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.999 * least)
 

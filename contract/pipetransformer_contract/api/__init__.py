@@ -1,4 +1,4 @@
-"""The `PipeTrainingJob` API. Its types are the only source of the CRD, its validation and the operator's types."""
+"""The API of `PipeTrainingJob`s. The CRD, its validation and the operator's types are all made from these types."""
 
 from .job import GROUP, KIND, PLURAL, VERSION, JobSpec, Metadata, PipeTrainingJob, trainer_spec
 from .status import JobStatus

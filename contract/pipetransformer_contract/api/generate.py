@@ -17,11 +17,11 @@ FILE = f"{GROUP}_{PLURAL}.yaml"
 PATHS = (Path("crds") / FILE, Path("charts/pipetransformer/files") / FILE)
 
 _COLUMNS = (
-    ("State", "string", ".status.state", "Derived from the conditions."),
-    ("Stages", "integer", ".status.generation.stages", "Workers per pipeline."),
-    ("Pipelines", "integer", ".status.generation.pipelines", "Data-parallel width."),
-    ("GPUs", "integer", ".status.gpus.held", "Workers whose pod is not gone."),
-    ("Frozen", "string", ".status.frozen", "Frozen layers of all layers."),
+    ("State", "string", ".status.state", "One word that sums up the conditions."),
+    ("Stages", "integer", ".status.generation.stages", "Workers per pipeline (K)."),
+    ("Pipelines", "integer", ".status.generation.pipelines", "Number of pipelines (R)."),
+    ("GPUs", "integer", ".status.gpus.held", "Workers whose pod still exists."),
+    ("Frozen", "string", ".status.frozen", "Frozen layers and all layers, such as 6/12."),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
 )
 
@@ -72,7 +72,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def render() -> str:
-    """Returns the text of the file."""
+    """Returns the text of the CRD's file, as YAML."""
     return HEADER + yaml.dump(
         custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True
     )

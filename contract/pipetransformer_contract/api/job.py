@@ -1,4 +1,4 @@
-"""The `PipeTrainingJob` object: the trainer's part of the spec, and the fields that only the operator reads."""
+"""The `PipeTrainingJob` object. To the trainer's part of the spec it adds the fields that only the operator reads."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -20,7 +20,7 @@ GROUP = "training.pipetransformer.io"
 VERSION = "v1alpha1"
 KIND = "PipeTrainingJob"
 PLURAL = "pipetrainingjobs"
-#: `managedBy` of jobs that this operator controls. Absent means the same.
+#: Value of `managedBy` of the jobs that this operator controls. It also controls jobs without the field.
 MANAGER = f"{GROUP}/operator"
 TRAINER_CONTAINER = "trainer"
 #: Maximum nesting of a spec's fields. A pod has about a dozen levels.
@@ -33,21 +33,21 @@ Workers = Annotated[int, Field(ge=1, le=8192)]
 
 
 class ClaimFrom(StrEnum):
-    """Where workers beyond the starting size come from."""
+    """Which nodes workers beyond the starting size may use."""
 
-    IDLE = "Idle"  #: a free accelerator of an existing node
-    AUTOSCALER = "Autoscaler"  #: any node, including one that an autoscaler adds for the pending pod
+    IDLE = "Idle"  #: existing nodes with a free accelerator
+    AUTOSCALER = "Autoscaler"  #: any nodes, also nodes that an autoscaler adds because of the pending pods
 
 
 class ElasticPolicy(SpecModel):
     """How many workers the job may have. A worker is one accelerator."""
 
     workers: Workers = Field(
-        description="Workers at a start, also after a suspend: a multiple of pipeline.stages. If maxWorkers is lower,"
-        " the job starts smaller."
+        description="Number of workers at a start, also after a suspend: a multiple of pipeline.stages. If maxWorkers"
+        " is lower, the job starts with fewer."
     )
     min_workers: Workers = Field(
-        default=1, description=f"Minimum number of workers. With more than {MAX_WORKERS:,} no job starts."
+        default=1, description=f"Minimum number of workers. A job with a minimum above {MAX_WORKERS:,} does not start."
     )
     max_workers: Workers = Field(
         description="Maximum number of workers, also at start. The largest valid layout that fits is used. Values above"
@@ -57,25 +57,30 @@ class ElasticPolicy(SpecModel):
     max_pipelines: Workers | None = Field(
         default=None, description="Maximum number of pipelines. By default maxWorkers, or workers if that is more."
     )
-    on_pack: OnPack = Field(default=OnPack.WIDEN, description="What happens to workers that packing frees.")
+    on_pack: OnPack = Field(
+        default=OnPack.WIDEN,
+        description="What happens to workers that shorter pipelines no longer need. Widen: they become more pipelines."
+        " Release: they go back to the cluster. Hold: the job keeps them as idle spares. Auto: as Widen, unless another"
+        " job gains more from them.",
+    )
     release_down_to: ReleaseDownTo = Field(
         default=ReleaseDownTo.PRESENT_STEP,
-        description="For onPack Release with packing Measured: how slow a step may become when workers are released."
-        " PresentStep: 5 % slower than the present step. StartingStep: 5 % slower than a step of the job's first layout"
-        " with no frozen layers. Then freezing gives more accelerators back, and the job ends no later than planned."
-        " The first layout is that of elasticPolicy.workers, even if maxWorkers or a queue lets the job start with"
-        " fewer.",
+        description="With onPack Release and packing Measured: how slow a step may become when workers are released."
+        " PresentStep: at most 5 % slower than the present step. StartingStep: at most 5 % slower than a step of the"
+        " job's first layout with no frozen layers. Then the job releases more workers, and ends no later than if"
+        " nothing had frozen. The first layout is that of elasticPolicy.workers, even if maxWorkers or a queue lets the"
+        " job start with fewer.",
     )
     claim_from: ClaimFrom = Field(
         default=ClaimFrom.IDLE,
-        description="Idle claims workers beyond elasticPolicy.workers only while nodes have free accelerators for them,"
-        " and never if the operator sees no nodes. Autoscaler tries a claim at any time, and an autoscaler may add"
-        " nodes for it.",
+        description="When the job claims workers beyond elasticPolicy.workers. Idle: only while nodes have free"
+        " accelerators for them, and never if the operator sees no nodes. Autoscaler: at any time, so that an"
+        " autoscaler may add nodes for their pods.",
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
         default=1.0,
-        description="For onPack Auto: how much this job's throughput counts, compared with other jobs of its namespace."
-        " With the chart's sharing.weights: Cluster, compared with all jobs.",
+        description="With onPack Auto: weight of this job's throughput, compared with other jobs of its namespace. With"
+        " sharing.weights: Cluster in the chart, compared with all jobs.",
     )
     rules = (
         Rule(field("min_workers").at_most(field("workers")), "minWorkers must not exceed workers", ".minWorkers"),
@@ -91,7 +96,7 @@ class ElasticPolicy(SpecModel):
         ),
         Rule(
             field("release_down_to").is_not("StartingStep") | field("on_pack").is_("Release"),
-            "releaseDownTo StartingStep needs onPack Release: only then workers are released",
+            "releaseDownTo StartingStep needs onPack Release: with other values no workers are released to the cluster",
             ".releaseDownTo",
         ),
     )
@@ -103,14 +108,15 @@ class ElasticPolicy(SpecModel):
 
 
 class Topology(SpecModel):
-    """Nodes that have one value of a label in common."""
+    """A label of nodes. Nodes with the same value of the label form a group, such as a rack."""
 
     topology_key: Annotated[str, Field(min_length=1, max_length=317, pattern=_LABEL_KEY)] = Field(
-        description="Label of the nodes."
+        description="Key of the label."
     )
     required: bool = Field(
         default=False,
-        description="True: a worker waits until such a node is free. False: it takes another node, if need be.",
+        description="True: a worker waits until a node of such a group is free. False: if none is free, it takes"
+        " another node.",
     )
 
 
@@ -130,9 +136,9 @@ class Placement(SpecModel):
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job ends.
+    """Which of the job's pods are deleted when it ends: none, those that still run, or all.
 
-    With None the workers of a failed job write a checkpoint and exit by themselves, and their pods are kept."""
+    With None, workers of a failed job write a checkpoint and exit by themselves, and their pods are kept."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -144,49 +150,52 @@ class RunPolicy(SpecModel):
 
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
         default=3,
-        description="Failures before the job fails: lost workers, and generations in a row that make no step. The loss"
-        " of a node does not count. Failures are forgotten, see forgetFailuresAfterSteps.",
+        description="Number of failures after which the job fails. Failures are lost workers, and generations in a row"
+        " that make no step. The loss of a node does not count. After forgetFailuresAfterSteps a failure no longer"
+        " counts.",
     )
     forget_failures_after_steps: Positive = Field(
         default=1000,
-        description="A failure counts against backoffLimit until this many more steps are committed.",
+        description="Number of steps after which a failure no longer counts against backoffLimit.",
     )
     stall_timeout_seconds: Positive | None = Field(
         default=None,
-        description="If no step is made for this time, or none since a generation was published, the condition Stalled"
-        " becomes True and silent members are replaced. By default the longest of 30 minutes, 20 median steps and 2"
-        " rounds.",
+        description="If no step is made for this time, the condition Stalled becomes True, and members that send no"
+        " heartbeats are replaced. The time also begins when a generation is published. By default the longest of 30"
+        " minutes, 20 times the median step time and 2 rounds.",
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
-        description="A resize that is not published within this time is cancelled and tried again later.",
+        description="A resize that is not published within this time, because new workers are not ready, is cancelled"
+        " and tried again later.",
     )
     start_timeout_seconds: Positive = Field(
         default=600,
         description="If not all workers of a start have a node within this time, the job releases all of them. It tries"
-        " again after 1, 2, 4, at most 5 minutes, or when accelerators are released. If all have a node, the start has"
-        " six times as long, and twice that after each start that was too slow.",
+        " again after 1, 2, 4, at most 5 minutes, or when accelerators are released. If all workers have a node, they"
+        " have six times as long to become ready. After each start that was too slow, this time doubles.",
     )
     claim_timeout_seconds: Positive = Field(
         default=120,
-        description="If the workers of a claim are not all scheduled within this time, the claim is withdrawn and tried"
-        " again later.",
+        description="If not all workers of a claim have a node within this time, their pods are deleted, and the claim"
+        " is tried again later.",
     )
     drain_timeout_seconds: Positive = Field(
         default=600,
-        description="Evictions from a cordoned node wait until the workers are replaced, at most this long. Another"
-        " cordon restarts the time, up to twice this long after the first cordon.",
+        description="If a node is cordoned, evictions of its workers are held back until these workers are replaced, at"
+        " most this long. Another cordon restarts this time, which ends at the latest after twice this long from the"
+        " first cordon.",
     )
     stop_timeout_seconds: Positive = Field(
         default=300,
-        description="Time for the last checkpoint. If a job is suspended, sent back to its queue or past its deadline,"
-        " its workers are told to write one. Workers that have not exited by then are deleted. It is also the grace"
-        " period of pods that are deleted or evicted by others, unless the template sets one.",
+        description="Time for the last checkpoint. When a job is suspended, sent back to its queue or past its"
+        " deadline, its workers write a checkpoint and exit. Workers that have not exited after this time are deleted."
+        " It is also the grace period of pods that someone else deletes or evicts, unless the template sets one.",
     )
     active_deadline_seconds: Positive | None = Field(
         default=None,
-        description="The job fails if it is not complete within this time. The time starts when the job starts, is"
-        " resumed, or is admitted again by its queue.",
+        description="The job fails if it is not complete within this time. The time begins when the job starts. It"
+        " begins again when the job is resumed, or when its queue admits it again.",
     )
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
         default=None, description="The job is deleted this long after its end."
@@ -207,7 +216,9 @@ class Resources(Opaque):
     """Like Kubernetes' ResourceRequirements."""
 
     limits: Quantities = Field(
-        default_factory=dict, max_length=16, description="Limits. The trainer's must have 1 of acceleratorResource."
+        default_factory=dict,
+        max_length=16,
+        description="Limits. The trainer container must have a limit of 1 for acceleratorResource.",
     )
     requests: Quantities = Field(default_factory=dict, max_length=16, description="Requests; by default the limits.")
 
@@ -216,18 +227,18 @@ class Container(Opaque):
     """Like Kubernetes' Container. All its fields are kept."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
-        description="Name. The container that trains is named `trainer`.",
+        description="Name of the container. The container that trains is the one named `trainer`, otherwise the first.",
     )
     resources: Resources = Field(default_factory=Resources)
 
 
 class PodSpec(Opaque):
-    """Like Kubernetes' PodSpec. All its fields are kept. A strict dry run of one pod checks them."""
+    """Like Kubernetes' PodSpec. All its fields are kept. The operator checks them by a server-side dry run of a pod."""
 
     containers: list[Container] = Field(
         min_length=1,
         max_length=16,
-        description="The trainer container and its sidecars.",
+        description="The container that trains, and its sidecars.",
     )
 
 
@@ -247,7 +258,7 @@ class PodTemplate(Opaque):
     spec: PodSpec
 
     def trainer(self) -> Container:
-        """The container whose exit counts: the one named `trainer`, otherwise the first."""
+        """The container that trains: the one named `trainer`, otherwise the first."""
         containers = self.spec.containers
         return next((container for container in containers if container.name == TRAINER_CONTAINER), containers[0])
 
@@ -258,23 +269,27 @@ class JobSpec(TrainingSpec):
     placement: Placement = Field(default_factory=Placement)
     suspend: bool = Field(
         default=False,
-        description="True writes a checkpoint and releases all workers. False starts again from the checkpoint.",
+        description="True: the job writes a checkpoint and releases all workers. Back to False: it resumes from the"
+        " checkpoint.",
     )
     accelerator_resource: Annotated[str, Field(max_length=317)] = Field(
-        default="nvidia.com/gpu", description="Extended resource. Each worker has one of it. Empty for CPU."
+        default="nvidia.com/gpu",
+        description="Extended resource of which each worker has one, its accelerator. Empty to train on CPUs.",
     )
     pod_template: PodTemplate = Field(
-        description="Template of the workers' pods. The trainer is the container named trainer, otherwise the first."
+        description="Template of the workers' pods. The container that trains is the one named trainer, otherwise the"
+        " first."
     )
     managed_by: Annotated[str, Field(min_length=1, max_length=253)] | None = Field(
         default=None,
-        description=f"Controller of this job. With a value other than {MANAGER} the operator ignores the job.",
+        description=f"Controller of this job. The operator ignores a job with a value other than {MANAGER}.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_depth(cls, value: object) -> object:
-        """Refuses a deeply nested spec. The schema does not limit free-form fields, but some readers do."""
+        """Refuses a deeply nested spec. The CRD's schema allows any depth in free-form fields, but not all readers
+        do."""
         level = [value]
         for _ in range(_MAX_DEPTH):
             level = [inner for item in level for inner in _items(item)]
@@ -289,7 +304,7 @@ class JobSpec(TrainingSpec):
 
     @property
     def initial_layout(self) -> Layout:
-        """The layout of a start that no ceiling limits."""
+        """The layout of a start with `elasticPolicy.workers` workers, whatever `maxWorkers` is."""
         return Layout(self.pipeline.stages, self.elastic_policy.workers // self.pipeline.stages)
 
     @property
@@ -346,10 +361,14 @@ def _items(value: object) -> Iterable[object]:
 
 
 def trainer_spec(spec: JobSpec, *, num_shards: int | None = None, workers: int | None = None) -> TrainerSpec:
-    """The spec that a worker gets in `Env.JOB_SPEC`.
+    """Make the spec that a worker gets in `Env.JOB_SPEC`.
 
-    `num_shards` and `workers` are the values of the start, from the status. `elasticPolicy` may have changed since, but
-    all workers must get the same values. The defaults are the values of a job that starts now.
+    Args:
+        spec: the job's spec.
+        num_shards: largest number of pipelines, as noted in the status when the job started; None if it starts now.
+        workers: number of workers at the start, as noted in the status; None if the job starts now.
+
+    All workers of a job must get the same values, although `elasticPolicy` may have changed since the start.
     """
     return TrainerSpec(
         **{name: getattr(spec, name) for name in TrainingSpec.model_fields},

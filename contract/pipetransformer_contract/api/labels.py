@@ -1,27 +1,27 @@
-"""All labels of this project, and a check of a job's labels in the operator, because CEL does not see labels."""
+"""All labels that the operator reads or sets, and a check of a job's labels, which the CRD's CEL rules cannot see."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .job import GROUP, JobSpec
 
-#: Name of the job, on all its objects.
+#: On all objects of a job: the job's name.
 JOB_LABEL = f"{GROUP}/job"
-#: Id of the worker, on its pod.
+#: On a worker's pod: the worker's id.
 WORKER_LABEL = f"{GROUP}/worker-id"
-#: The operator places workers of one group close together, see `kube/workers/placement.py`.
+#: On a worker's pod: its group. The workers of a group are placed close together (`kube/workers/placement.py`).
 PLACEMENT_GROUP_LABEL = f"{GROUP}/placement-group"
-#: The scheduler gives workers of one group nodes all at once, see `kube/workers/pod_groups.py`.
+#: On a worker's pod: its group. The scheduler binds the workers of a group all at once (`kube/workers/pod_groups.py`).
 POD_GROUP_LABEL = f"{GROUP}/pod-group"
 #: On all objects that the operator creates for a job.
 MANAGED_BY = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
-#: Kueue's: the queue that a job waits in. Kueue may stop the job, so the job needs a checkpoint.
+#: A label of Kueue on a job: the queue that the job asks. Kueue may stop the job, so the job needs a checkpoint.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-#: Kueue's: UID of the job that a Workload is for.
+#: A label of Kueue on a Workload: UID of its job.
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-#: Kueue's: the WorkloadPriorityClass of a job.
+#: A label of Kueue on a job: its WorkloadPriorityClass.
 PRIORITY_CLASS_LABEL = "kueue.x-k8s.io/priority-class"
-#: Kubernetes' own: name of a namespace, on the namespace.
+#: A label of Kubernetes on a namespace: the namespace's name.
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
@@ -37,8 +37,8 @@ class FieldError:
 
 
 def label_errors(labels: Mapping[str, str], spec: JobSpec) -> list[FieldError]:
-    """Refuses a job that names a queue and has no checkpoint, because the queue may stop it."""
+    """Returns an error if the job names a queue but has no checkpoint, because the queue may stop the job."""
     if QUEUE_LABEL not in labels or spec.checkpoint is not None:
         return []
-    message = "a queue may stop the job, which needs spec.checkpoint: without one all training is lost"
+    message = "a queue may stop the job, so the job needs spec.checkpoint: without one all training would be lost"
     return [FieldError(f"metadata.labels[{QUEUE_LABEL}]", message)]

@@ -1,4 +1,5 @@
-"""Reads a job's file for a local run, and refuses invalid files with the API server's messages."""
+"""Reads manifests of jobs from files, refuses invalid ones with the API server's messages, and adapts jobs to a local
+run."""
 
 import difflib
 import importlib.util
@@ -20,13 +21,13 @@ from .labels import FieldError
 from .schema import root_schema, without_nulls
 from .validate import validate_manifest, with_name
 
-#: Command that the trainer's image runs.
+#: Default command of a worker in a local run, as in the trainer's image.
 TRAINER = (sys.executable, "-m", "pipetransformer")
 #: File name that stands for standard input.
 STANDARD_INPUT = Path("-")
 
 _TAG = "tag:yaml.org,2002:"
-#: YAML types that JSON does not have, and PyYAML's `=`.
+#: YAML types that are not in JSON, and PyYAML's type for a `=`.
 _NOT_IN_JSON = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs", "value")}
 _NUMBERS = {
     f"{_TAG}int": r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)",
@@ -35,7 +36,7 @@ _NUMBERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads scalars as kubectl does.
+    """A YAML loader that reads numbers and texts as kubectl does.
 
     PyYAML's own loader follows YAML 1.1. It would read 3e-4 as text, 12:30 as a base-60 number and 2024-01-01 as a
     date."""
@@ -54,7 +55,11 @@ for _tag, _pattern in _NUMBERS.items():
 
 
 class InvalidManifest(Exception):
-    """The file is not a valid job. `errors` name the fields."""
+    """A manifest is not a valid job.
+
+    Attributes:
+        errors: the errors, each with the path of its field.
+    """
 
     def __init__(self, errors: list[FieldError]) -> None:
         super().__init__("\n".join(str(error) for error in errors))
@@ -63,7 +68,12 @@ class InvalidManifest(Exception):
 
 @dataclass(frozen=True)
 class Document:
-    """One YAML document. `source` says where it is, such as `jobs.yaml, document 2`."""
+    """One YAML document of a file.
+
+    Attributes:
+        source: where the document is, for errors, such as `jobs.yaml, document 2`.
+        content: its content as Python objects.
+    """
 
     source: str
     content: Any
@@ -75,7 +85,7 @@ class Document:
 
     @property
     def name(self) -> str:
-        """Name of the object; empty if the API server generates it, or without one."""
+        """Name of the object; empty if it has none, or only a `generateName`."""
         metadata = self.content.get("metadata") if isinstance(self.content, dict) else None
         return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
 
@@ -85,13 +95,13 @@ def read_documents(file: Path) -> list[Document]:
 
     Raises:
         InvalidManifest: the file is not YAML.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         text = sys.stdin.read() if file == STANDARD_INPUT else _text(file)
         contents = list(yaml.load_all(text, Loader=_Loader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidManifest([FieldError(_called(file), f"is no YAML: {error}")]) from error
+        raise InvalidManifest([FieldError(_called(file), f"is not YAML: {error}")]) from error
     if len(contents) == 1:
         return [Document(_called(file), contents[0])]
     return [
@@ -102,15 +112,15 @@ def read_documents(file: Path) -> list[Document]:
 
 
 def parse_value(text: str) -> Any:
-    """Reads a value as it would be read from a manifest.
+    """Reads a YAML value by the rules for manifests.
 
     Raises:
-        ValueError: it is not YAML.
+        ValueError: the text is not YAML.
     """
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ValueError(f"{text!r} is no YAML: {error}") from error
+        raise ValueError(f"{text!r} is not YAML: {error}") from error
 
 
 def _called(file: Path) -> str:
@@ -126,28 +136,30 @@ def _text(file: Path) -> str:
 
 
 def similar_path(path: Path) -> str:
-    """Suggests the existing path closest to a mistyped one; empty if none is close."""
+    """Words that suggest an existing path in place of a mistyped one; empty if no name is close."""
     folder = path.parent
     if not folder.is_dir():
         return f": there is no folder {folder}{similar_path(folder)}"
     try:
         names = [other.name for other in folder.iterdir()]
-    except OSError:  # it cannot be read
+    except OSError:  # the folder cannot be read
         return ""
     close = difflib.get_close_matches(path.name, names, n=1)
     return f": did you mean {folder / close[0]}?" if close else ""
 
 
 def read_job(file: Path, run_dir: Path) -> PipeTrainingJob:
-    """Reads the job of a YAML file that holds exactly one, and adapts it to this machine like `local_job`."""
+    """Reads the only job of a YAML file, and adapts it to this machine as `local_job` does."""
     return local_job(local_manifest(_only(file)), run_dir)
 
 
 def local_manifest(document: Document) -> dict[str, Any]:
-    """The manifest of a job that trains on this machine, with a name. It needs no `podTemplate` and no accelerator.
+    """Checks a manifest for a local run. Adds a name if there is only a `generateName`, and a `podTemplate` if missing.
+
+    A local run needs no accelerator, so this sets `acceleratorResource` to an empty text.
 
     Raises:
-        InvalidManifest: it is not a valid job.
+        InvalidManifest: the manifest is not a valid job.
     """
     content = document.content
     if isinstance(content, dict) and isinstance(spec := content.get("spec"), dict):
@@ -159,13 +171,13 @@ def local_manifest(document: Document) -> dict[str, Any]:
 def local_job(manifest: Mapping[str, Any], run_dir: Path) -> PipeTrainingJob:
     """Adapts the job of a manifest from `local_manifest` to this machine.
 
-    The job writes only to `run_dir`, and its checkpoints to `run_dir/checkpoints`, whatever its manifest says. Mounted
-    paths of a cluster do not exist here, and a URL may belong to a cluster's job. The job always keeps checkpoints, so
-    that it can be resumed. The container's command runs in the current folder, with the values in its `env`. Before
-    the run, set variables that a cluster would take from elsewhere, such as a Secret.
+    The job writes its results to `run_dir`, and its checkpoints to `run_dir/checkpoints`, whatever its manifest says.
+    Volumes of a cluster do not exist on this machine, and a URL may belong to a cluster's job. The job always keeps
+    checkpoints, so that it can be resumed. The container's command runs in the current folder, with the variables of
+    its `env` that have a value. Variables from elsewhere, such as a Secret, must be set in this process's environment.
 
     Raises:
-        InvalidManifest: the job cannot run here.
+        InvalidManifest: the job cannot run on this machine.
     """
     metadata = {**manifest["metadata"], "uid": str(uuid.uuid4())}
     job = PipeTrainingJob.from_manifest(
@@ -177,29 +189,31 @@ def local_job(manifest: Mapping[str, Any], run_dir: Path) -> PipeTrainingJob:
 
 
 def worker_command(job: PipeTrainingJob) -> list[str]:
-    """Command line of a worker: the trainer container's `command`, by default its image's command, and its `args`."""
+    """Command line of a worker: `command` of the trainer container (by default `TRAINER`), followed by its `args`."""
     container = job.spec.pod_template.trainer().model_extra or {}
     return [*(container.get("command") or TRAINER), *(container.get("args") or ())]
 
 
 def worker_environment(job: PipeTrainingJob) -> dict[str, str]:
-    """Variables that the trainer container's `env` adds to this process's environment."""
+    """Variables of the trainer container's `env` that have a value. They are added to this process's environment."""
     variables = (job.spec.pod_template.trainer().model_extra or {}).get("env") or ()
     return {one["name"]: one.get("value", "") for one in variables if "valueFrom" not in one}
 
 
 def _never_started(job: PipeTrainingJob) -> list[FieldError]:
-    """Refuses jobs that would never start here: in a cluster a user or another controller starts them."""
+    """Errors of a job that would never start in a local run. On a cluster a user or another controller starts it."""
     errors = []
     if job.spec.suspend:
-        errors.append(FieldError("spec.suspend", "nobody resumes a local run: it must be false"))
+        errors.append(FieldError("spec.suspend", "must be false, because a suspended job never starts in a local run"))
     if not job.spec.managed:
-        errors.append(FieldError("spec.managedBy", f"{job.spec.managed_by} does not manage a local run: leave it out"))
+        errors.append(
+            FieldError("spec.managedBy", f"{job.spec.managed_by} does not start jobs in a local run: leave it out")
+        )
     return errors
 
 
 def _container_errors(job: PipeTrainingJob) -> list[FieldError]:
-    """Errors that a cluster's dry run of a pod would find, or that the image would rule out."""
+    """Errors of the trainer container. On a cluster a dry run of a pod finds them, or the image prevents them."""
     trainer = job.spec.pod_template.trainer()
     container = trainer.model_extra or {}
     path = f"spec.podTemplate.spec.containers[{job.spec.pod_template.spec.containers.index(trainer)}]"
@@ -221,16 +235,16 @@ def _container_errors(job: PipeTrainingJob) -> list[FieldError]:
 
 
 def search_path() -> str:
-    """Folders to search for a worker's program. This interpreter's folder is first, so that `python` is this one."""
+    """Folders to search for a worker's program. The first is that of this interpreter, so that `python` finds it."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """The manifest of the one job in a YAML file, or in standard input for `-`.
+    """Reads and checks the manifest of the only job in a YAML file, or in standard input for `-`.
 
     Raises:
-        InvalidManifest: the file is not a valid job.
-        OSError: it cannot be read.
+        InvalidManifest: the file does not hold one valid job.
+        OSError: the file cannot be read.
     """
     document = _only(file)
     return checked(document.content, document.source)
@@ -244,10 +258,14 @@ def _only(file: Path) -> Document:
 
 
 def checked(manifest: Any, source: str) -> dict[str, Any]:
-    """The manifest of a valid job, as the API server reads it.
+    """Checks a manifest, and returns it without null fields, as the API server reads it.
+
+    Args:
+        manifest: the content of a document.
+        source: where it is, for errors.
 
     Raises:
-        InvalidManifest: it is not a valid job; the errors name its fields, or `source`.
+        InvalidManifest: the manifest is not a valid job.
     """
     if not isinstance(manifest, dict):
         raise InvalidManifest([FieldError(source, "must hold one PipeTrainingJob")])

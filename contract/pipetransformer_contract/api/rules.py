@@ -1,23 +1,23 @@
-"""Rules for a whole job in CEL: between fields of several types, and for changes while a job exists.
+"""Rules in CEL for a whole job: between fields of several sections, and for changes while a job exists.
 
-Rules for one type stand beside its fields (`SpecModel.rules`). The rules here go into the CRD, and `validate_manifest`
-evaluates the same text.
+Rules within one section stand beside its fields (`SpecModel.rules`). The CRD contains all these rules, and
+`validate_manifest` evaluates the same text.
 """
 
 from pipetransformer_contract.spec_model import Rule
 
-#: Maximum length of a job's name, so that workers' names and labels with the job's name stay legal.
+#: Maximum length of a job's name. It is a part of the names of workers and of labels, whose length is limited.
 MAX_NAME = 50
 
 ROOT_RULES = (
     Rule(
         f"size(self.metadata.name) <= {MAX_NAME}",
-        f"must be at most {MAX_NAME} characters: names of workers are made from it",
+        f"must have at most {MAX_NAME} characters, because the names of workers contain it",
         ".metadata.name",
     ),
 )
 
-#: The largest number of pipelines that may exist later. A temporarily lowered maxWorkers does not reduce it.
+#: The largest number of pipelines that the job may have at any time. A maxWorkers below workers does not reduce it.
 _LARGEST_WIDTH = (
     "(has(self.elasticPolicy.maxPipelines) ? self.elasticPolicy.maxPipelines"
     " : self.elasticPolicy.workers > self.elasticPolicy.maxWorkers ? self.elasticPolicy.workers"
@@ -42,31 +42,32 @@ CROSS_FIELD_RULES = (
     ),
     Rule(
         "self.elasticPolicy.workers / self.pipeline.stages >= self.elasticPolicy.minPipelines",
-        "workers must carry at least minPipelines pipelines of pipeline.stages",
+        "workers / pipeline.stages must be at least minPipelines",
         ".elasticPolicy.workers",
     ),
     Rule(
         f"self.elasticPolicy.workers / self.pipeline.stages <= {_LARGEST_WIDTH}",
-        "workers must carry at most maxPipelines pipelines of pipeline.stages",
+        "workers / pipeline.stages must be at most maxPipelines",
         ".elasticPolicy.workers",
     ),
     Rule(
         f"self.training.globalBatchSize >= {_LARGEST_WIDTH}",
-        "globalBatchSize must be at least the largest number of pipelines: maxPipelines, else maxWorkers or workers",
+        "globalBatchSize must be at least the largest number of pipelines: maxPipelines, by default the larger of"
+        " maxWorkers and workers",
         ".training.globalBatchSize",
     ),
     Rule(
         f"self.acceleratorResource == '' || ({_CONTAINERS}.exists(c, c.name == 'trainer')"
         f" ? {_CONTAINERS}.exists(c, c.name == 'trainer' && {_has_one_accelerator('c')})"
         f" : {_has_one_accelerator(_CONTAINERS + '[0]')})",
-        "the trainer container (the one named trainer, else the first) must have exactly 1 of acceleratorResource in"
-        " resources.limits",
+        "the container that trains (the one named trainer, otherwise the first) must have exactly 1 of"
+        " acceleratorResource in resources.limits",
         ".podTemplate.spec.containers",
     ),
     Rule(
         "has(self.checkpoint) || !self.suspend",
-        "suspend needs spec.checkpoint: without one all training is lost; to change the job, delete it and create it"
-        " again",
+        "suspend needs spec.checkpoint: without one all training would be lost. To change the job, delete it and create"
+        " it again",
         ".suspend",
     ),
     Rule(

@@ -1,7 +1,8 @@
 """Turns the API's types into the structural schema that the API server requires.
 
-pydantic's JSON schema differs in three ways. Kubernetes allows neither `$ref` nor `anyOf` with null. It writes
-exclusive bounds like OpenAPI 3.0. It applies defaults within a nested object only if the object itself has a default.
+It differs from pydantic's JSON schema in three ways. It has neither `$ref` nor `anyOf` with null. It has exclusive
+bounds as in OpenAPI 3.0. And because Kubernetes applies the defaults in a nested object only if the object itself has a
+default, it has such a default.
 """
 
 import re
@@ -19,7 +20,7 @@ from .status import JobStatus
 
 Schema = dict[str, Any]
 
-#: Keys of lists that are maps, by the name of the list.
+#: For each list that Kubernetes merges as a map: the field that is the key, by the name of the list.
 LIST_MAP_KEYS: Mapping[str, str] = {
     "conditions": "type",
     "containers": "name",
@@ -70,14 +71,15 @@ def root_schema() -> Schema:
 
 
 def structural(model: type[BaseModel], *, defaults: bool = True) -> Schema:
-    """The structural schema of one type with its fields. A status has no defaults: its writer sets all fields."""
+    """The structural schema of a type. Without `defaults` it has no defaults, as for a status: its writer sets all
+    fields."""
     document = model.model_json_schema(by_alias=True)
     types = {kind.__name__: kind for kind in _types_within(model)}
     return _Converter(document.get("$defs", {}), types, defaults).convert(document | {"title": model.__name__})
 
 
 def with_defaults(schema: Schema, value: Any) -> Any:
-    """Adds the schema's defaults to `value` like the API server: in objects, depth first."""
+    """Adds the schema's defaults to `value` as the API server does: to an object first, then to the objects in it."""
     if isinstance(value, Mapping):
         known = schema.get("properties", {})
         missing = {name: field["default"] for name, field in known.items() if "default" in field and name not in value}
@@ -88,9 +90,9 @@ def with_defaults(schema: Schema, value: Any) -> Any:
 
 
 def without_nulls(schema: Schema, value: Any) -> Any:
-    """Removes null fields from `value`, such as a YAML key without a value.
+    """Removes null fields from `value`, such as a YAML key without a value, as the API server does.
 
-    The API server drops those that the schema knows, because none of them may be null."""
+    Fields that the schema does not know stay null. Of the fields that it knows, none may be null."""
     if isinstance(value, Mapping):
         known = schema.get("properties", {})
         there = {name: item for name, item in value.items() if item is not None or name not in known}
@@ -113,7 +115,7 @@ def pruned(schema: Schema, value: Any) -> Any:
 
 
 def missing_fields(ours: Schema, theirs: Schema, path: str = "") -> list[str]:
-    """Paths of the fields that are in `ours` but not in `theirs`."""
+    """Paths of the fields that the schema `ours` has and the schema `theirs` does not have."""
     missing = []
     for name, field in ours.get("properties", {}).items():
         other = theirs.get("properties", {}).get(name)
@@ -170,7 +172,7 @@ class _Converter:
         return target
 
     def _resolved(self, source: Schema) -> Schema:
-        """Replaces a reference, or a single alternative to null, by its target. Outer keywords win."""
+        """Replaces a `$ref`, or an `anyOf` of one schema and null, by that schema. Keywords beside it win."""
         alternatives = [option for option in source.get("anyOf", []) if option.get("type") != "null"]
         if len(alternatives) == 1:
             outer = {key: value for key, value in source.items() if key != "anyOf"}
@@ -207,14 +209,14 @@ class _Converter:
         target = self.convert(source)
         fields = {field.alias or python_name: field for python_name, field in owner.model_fields.items()}
         if self._defaults and not issubclass(owner, Opaque) and _is_made_of_defaults(fields[name].default_factory):
-            target["default"] = with_defaults(target, {})  # rules are checked on this default
+            target["default"] = with_defaults(target, {})  # complete, because the API server checks rules on it
         if target.get("type") == "array" and name in LIST_MAP_KEYS:
             target |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [LIST_MAP_KEYS[name]]}
         return target
 
 
 def _in_names_of_fields(text: str, kind: type[BaseModel]) -> str:
-    """Replaces Python names of fields in a docstring by their aliases, which users of the schema know."""
+    """Replaces the Python names of fields in a docstring by their names in the API, which users know."""
     aliases = {name: field.alias or name for name, field in kind.model_fields.items()}
     return re.sub(r"`(\w+)`", lambda found: f"`{aliases.get(found[1], found[1])}`", text)
 

@@ -1,7 +1,7 @@
 """The status of a `PipeTrainingJob`: all that the operator remembers about a job.
 
-The operator writes each decision here before it acts on it. If it dies between two writes, the next operator reads here
-what was decided. The operator observes everything else again.
+The operator writes each decision to the status before it acts on it. If the operator dies, the next one reads from the
+status what was decided, and observes everything else again.
 """
 
 from collections.abc import Set
@@ -33,44 +33,44 @@ class ConditionType(StrEnum):
     """The types of conditions."""
 
     ADMITTED = "Admitted"  #: the job may have workers
-    RUNNING = "Running"  #: the leader confirmed a generation, and its members train
+    RUNNING = "Running"  #: the leader has confirmed a generation, and its members train
     RESIZING = "Resizing"  #: another layout is being prepared or committed
-    STALLED = "Stalled"  #: no step for `stallTimeoutSeconds`, or several generations in a row break
-    UNSAVED = "Unsaved"  #: the storage does not take the job's checkpoint; the job trains on
+    STALLED = "Stalled"  #: no step was made for `stallTimeoutSeconds`, or several generations in a row broke
+    UNSAVED = "Unsaved"  #: the job's checkpoint cannot be written to the storage; the job continues to train
     SUSPENDED = "Suspended"  #: `spec.suspend` is true, or the job is being deleted
     COMPLETE = "Complete"  #: the model is trained and durable
-    FAILED = "Failed"  #: the operator does not try the job again
+    FAILED = "Failed"  #: the job failed, and the operator does not start it again
 
 
 class Reason(StrEnum):
     """Reasons of conditions and of Kubernetes events."""
 
     # Admitted
-    NO_QUEUE = "NoQueue"  #: the job names no queue: admitted at once
+    NO_QUEUE = "NoQueue"  #: the job names no queue, so it is admitted at once
     QUOTA_RESERVED = "QuotaReserved"  #: the queue admitted the job
     WAITING_FOR_QUOTA = "WaitingForQuota"  #: the queue has not yet admitted the job, or one more pipeline
-    QUOTA_LOST = "QuotaLost"  #: the queue takes quota back
+    QUOTA_LOST = "QuotaLost"  #: the queue takes quota back from the job
     QUEUE_UNAVAILABLE = "QueueUnavailable"  #: the operator knows nothing about the queue
-    NAME_CONFLICT = "NameConflict"  #: a pod of another owner has a worker's name
+    NAME_CONFLICT = "NameConflict"  #: a pod of another owner has the name that a worker's pod would have
     INVALID_SPEC = "InvalidSpec"
     # Running
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     TRAINING = "Training"
     CREATION_REFUSED = "CreationRefused"  #: the cluster refuses to create the workers' pods
     DELETION_REFUSED = "DeletionRefused"  #: the cluster refuses to delete released pods; also a reason of Suspended
-    RECOVERING = "Recovering"  #: members were lost, and too few are left for any legal layout
+    RECOVERING = "Recovering"  #: members were lost, and too few are left to form a legal layout
     NO_LEGAL_START = "NoLegalStart"  #: no starting layout is within the bounds of the spec
     FINISHED = "Finished"
     # Resizing: preparing, committing, cleaning
-    PREPARING = "Preparing"  #: waits until all members of the next generation are ready
-    COMMITTING = "Committing"  #: published; waits until the leader confirms
-    RELEASING = "Releasing"  #: confirmed; waits for a durable checkpoint and until the leavers have ended
-    WAITING_FOR_LEVEL = "WaitingForLevel"  #: makes no step, because a larger model begins and needs more workers
-    SETTLED = "Settled"
+    PREPARING = "Preparing"  #: the operator waits until all members of the next generation are ready
+    COMMITTING = "Committing"  #: the generation is published; the operator waits until the leader confirms it
+    RELEASING = "Releasing"  #: it is confirmed; the operator waits for a durable checkpoint and the end of leavers
+    WAITING_FOR_LEVEL = "WaitingForLevel"  #: no step is made, because a larger model begins and needs more workers
+    SETTLED = "Settled"  #: no resize is in progress
     # Why a preparation was cancelled, or a start postponed (CreationRefused can be the reason, too)
     UNSCHEDULABLE = "Unschedulable"  #: at least one worker fits on no node
     IMAGE_PULL = "ImagePull"  #: the image of a worker cannot be pulled
-    GAVE_WAY = "GaveWay"  #: this job cannot start, and another waiting job can start with the nodes it would hold
+    GAVE_WAY = "GaveWay"  #: this job cannot start, and leaves its nodes to another waiting job that can start on them
     NOT_READY = "NotReady"  #: a worker runs but did not report that it is ready
     WORKER_FAILED = "WorkerFailed"  #: a worker ended before it was ready
     NOT_COMMITTED = "NotCommitted"  #: the generation was published, but its members could not commit it
@@ -78,9 +78,9 @@ class Reason(StrEnum):
     PROGRESSING = "Progressing"
     NO_PROGRESS = "NoProgress"
     NOT_HEARD = "NotHeard"  #: no member reaches the operator
-    GROUP_BROKEN = "GroupBroken"  #: all members live but lost their connections; also a reason of Running
+    GROUP_BROKEN = "GroupBroken"  #: all members live, but they lost their connections; also a reason of Running
     # Unsaved
-    CHECKPOINT_FAILS = "CheckpointFails"  #: the storage is away, full or refuses; the workers try again
+    CHECKPOINT_FAILS = "CheckpointFails"  #: the storage is unreachable, full or refuses access; the workers try again
     NOTHING_WAITS = "NothingWaits"  #: no checkpoint waits for the storage
     # Suspended
     SUSPENDED_BY_USER = "SuspendedByUser"
@@ -100,12 +100,12 @@ class Reason(StrEnum):
     LAYERS_FROZEN = "LayersFrozen"
     LAYERS_UNFROZEN = "LayersUnfrozen"
     WORKER_LOST = "WorkerLost"
-    NODE_AVOIDED = "NodeAvoided"  #: accelerators failed there more than once
-    NODE_LOST = "NodeLost"  #: members ran on it; not a failure of the job
-    WORKERS_DRAINING = "WorkersDraining"  #: their nodes are cordoned; the operator replaces them before an eviction
-    WORKER_DRAINED = "WorkerDrained"  #: taken away, but not by the operator: deleted, evicted, preempted; not a failure
+    NODE_AVOIDED = "NodeAvoided"  #: accelerators of this node failed more than once
+    NODE_LOST = "NodeLost"  #: a node with members was lost; this is not a failure of the job
+    WORKERS_DRAINING = "WorkersDraining"  #: nodes of workers are cordoned; the operator replaces the workers
+    WORKER_DRAINED = "WorkerDrained"  #: another actor deleted, evicted or preempted a worker; not a failure of the job
     SHARE_CHANGED = "ShareChanged"
-    OUT_OF_MEMORY = "OutOfMemory"  #: packed pipelines need too much memory; of Failed: the longest pipelines do
+    OUT_OF_MEMORY = "OutOfMemory"  #: pipelines need too much memory; with Failed, also the longest pipelines do
     GPUS_RELEASED = "GPUsReleased"
     STEPS_LOST = "StepsLost"  #: no checkpoint holds these steps; they must be trained again
 
@@ -122,20 +122,22 @@ class Condition(Wire):
     type: ConditionType = Field(description="Type of the condition.")
     status: ConditionStatus = Field(description="Whether the condition holds.")
     reason: str = Field(
-        max_length=MAX_CONDITION_REASON, description="Reason, in one word. docs/operations.md has a row for each."
+        max_length=MAX_CONDITION_REASON, description="Reason, in one word. docs/operations.md explains each reason."
     )
     message: str = Field(default="", max_length=MAX_CONDITION_MESSAGE, description="Explanation of the reason.")
     last_transition_time: datetime = Field(description="When `status` last changed.")
-    observed_generation: Count = Field(default=0, description="`metadata.generation` that the condition is about.")
+    observed_generation: Count = Field(
+        default=0, description="`metadata.generation` of the spec that the condition is based on."
+    )
 
 
 class State(StrEnum):
-    """One word for the printer column. It is derived from the conditions, and the operator never reads it back."""
+    """One word that sums up the conditions, for `kubectl get`. The operator never reads it."""
 
     PENDING = "Pending"  #: not admitted yet
-    STARTING = "Starting"  #: waits for its first workers, or for replacements that it needs to train
-    RUNNING = "Running"  #: it trains
-    RESIZING = "Resizing"  #: it trains while another layout is prepared, or it changes to that layout
+    STARTING = "Starting"  #: the job waits for its first workers, or for replacements without which it cannot train
+    RUNNING = "Running"  #: the job trains
+    RESIZING = "Resizing"  #: the job trains while another layout is prepared, or changes to that layout
     STALLED = "Stalled"  #: no step was made for too long
     UNHEARD = "Unheard"  #: no member reaches the operator: the job may or may not train
     SUSPENDED = "Suspended"
@@ -147,7 +149,7 @@ class ResizePhase(StrEnum):
     """Phase of a resize."""
 
     PREPARE = "Prepare"  #: new workers start and warm up while the old layout trains; the resize can be cancelled
-    COMMIT = "Commit"  #: the generation is published; the trainers' vote decides
+    COMMIT = "Commit"  #: the generation is published; the workers vote on whether to commit it
     CLEAN = "Clean"  #: the generation is confirmed; leavers are released once a checkpoint is durable
 
 
@@ -167,10 +169,11 @@ class LayoutSize(Wire):
 
 
 class Resize(Wire):
-    """The one resize in progress.
+    """The resize that is in progress. A job has at most one.
 
-    `from` is absent at a start. After `deadline` the operator cancels a preparation. If the members say that they could
-    not commit a published generation, it then publishes one with the old layout. The last phase has no deadline.
+    At a start `from` is absent. If the deadline passes in the phase Prepare, the operator cancels the resize. If it
+    passes in the phase Commit, and the members report that they could not commit, the operator publishes a generation
+    with the old layout. The phase Clean has no deadline.
     """
 
     from_: LayoutSize | None = Field(default=None, alias="from")
@@ -180,23 +183,26 @@ class Resize(Wire):
     start_time: datetime = Field(description="When the present phase began.")
     deadline: datetime | None = Field(default=None, description="When the resize is cancelled or undone.")
     replacements: Count = Field(
-        default=0, description="Times in a row that workers of a start ended before they joined. Each doubles the wait."
+        default=0,
+        description="How many times in a row workers of a start ended before they joined. Each time doubles the wait.",
     )
     renewals: Count = Field(
-        default=0, description="Times that the deadline was restarted because workers ended before they joined."
+        default=0,
+        description="How many times the deadline was set again because workers ended before they joined.",
     )
     trouble_time: datetime | None = Field(
         default=None,
-        description="Since when a worker of a start has no node, or a container of it cannot be started. Absent if"
-        " neither is the case.",
+        description="At a start: since when a worker has no node, or a container of a worker cannot be started. Absent"
+        " if neither is the case.",
     )
 
 
 class TooShort(Wire):
-    """Pipelines that did not fit in their workers' memory. The job uses longer ones until more layers are frozen."""
+    """Short pipelines that did not fit in their workers' memory. Until more layers are frozen, the job uses longer
+    ones."""
 
-    stages: Positive = Field(description="Pipelines of at most this many workers (K) are ruled out.")
-    boundary: Count = Field(description="They are ruled out while at most this many layers are frozen.")
+    stages: Positive = Field(description="Pipelines with at most this many stages (K) are not used.")
+    boundary: Count = Field(description="They are not used while at most this many layers are frozen.")
 
     def rules_out(self, stages: int, boundary: int) -> bool:
         """Whether pipelines of `stages` stages with `boundary` frozen layers would not fit either."""
@@ -204,95 +210,107 @@ class TooShort(Wire):
 
 
 class LastReport(Report):
-    """The newest report that the operator wrote to the status, and when it did."""
+    """The newest report of the leader that is in the status."""
 
-    time: datetime = Field(description="When the operator wrote it to the status.")
+    time: datetime = Field(description="When the operator wrote the report to the status.")
 
 
 class Share(Wire):
-    """Workers that the job may have while other jobs want some, computed for the layout of `layout_generation`."""
+    """How many workers the job may have, because other jobs or pods wait for accelerators."""
 
     workers: Count = Field(description="Maximum number of workers of the job.")
-    layout_generation: Count = Field(description="Generation that the share was computed for.")
+    layout_generation: Count = Field(description="Generation with whose layout the share was computed.")
     for_others: bool = Field(
         default=False,
-        description="The job must release a claimed pipeline for pending pods of other owners, whatever `onPack` says.",
+        description="True: the job must release a claimed pipeline for pending pods of other owners, whatever `onPack`"
+        " is.",
     )
     node: str = Field(
-        default="", description="Node where a pod of another owner would fit. Claimed workers on it are released first."
+        default="",
+        description="Node on which a pod of another owner would fit. Claimed workers on this node are released first.",
     )
 
 
 class QuotaRequest(Wire):
-    """One request to the job's queue.
+    """A request for quota to the job's queue.
 
-    The first request is for the starting size. Each later one is for workers beyond it, or for replacements of workers
-    on cordoned or lost nodes. A request's size is fixed. The job returns unneeded quota worker by worker, for good.
+    The first request is for the starting size. Each later request is for workers beyond it, or for replacements of
+    workers on cordoned or lost nodes. A request never grows. When the job no longer needs the quota of a worker, it
+    returns it and does not get it back.
     """
 
-    name: Name = Field(description="Name of the queue's object.")
-    queue: Name = Field(description="Queue that the job asks.")
-    workers: Positive = Field(description="Number of workers that the request is for.")
-    returned: Count = Field(default=0, description="Number of workers whose quota was returned.")
+    name: Name = Field(description="Name of the object in the cluster by which the queue is asked.")
+    queue: Name = Field(description="Name of the queue.")
+    workers: Positive = Field(description="Number of workers for which the job asks.")
+    returned: Count = Field(default=0, description="Number of these workers whose quota the job has returned.")
     own: bool = Field(
         default=False,
-        description="True for replacements of cordoned or lost workers of the starting size.",
+        description="True: the request is for replacements of workers of the starting size, whose nodes are cordoned or"
+        " lost.",
     )
-    admitted: bool = Field(default=False, description="The queue admitted the request, and the answer was used.")
+    admitted: bool = Field(
+        default=False, description="Whether the queue has admitted the request, and the job may create the workers."
+    )
     worker_ids: list[Count] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Workers that use the quota, until their pod is gone."
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="Ids of the workers that use the quota. A worker uses it until its pod is gone.",
     )
 
     @property
     def granted(self) -> int:
-        """Workers that the request is for, without those whose quota was returned."""
+        """Number of workers of the request without those whose quota was returned."""
         return self.workers - self.returned
 
     @property
     def free(self) -> int:
-        """Workers that the quota still allows, in addition to those that use it."""
+        """Number of workers that may still be created with this quota."""
         return self.granted - len(self.worker_ids)
 
     def less(self, workers: int) -> "QuotaRequest":
-        """The request after the job returned the quota of that many workers."""
+        """This request after the job has returned the quota of `workers` more workers."""
         return self.model_copy(update={"returned": self.returned + workers})
 
 
 class Drain(Wire):
-    """Workers whose nodes were cordoned at the same time. They are replaced before evictions may pass."""
+    """Workers whose nodes were cordoned at the same time. The operator replaces them before they can be evicted."""
 
-    time: datetime = Field(description="When the operator saw the cordon.")
-    worker_ids: list[Count] = Field(max_length=MAX_MEMBERS, description="Workers that are still on these nodes.")
+    time: datetime = Field(description="When the operator saw that the nodes were cordoned.")
+    worker_ids: list[Count] = Field(
+        max_length=MAX_MEMBERS, description="Ids of the workers that are still on these nodes."
+    )
 
     def among(self, ids: Set[int]) -> "Drain":
-        """The drain without workers that are not among `ids`."""
+        """This drain with only those workers that are in `ids`."""
         return self.model_copy(update={"worker_ids": [key for key in self.worker_ids if key in ids]})
 
     def joined_by(self, later: "Drain") -> "Drain":
-        """The drain with the workers of a later one."""
+        """This drain with the workers of a later drain added."""
         return self.model_copy(update={"worker_ids": [*self.worker_ids, *later.worker_ids]})
 
 
 class Stop(Wire):
-    """The operator told the members to write a checkpoint and exit. It never takes this back."""
+    """The operator's order to the members to write a checkpoint and exit. The operator never takes it back."""
 
-    time: datetime = Field(description="When the operator decided it.")
+    time: datetime = Field(description="When the operator gave the order.")
     saved_step: Count = Field(
-        default=0, description="Committed steps of the checkpoint that the first members to exit had written."
+        default=0,
+        description="Number of committed steps in the checkpoint that was written before the first members exited.",
     )
 
 
 class NodeSilence(Wire):
-    """A node on which members fell silent. The cluster says later whether the node is lost."""
+    """A node whose members send no more heartbeats. Kubernetes notices only later whether the node is lost."""
 
     node: Name = Field(description="Name of the node.")
-    time: datetime = Field(description="When the operator found the first member silent.")
-    newest: datetime = Field(description="When the operator found the last member silent.")
-    words: str = Field(max_length=1024, description="Which member fell silent first, and for how long.")
-    lost: bool = Field(default=False, description="The node is lost. This is not a failure of the job.")
+    time: datetime = Field(description="When the operator found the first member of the node silent.")
+    newest: datetime = Field(description="When the operator found the last member of the node silent.")
+    words: str = Field(max_length=1024, description="Which member was silent first, and for how long, in words.")
+    lost: bool = Field(default=False, description="Whether the node is lost. This is not a failure of the job.")
     failure_step: Count | None = Field(
         default=None,
-        description="Step at which the silence counts as a failure of the job, because the node is not lost.",
+        description="If the node is not lost, the silence is a failure of the job: the committed step at which it"
+        " happened. Absent otherwise.",
     )
 
     @property
@@ -302,18 +320,19 @@ class NodeSilence(Wire):
 
 
 class Gpus(Wire):
-    """`held` and `saved` count workers now. `released` counts workers since the start and never falls."""
+    """Numbers of workers. Each worker has one accelerator."""
 
-    held: Count = Field(default=0, description="Workers whose pod is not gone.")
-    released: Count = Field(default=0, description="Workers released since the start.")
+    held: Count = Field(default=0, description="Number of workers whose pod still exists.")
+    released: Count = Field(default=0, description="Number of workers released since the start. It never falls.")
     saved: Count = Field(
         default=0,
-        description="Workers that the starting width no longer needs with shorter pipelines, and that are not held.",
+        description="Number of workers that the job saves now: the starting number of pipelines no longer needs them,"
+        " because pipelines are shorter, and the job does not hold them.",
     )
 
 
 class JobStatus(Wire):
-    """State of the job, and the operator's decisions. Only the operator writes it. Absent fields have no value."""
+    """State of the job, and the operator's decisions. Only the operator writes it."""
 
     state: State = State.PENDING
     conditions: list[Condition] = Field(
@@ -327,144 +346,161 @@ class JobStatus(Wire):
     worker_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers that should exist. Written before they are created.",
+        description="Ids of the workers that should exist. The operator writes an id before it creates the pod.",
     )
     leaving_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers that left a generation. They are released once a checkpoint is durable.",
+        description="Ids of workers that have left a generation. They are released once a checkpoint is durable.",
     )
     releasing_ids: list[Count] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Released workers whose pod is not gone yet."
+        default_factory=list, max_length=MAX_MEMBERS, description="Ids of released workers whose pod still exists."
     )
     surplus_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers in `leavingIds` that a smaller layout no longer needs. They count as released once they"
-        " are gone.",
+        description="Ids in `leavingIds` of workers that a smaller layout no longer needs. They count as released once"
+        " their pods are gone.",
     )
     claimed_ids: list[Count] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers beyond the job's starting size. They have the lower priority and are released first.",
+        description="Ids of workers beyond the job's starting size. Their pods have a lower priority, and they are"
+        " released first.",
     )
-    layout_generation: Count = Field(default=0, description="Highest generation ever published. It never falls.")
-    next_worker_id: Count = Field(default=0, description="Id of the next worker. Ids are never reused.")
+    layout_generation: Count = Field(
+        default=0, description="Number of the newest published generation. It never falls."
+    )
+    next_worker_id: Count = Field(default=0, description="Id that the next worker gets. Ids are never reused.")
     num_shards: Positive | None = Field(
         default=None,
         description="Maximum number of pipelines until the job starts again. It is what the spec allowed at the start,"
-        " and at most the number of shards in the data order that the job resumes.",
+        " and at most the number of shards of the checkpoint that the job resumed.",
     )
     initial_workers: Count = Field(
-        default=0, description="Workers of a start that no ceiling limits. Savings are measured against this number."
+        default=0,
+        description="Number of workers at a start that `maxWorkers` does not limit. Savings are measured against it.",
     )
     workers: Count = Field(
-        default=0, description="Pods that are not gone. The scale subresource shows them as replicas."
+        default=0, description="Number of pods that still exist. The scale subresource shows it as replicas."
     )
     selector: str = Field(
-        default="", max_length=1024, description="Label selector of the pods, for the scale subresource."
+        default="", max_length=1024, description="Label selector of the job's pods, for the scale subresource."
     )
     share: Share | None = None
     quota_requests: list[QuotaRequest] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Requests to the job's queue. Written before the queue is asked; empty without a queue.",
+        description="Requests to the job's queue. The operator writes a request before it asks the queue. Empty without"
+        " a queue.",
     )
-    next_request_id: Count = Field(default=0, description="Id of the next request. Ids are never reused.")
+    next_request_id: Count = Field(default=0, description="Id that the next request gets. Ids are never reused.")
     priority: int = Field(
         default=0,
         ge=-(2**31),
         lt=2**31,
-        description="Priority of the job's pods when last seen. Used for a start that was postponed.",
+        description="Priority that the job's pods had when they last existed. A job whose start was postponed has no"
+        " pods, so it keeps its place among other jobs by this number.",
     )
     gpus: Gpus = Field(default_factory=Gpus)
     gpu_seconds_saved: Seconds = Field(
         default=0.0,
-        description="GPU-seconds that packing saved up to `gpuSecondsTime`. Since then `gpus.saved` workers add to it.",
+        description="GPU-seconds that packing saved up to `gpuSecondsTime`. From then on `gpus.saved` GPU-seconds are"
+        " added each second.",
     )
     gpu_seconds_time: datetime | None = Field(default=None, description="Time up to which `gpuSecondsSaved` counts.")
-    frozen: str = Field(default="", max_length=32, description="Frozen layers of all layers, such as 6/12.")
+    frozen: str = Field(default="", max_length=32, description="Numbers of frozen and of all layers, such as 6/12.")
     start_time: datetime | None = Field(
-        default=None, description="When the job first asked for its workers since it was last resumed."
+        default=None, description="When the job began to ask for workers, after it was created or last resumed."
     )
     stop: Stop | None = None
     unsettled_step: Count | None = Field(
         default=None,
-        description="Step reached when all workers were taken away, but not by the operator. They may have written a"
-        " checkpoint. The next start shows how many steps are lost.",
+        description="Newest committed step when all workers were taken away, but not by the operator. They may have"
+        " written a last checkpoint, so only the next start shows how many steps are lost.",
     )
     completion_time: datetime | None = Field(default=None, description="When the job completed or failed.")
     failures: Count = Field(
-        default=0, description="Failures since the job was created, including those that no longer count."
+        default=0, description="Number of failures since the job was created, including those that no longer count."
     )
     failure_steps: list[Count] = Field(
         default_factory=list,
         max_length=10001,
-        description="Failures that count against `runPolicy.backoffLimit`, each as the committed step at which it"
-        " happened. A failure is forgotten after `forgetFailuresAfterSteps` more steps.",
+        description="For each failure that counts against `runPolicy.backoffLimit`: the committed step at which it"
+        " happened. A failure is removed after `forgetFailuresAfterSteps` more steps.",
     )
     node_losses: Count = Field(
-        default=0, description="Nodes that were lost with members of the job. Each counts once and is not a failure."
+        default=0,
+        description="Number of nodes that were lost while members of the job ran on them. This is not a failure of the"
+        " job.",
     )
     silences: list[NodeSilence] = Field(
-        default_factory=list, max_length=MAX_MEMBERS, description="Nodes on which members fell silent lately."
+        default_factory=list,
+        max_length=MAX_MEMBERS,
+        description="Nodes whose members stopped to send heartbeats recently.",
     )
     resize_failures: Count = Field(
         default=0,
-        description="Resizes in a row that were cancelled during preparation. Each doubles the wait for the next.",
+        description="How many resizes in a row were cancelled during preparation. Each one doubles the wait before the"
+        " next.",
     )
     slow_starts: Count = Field(
         default=0,
-        description="Starts in a row that were postponed although all workers had a node. Each doubles the next one's"
-        " time.",
+        description="How many starts in a row were postponed although all workers had a node. Each one doubles the time"
+        " that the next start may take.",
     )
     next_resize_time: datetime | None = Field(default=None, description="No resize is prepared before this time.")
     waits_for_nodes_since: datetime | None = Field(
         default=None,
-        description="Since when a job that does not train sleeps because it found no nodes. Released accelerators or a"
-        " new node wake it before `nextResizeTime`.",
+        description="Since when a job that does not train waits, because it found no nodes. If accelerators are"
+        " released or a node appears, it tries again before `nextResizeTime`.",
     )
     not_committed: LayoutSize | None = Field(
         default=None,
-        description="Layout that the members could not commit. It is not tried again before `nextResizeTime`.",
+        description="The layout that the members could not commit. It is not tried again before `nextResizeTime`.",
     )
     too_short: TooShort | None = None
     grants_in_vain: Count = Field(
-        default=0, description="Times in a row that other jobs made room and this job still found no node."
+        default=0,
+        description="How many times in a row other jobs released workers for this job, and it still found no node.",
     )
     next_grant_time: datetime | None = Field(
         default=None,
-        description="No other job makes room for this one before this time. It found no node in such room, or released"
-        " workers for another job.",
+        description="No other job releases workers for this job before this time, because it found no node when others"
+        " did, or because it released workers itself.",
     )
     drain_deadline: datetime | None = Field(
-        default=None, description="Workers on cordoned nodes are replaced until this time. Then evictions pass."
+        default=None,
+        description="Until this time evictions of workers on cordoned nodes are held back, so that the operator can"
+        " replace these workers.",
     )
     drains: list[Drain] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Workers on cordoned nodes, by when the operator saw the cordon. The oldest comes first.",
+        description="Workers on cordoned nodes, in the order in which the operator saw that the nodes were cordoned.",
     )
-    observed_generation: Count = Field(default=0, description="`metadata.generation` that the status is about.")
+    observed_generation: Count = Field(
+        default=0, description="`metadata.generation` of the spec that the status is based on."
+    )
 
     def condition(self, kind: ConditionType) -> Condition | None:
-        """The condition of that type, or None if it was never set."""
+        """The condition of type `kind`; None if it was never set."""
         return next((condition for condition in self.conditions if condition.type is kind), None)
 
     def reason(self, kind: ConditionType) -> str:
-        """The reason of the condition of that type; empty if it was never set."""
+        """The reason of the condition of type `kind`; empty if it was never set."""
         condition = self.condition(kind)
         return condition.reason if condition is not None else ""
 
     def is_true(self, kind: ConditionType) -> bool:
-        """Whether the condition of that type is True."""
+        """Whether the status of the condition of type `kind` is True."""
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
 
     def says_the_same_as(self, other: "JobStatus") -> bool:
-        """Whether both differ at most in what changes with every pod while a job starts.
+        """Whether both statuses are the same except for what changes with each pod while a job starts.
 
-        That is the reasons and messages of conditions, and the number of pods before training begins."""
+        These are the reasons and messages of conditions, and, before training begins, the number of pods."""
         return self._without_words() == other._without_words()
 
     def _without_words(self) -> "JobStatus":
@@ -476,7 +512,7 @@ class JobStatus(Wire):
 
     @property
     def own_requests(self) -> list[QuotaRequest]:
-        """Requests for workers of the starting size. All other requests are claims."""
+        """The quota requests for workers of the starting size and for their replacements. All others are claims."""
         return [*self.quota_requests[:1], *(request for request in self.quota_requests[1:] if request.own)]
 
     @property

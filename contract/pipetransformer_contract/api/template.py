@@ -1,7 +1,7 @@
-"""Refuses pod templates that the CRD's CEL rules let through.
+"""Finds errors in pod templates that the CRD's CEL rules do not find.
 
-CEL does not see all of a template. A new rule in CEL would also prevent suspending older jobs that break it. So the
-operator checks these itself.
+CEL does not see all fields of a template. A new CEL rule would also refuse to suspend an older job that breaks it. So
+the operator and the client make these checks themselves.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,18 @@ from typing import Any
 from .job import JobSpec
 from .labels import FieldError
 
-#: Folder of the trainer's token and of the certificates that it trusts.
+#: Folder in the trainer container with its token and the certificates of the channel's authorities.
 CHANNEL_FOLDER = "/var/run/pipetransformer"
 
 
 def template_errors(spec: JobSpec) -> list[FieldError]:
-    """Errors of the template that the API server does not find."""
+    """Errors of the pod template that the API server does not find."""
     return [*_second_accelerators(spec), *_hidden_channel(spec)]
 
 
 def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
-    """Refuses other containers with an accelerator, except init containers that end before the trainer starts."""
+    """Errors of containers beside the trainer that ask for an accelerator, except init containers that end before the
+    trainer starts."""
     trainer, accelerator = spec.pod_template.trainer().name, spec.accelerator_resource
     pod = spec.pod_template.spec.model_dump(mode="json", by_alias=True)
     sidecars = [one for one in _objects(pod.get("initContainers")) if one.get("restartPolicy") == "Always"]
@@ -29,7 +30,7 @@ def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
             limits = (container.get("resources") or {}).get("limits") or {}
             if container.get("name") != trainer and str(limits.get(accelerator, 0)) != "0":
                 message = (
-                    f"{container.get('name')} has {accelerator} as well: a worker has one, and that is the trainer's"
+                    f"{container.get('name')} must not ask for {accelerator}: a worker has only one, for its trainer"
                 )
                 yield FieldError(f"spec.podTemplate.spec.{field}", message)
 
@@ -37,10 +38,10 @@ def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
 def _hidden_channel(spec: JobSpec) -> Iterator[FieldError]:
     mounts = _objects((spec.pod_template.trainer().model_extra or {}).get("volumeMounts"))
     if any(str(mount.get("mountPath")).rstrip("/") == CHANNEL_FOLDER for mount in mounts):
-        message = f"nothing may be mounted at {CHANNEL_FOLDER}: the worker's token and its authorities are there"
+        message = f"nothing may be mounted at {CHANNEL_FOLDER}: the worker's token and certificates are there"
         yield FieldError("spec.podTemplate.spec.containers", message)
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list; empty if it is not a list. The API server reports all other errors."""
+    """The objects in a list; empty if `value` is not a list. The API server reports values of a wrong type."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,7 +1,7 @@
 """Validates a manifest without an API server, with the same messages.
 
-pydantic checks types and bounds. Rules between fields are the CRD's own CEL, evaluated here on the same schema with the
-same defaults. `labels` and `template` check what CEL cannot see.
+pydantic checks types and bounds. The CRD's CEL rules are evaluated on the same schema with the same defaults. `labels`
+and `template` check what CEL cannot see.
 """
 
 import json
@@ -47,7 +47,7 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
 
 
 def with_name(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds a name like the API server's if the manifest has only a `generateName`."""
+    """If the manifest has only a `generateName`, adds a name that is generated as the API server does."""
     metadata = manifest.get("metadata")
     if not isinstance(metadata, Mapping) or metadata.get("name") or not metadata.get("generateName"):
         return dict(manifest)
@@ -55,12 +55,12 @@ def with_name(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_name(text: str) -> bool:
-    """Whether the API server accepts the name for an object."""
+    """Whether the API server accepts `text` as the name of an object."""
     return _SUBDOMAIN.fullmatch(text) is not None
 
 
 def validate_update(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldError]:
-    """Returns all errors of replacing the valid manifest `old` by `new`."""
+    """Returns the errors of an update of the valid manifest `old` to `new`; empty if the update is allowed."""
     return validate_manifest(new) or list(_broken_rules(root_schema(), new, "", old))
 
 
@@ -83,7 +83,10 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _broken_rules(schema: Schema, value: Any, path: str, old: Any = None) -> Iterator[FieldError]:
-    """Checks rules of this value, then of its fields. Rules on `oldSelf` apply only if there is an old value."""
+    """Yields the errors of CEL rules that a value breaks, then those of its fields.
+
+    With an `old` value only rules that compare with it (`oldSelf`) are evaluated, otherwise only the other rules.
+    """
     value = with_defaults(schema, value)
     old = with_defaults(schema, old)
     for validation in schema.get("x-kubernetes-validations", ()):
@@ -110,7 +113,7 @@ def _program(rule: str) -> celpy.Runner:
 
 
 def _to_cel(schema: Schema, value: Any) -> Any:
-    """Converts `value` to CEL by its schema. For example, `1` in a field of type number is a double."""
+    """Converts `value` to a CEL value of the type in its schema. A `1` in a field of type number becomes a double."""
     if isinstance(value, Mapping):
         fields = schema.get("properties", {})
         others = schema.get("additionalProperties", {})

@@ -1,8 +1,8 @@
 """The part of a `PipeTrainingJob`'s spec that the trainer reads: what to train, on what, how, and where results go.
 
-These types are the only source of that part of the CRD, which `api` composes, and of a worker's `Env.JOB_SPEC`. The
-fields cannot change while a job exists. Rules between fields are CEL and stand beside the fields (`rules`). So
-`kubectl apply` and the local command refuse the same files with the same messages.
+`api` makes the CRD from these types, and a worker gets them as `Env.JOB_SPEC`. The fields cannot change while a job
+exists. Rules between fields stand beside the fields (`rules`). So `kubectl apply` and the command `pipetransformer`
+refuse the same files with the same messages.
 """
 
 from typing import ClassVar
@@ -111,14 +111,14 @@ class TrainingSpec(SpecModel):
         ),
         Rule(
             ~given("multi_level") | given("checkpoint"),
-            "multiLevel needs spec.checkpoint: the weights of a level are kept beside the checkpoints until the model"
-            " grows back",
+            "multiLevel needs spec.checkpoint: the weights of each larger level are kept beside the checkpoints while"
+            " smaller levels train",
             ".multiLevel",
         ),
         Rule(
             _CYCLE_LEAVES_STEPS,
-            "multiLevel needs training.steps above (levels - 1) * (descentSteps + ascentSteps): level 0 trains what is"
-            " left",
+            "multiLevel needs training.steps above (levels - 1) * (descentSteps + ascentSteps): at the end level 0"
+            " trains the remaining steps",
             ".multiLevel",
         ),
         Rule(
@@ -131,9 +131,10 @@ class TrainingSpec(SpecModel):
 
 
 class TrainerSpec(TrainingSpec):
-    """Everything that a worker knows about its job.
+    """The spec as a worker gets it, with two values that the operator adds.
 
-    `num_shards` is the largest number of pipelines (R). The data order has at least as many shards."""
+    `num_shards` is the largest number of pipelines (R); the data's order has at least as many shards. `workers` is the
+    number of workers at the start."""
 
     num_shards: Positive = 1
     workers: Positive = 1
@@ -147,8 +148,8 @@ class TrainerSpec(TrainingSpec):
     )
 
     def to_environment(self) -> str:
-        """Returns the value of `Env.JOB_SPEC`, without defaults.
+        """Returns the value of `Env.JOB_SPEC`. Fields with their default value are left out.
 
-        The trainer's image may be older than the writer, and refuses unknown fields. A default never changes within a
-        version of the API."""
+        The trainer's image may be older than the operator, and refuses fields that it does not know. A default never
+        changes within a version of the API."""
         return self.model_dump_json(by_alias=True, exclude_defaults=True)

@@ -1,4 +1,4 @@
-"""When the model is scored, and which one is the best."""
+"""The section `evaluation` of the spec: when the model is evaluated, and which evaluation is the best."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -13,35 +13,37 @@ from .names import _IMPORT_PATH
 
 
 class Goal(StrEnum):
-    """Which values of a metric are better."""
+    """Whether the highest or the lowest value of a metric is the best."""
 
     HIGHEST = "Highest"
     LOWEST = "Lowest"
 
 
 class Evaluation(SpecModel):
-    """When held-out samples are evaluated, the metrics, and the effects on training. By default every epoch."""
+    """When the model is evaluated on held-out samples, the metrics, and what follows. By default every epoch."""
 
-    every_steps: Positive | None = Field(default=None, description="Steps between evaluations.")
+    every_steps: Positive | None = Field(default=None, description="Number of steps between evaluations.")
     every_epochs: Positive | None = Field(
         default=None,
-        description="Epochs between evaluations, instead of everySteps. By default one.",
+        description="Number of epochs between evaluations, instead of everySteps. By default one.",
     )
     metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=_IMPORT_PATH)]] = Field(
         default_factory=list,
         max_length=16,
-        description="Metrics in addition to loss and accuracy: module:function of (output, target, weight) that returns"
-        " numerator and denominator. Each is summed over all samples.",
+        description="Metrics in addition to loss and accuracy: the module:function of (output, target, weight) of each"
+        " returns a numerator and a denominator. Both are summed over all samples, and the metric is their quotient.",
     )
     best_metric: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         default="accuracy",
         description="Metric that decides which evaluation is best: `accuracy`, `loss` or the name of a metric's"
         " function.",
     )
-    goal: Goal = Field(default=Goal.HIGHEST, description="Which values of bestMetric are better.")
+    goal: Goal = Field(
+        default=Goal.HIGHEST, description="Whether the highest or the lowest value of bestMetric is the best."
+    )
     keep_best: bool = Field(
         default=False,
-        description="The final model is that of the best evaluation, not of the last step. Needs a checkpoint.",
+        description="True: the final model is that of the best evaluation, not of the last step. Needs a checkpoint.",
     )
     patience: Positive | None = Field(
         default=None, description="Training ends after this many evaluations in a row without a better bestMetric."
@@ -49,7 +51,7 @@ class Evaluation(SpecModel):
     rules = (
         Rule(
             not_both("every_steps", "every_epochs"),
-            "at most one of everySteps and everyEpochs",
+            "give everySteps or everyEpochs, not both",
         ),
         Rule(
             field("best_metric").is_not("loss") | field("goal").is_("Lowest"),

@@ -1,4 +1,4 @@
-"""When layers freeze."""
+"""The section `freeze` of the spec: when layers freeze."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -23,20 +23,22 @@ class FreezePolicyName(StrEnum):
 
 
 class FreezePoint(SpecModel):
-    """From `step` until the next point, `boundary` layers are frozen. They may be more or fewer than before."""
+    """From `step` until the next point, `boundary` layers are frozen. This may be more or fewer than before."""
 
-    step: Annotated[int, Field(ge=0, le=2**53)] = Field(description="Committed steps after which the point applies.")
-    boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Frozen layers from then on.")
+    step: Annotated[int, Field(ge=0, le=2**53)] = Field(
+        description="Number of committed steps after which the point applies."
+    )
+    boundary: Annotated[int, Field(ge=0, le=4096)] = Field(description="Number of frozen layers from then on.")
 
 
 class FreezeTrial(SpecModel):
-    """Layers that freeze stay frozen only if the loss stays on its trend. Otherwise they thaw."""
+    """Makes each freeze a trial: if the loss rises above its earlier trend, the layers train again."""
 
     steps: Annotated[int, Field(ge=10, le=1000)] = Field(
-        description="Steps of a trial. A freeze also waits until as many steps are trained, for the trend."
+        description="Number of steps of a trial. The trend is that of as many steps before, so nothing freezes earlier."
     )
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.02, description="How far the loss may be above its trend, as a share of it."
+        default=0.02, description="How far the loss may be above its trend, as a share of the trend."
     )
     backoff: Annotated[float, Field(ge=1, le=100)] = Field(
         default=2.0,
@@ -44,37 +46,39 @@ class FreezeTrial(SpecModel):
     )
 
 
-#: Patterns of names in the whole model.
+#: Patterns of parameters' or modules' names in the whole model.
 Patterns = Annotated[list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=64)]
 
 
 class Freeze(SpecModel):
-    """Which layers no longer train; by default none. An imported policy gets `options` as keyword arguments."""
+    """When layers freeze. By default none does."""
 
     policy: ImportPath = Field(
         default=FreezePolicyName.NONE.value,
-        description="None (nothing freezes), PaperSchedule and GradientNorm (PipeTransformer), NormChange (AutoFreeze),"
-        " Plasticity (Egeria), Explicit or Script (the pod's own program passes the policy). Also module:function of a"
-        " policy in the trainer's image.",
+        description="What decides how many layers are frozen. None: nothing freezes. PaperSchedule and GradientNorm are"
+        " the policies of the paper PipeTransformer, NormChange is that of AutoFreeze, and Plasticity that of Egeria."
+        " Explicit: the field `boundaries` says it. Script: the program in the pod passes its own policy. Or"
+        " module:function of a policy in the trainer's image.",
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
-        description="PaperSchedule and GradientNorm: maximum share of the active layers that one decision freezes.",
+        description="PaperSchedule and GradientNorm: maximum share of the layers that still train which one decision"
+        " freezes.",
     )
     percentile: Annotated[float, Field(ge=0, le=100)] = Field(
         default=50.0,
-        description="NormChange: freezes layers before the first one whose gradient norm changes at least as much as"
-        " this percentile of the active layers.",
+        description="NormChange: a decision freezes the leading layers whose gradient norm changes less than this"
+        " percentile of the changes of all layers that still train.",
     )
     tolerance: Annotated[float, Field(gt=0)] = Field(
         default=0.1,
-        description="Plasticity: maximum change per decision of a stationary plasticity, as a share of its largest"
-        " value.",
+        description="Plasticity: a plasticity is stationary if it changes per decision by at most this share of its"
+        " largest value.",
     )
     window_decisions: Annotated[int, Field(ge=2, le=1000)] = Field(
         default=3,
-        description="Plasticity: number of decisions over which it is smoothed and its slope is computed. It must be"
-        " stationary for as many decisions before a layer freezes.",
+        description="Plasticity: number of decisions over which a layer's plasticity is smoothed and its slope is"
+        " computed. A layer freezes once its plasticity was stationary for as many decisions.",
     )
     learning_rate_drop: Annotated[float, Field(gt=1)] = Field(
         default=10.0,
@@ -82,34 +86,37 @@ class Freeze(SpecModel):
         " first freeze.",
     )
     start_after_epochs: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Epochs before decisions begin. Freezing too early costs accuracy. By default none."
+        default=None,
+        description="Number of epochs before decisions begin. Freezing too early costs accuracy. By default 0.",
     )
     start_after_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Steps before decisions begin, instead of startAfterEpochs."
+        default=None, description="Number of steps before decisions begin, instead of startAfterEpochs."
     )
     interval_epochs: Positive | None = Field(
-        default=None, description="Epochs before the first decision and between decisions. By default one."
+        default=None, description="Number of epochs before the first decision and between decisions. By default one."
     )
     interval_steps: Positive | None = Field(
         default=None,
-        description="Steps before the first decision and between decisions, instead of intervalEpochs.",
+        description="Number of steps before the first decision and between decisions, instead of intervalEpochs.",
     )
     boundaries: list[FreezePoint] = Field(
         default_factory=list,
         max_length=4096,
-        description="Policy Explicit: how many layers are frozen from which step.",
+        description="Policy Explicit: the numbers of frozen layers, and from which step on each applies.",
     )
-    options: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of an imported policy.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments for a policy that is named as module:function."
+    )
     trial: FreezeTrial | None = None
     never: Patterns = Field(
         default_factory=list,
-        description="Parameters that never freeze, as patterns of their names in the whole model or of modules that"
-        " hold them, such as `blocks.8` or `*.adapter`. No layer from the first such one on freezes.",
+        description="Parameters that never freeze, as patterns of their names or of their modules' names in the whole"
+        " model, such as `blocks.8` or `*.adapter`. The first layer with such a parameter and all later layers train.",
     )
     always: Patterns = Field(
         default_factory=list,
-        description="Parameters that never train, as patterns like those of `never`. Leading layers in which nothing"
-        " is left to train are frozen from the start, also with policy None.",
+        description="Parameters that never train, as patterns like those of `never`. If leading layers have no other"
+        " parameters, they are frozen from the start, also with policy None.",
     )
     rules = (
         Rule(
@@ -134,14 +141,15 @@ class Freeze(SpecModel):
         ),
         Rule(
             field("policy").is_not("None") | ~given("trial"),
-            "policy None freezes nothing, so there is nothing to try: set a policy, or remove trial",
+            "policy None freezes nothing, so there is no trial: set a policy, or remove trial",
             ".trial",
         ),
     )
 
     @property
     def ignored(self) -> list[str]:
-        """Fields that are set but not read, because policy None reads only `always`."""
+        """Names of fields that have no effect although they are set: policy None reads only `always`. Otherwise
+        empty."""
         if self.policy != FreezePolicyName.NONE:
             return []
         return sorted(self.model_dump(by_alias=True, exclude_defaults=True, exclude={"always"}))

@@ -1,4 +1,4 @@
-"""The smaller models that are trained for a while."""
+"""The section `multiLevel` of the spec: smaller models that the job trains before its own model."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -11,44 +11,55 @@ from pipetransformer_contract.spec_model import Rule, SpecModel
 
 
 class Grouping(StrEnum):
-    """Which layers, heads and channels become one: with a factor of 2 and 12 of them, 0 and 6, or 0 and 1."""
+    """Which layers, heads and channels become one in the smaller model.
+
+    Of 12 layers with a factor of 2, Halves joins 0 with 6, 1 with 7 and so on; Adjacent joins 0 with 1, 2 with 3."""
 
     HALVES = "Halves"
     ADJACENT = "Adjacent"
 
 
 class MultiLevel(SpecModel):
-    """Trains a smaller model for a while, which is made of the job's model and then grows back into it.
+    """Trains smaller models for a while. They are made of the job's model, and then grow back into it.
 
-    This is the V-cycle of Zou et al. (arXiv 2404.07999). Level 0 is `model`; each further level is smaller. The job
-    goes down to the smallest level and up again, and ends at level 0.
+    This is the V-cycle of Zou et al. (arXiv 2404.07999). Level 0 is the job's own model, and each further level is a
+    smaller model. The job trains level 0, then level 1 and so on down to the smallest, then the same levels up again,
+    and ends with level 0.
     """
 
-    levels: Annotated[int, Field(ge=2, le=8)] = Field(default=2, description="Number of models, with the job's own.")
+    levels: Annotated[int, Field(ge=2, le=8)] = Field(
+        default=2, description="Number of levels, including level 0, the job's own model."
+    )
     depth_factor: Annotated[int, Field(ge=1, le=64)] = Field(
-        default=2, description="Layers of a level over those of the next. With 1 all levels have the same layers."
+        default=2,
+        description="How many times as many layers a level has as the next smaller level. With 1 all levels have the"
+        " same number of layers.",
     )
     width_factor: Annotated[int, Field(ge=1, le=64)] = Field(
         default=2,
-        description="Width of a level over that of the next: heads and hidden sizes. The size of a head stays. It needs"
-        " vit, or ViT, BERT, GPT-2 or Llama of transformers. With 1, which suits every model, the width stays.",
+        description="How many times as wide a level is as the next smaller level: in attention heads and hidden sizes,"
+        " while each head keeps its size. A factor above 1 needs vit, or ViT, BERT, GPT-2 or Llama of transformers. 1"
+        " keeps the width, and works with every model.",
     )
     grouping: Grouping = Field(
         default=Grouping.HALVES,
-        description="Which layers and heads become one: Halves takes i and i + half of them, Adjacent 2i and 2i + 1.",
+        description="Which layers and heads become one, with a factor of 2: Halves joins i with i + half of them,"
+        " Adjacent joins 2i with 2i + 1.",
     )
     alpha: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.5,
-        description="Share of the smaller model in the weights when it grows. The rest are the level's own earlier"
-        " weights, kept beside the checkpoints.",
+        description="When the job goes back to a larger level: share of the smaller model in the level's weights. The"
+        " rest are the weights that the level had before, which are kept beside the checkpoints.",
     )
-    descent_steps: Positive = Field(description="Steps of each level except the smallest, on the way down.")
+    descent_steps: Positive = Field(
+        description="Number of steps of each level on the way down, except of the smallest."
+    )
     ascent_steps: Positive = Field(
-        description="Steps of each level except level 0, on the way up. Level 0 trains the remaining steps."
+        description="Number of steps of each level on the way up, except of level 0, which trains all remaining steps."
     )
     ascent_learning_rate: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="Highest learning rate of the ascentSteps. By default that of the optimizer.",
+        description="Highest learning rate during the ascentSteps. By default that of the optimizer.",
     )
     rules = (
         Rule(
@@ -60,5 +71,5 @@ class MultiLevel(SpecModel):
 
     @property
     def cycle_steps(self) -> int:
-        """Steps before the last visit of level 0."""
+        """Number of steps before level 0 trains for the last time."""
         return (self.levels - 1) * (self.descent_steps + self.ascent_steps)

@@ -1,4 +1,4 @@
-"""What is trained, and on what."""
+"""The sections `model` and `data` of the spec."""
 
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from .names import SCRIPT, ImportPath, known_or_imported
 
 
 class Model(SpecModel):
-    """The network. All sizes except `numLayers` are for `vit`."""
+    """The model to train. Fields marked `vit` apply only to the built-in model of that name."""
 
     name: ImportPath = Field(
         description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script` if the"
@@ -20,12 +20,13 @@ class Model(SpecModel):
     )
     path: Annotated[str, Field(max_length=4096)] = Field(
         default="",
-        description="For `huggingface`: the folder or hub id of a checkpoint. Empty to start from `options`.",
+        description="For `huggingface`: folder or hub id of pretrained weights. If empty, the weights are initialized"
+        " at random, and `options` is the configuration.",
     )
     architecture: Annotated[str, Field(max_length=253)] = Field(
         default="",
-        description="For `huggingface`: a class of transformers, such as `GPT2LMHeadModel`, or module:function of a"
-        " class that the trainer's image registers. By default the class that suits the model's type.",
+        description="For `huggingface`: name of a class of transformers, such as `GPT2LMHeadModel`, or module:function"
+        " of an architecture that the trainer's image registers. By default it follows from the model's type.",
     )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Number of layers of the model.")
     hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a layer (`vit`).")
@@ -40,8 +41,8 @@ class Model(SpecModel):
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout probability (`vit`).")
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Keyword arguments of an imported model. For `huggingface`: its configuration, including"
-        " `model_type`.",
+        description="Keyword arguments for a model that is named as module:function. For `huggingface`: its"
+        " configuration, including `model_type`.",
     )
     rules = (
         Rule(
@@ -80,9 +81,9 @@ class Data(SpecModel):
     )
     loader_processes: Annotated[int, Field(ge=0, le=256)] = Field(
         default=0,
-        description="Processes of each worker that read the samples of its next steps during a step. They help with"
-        " data that are decoded or tokenized when read. Each process needs a CPU and has a copy of the dataset object,"
-        " and does not use /dev/shm. With 0 the worker reads samples within the step.",
+        description="Number of processes by which each worker reads the samples of its next steps during a step. They"
+        " help if samples are decoded or tokenized when they are read. Each process needs a CPU and a copy of the"
+        " dataset object, and does not use /dev/shm. With 0 the worker reads samples within the step.",
     )
     rules = (
         Rule(

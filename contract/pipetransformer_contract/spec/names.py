@@ -1,4 +1,4 @@
-"""Names and locations, which several sections of a spec have."""
+"""Types and rules for names and locations, which several sections of the spec share."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -8,9 +8,9 @@ from pydantic import Field
 from pipetransformer_contract.conditions import Condition, field
 from pipetransformer_contract.spec_model import Rule
 
-#: Value of a name in the spec if the pod's own program passes the object to `pipetransformer.train`.
+#: The name of a model or dataset that the program in the pod passes to `pipetransformer.train`.
 SCRIPT = "script"
-#: A registered name, or `module:attribute` to import in the trainer's image.
+#: A known name, or `module:attribute`, which is imported in the trainer's image.
 ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
 _IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 _URL = r"^[a-z][a-z0-9+.-]*://.+"
@@ -22,5 +22,5 @@ IS_A_LOCATION = Rule(
 
 
 def known_or_imported(name: str, known: Iterable[str]) -> Condition:
-    """Whether the field holds a known name, or `module:attribute`."""
+    """Whether the field `name` has one of the `known` values, or the form `module:attribute`."""
     return field(name).is_among(known) | field(name).matches(_IMPORT_PATH)

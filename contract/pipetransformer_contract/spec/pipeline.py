@@ -1,4 +1,4 @@
-"""How the layers are cut, and the order in which workers compute."""
+"""The section `pipeline` of the spec: how layers are cut into stages, and in what order workers compute."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -21,8 +21,8 @@ class ScheduleName(StrEnum):
     PIPE_OPTIM = "PipeOptim"
     PIPE_DREAM = "PipeDream"
     ASYNC_ONE_FORWARD_ONE_BACKWARD = "AsyncOneForwardOneBackward"
-    AUTO = "Auto"  #: the fastest of the first five by measured costs, for each layout
-    SCRIPT = "Script"  #: the pod's own program passes the schedule
+    AUTO = "Auto"  #: for each layout the fastest of the first five, by measured costs
+    SCRIPT = "Script"  #: the program in the pod passes its own schedule
 
 
 #: Schedules whose weights change while other micro-batches are in flight.
@@ -33,7 +33,7 @@ DEFAULT_STEPS_PER_ROUND = 16
 class FrozenForward(StrEnum):
     IN_PLACE = "InPlace"  #: in the round that needs them, by the stage that holds the layers
     AHEAD = "Ahead"  #: one round before, in idle time, by every worker that has copies of the layers
-    AUTO = "Auto"  #: what is faster by measured costs, for each layout
+    AUTO = "Auto"  #: for each layout the faster of the two, by measured costs
 
 
 #: Schedules that give each worker several spans.
@@ -53,7 +53,7 @@ _AUTO_OR_NUMBER = Condition(
 )
 
 
-#: Why TeraPipe refuses a model, before its name, and after the name of one that reads pictures.
+#: Words of the errors if a model cannot run TeraPipe: `NEEDS_ORDER: MODEL REASON`, such as `READS_PICTURES`.
 NEEDS_ORDER = "TeraPipe needs a model whose positions see only earlier ones"
 READS_PICTURES = "reads pictures, whose patches have no order"
 
@@ -71,52 +71,56 @@ class Pipeline(SpecModel):
         " Interleaved, ZeroBubble and ZeroBubbleV give each worker several spans of layers, so that it waits less."
         " A layout that cannot run one of them runs OneForwardOneBackward. TeraPipe sends the samples of a causal model"
         " through the pipeline in slices of their tokens. PipeOptim, PipeDream and AsyncOneForwardOneBackward do not"
-        " wait for the pipeline to empty at each step, so gradients are of weights some steps old, and results differ."
-        " PipeOptim computes with predicted weights, PipeDream goes back with the weights of the forward, and"
-        " AsyncOneForwardOneBackward uses the newest. Auto: chooses the fastest of the first five for each"
-        " layout, together with spans and micro-batches, by simulating them with measured costs. It needs packing"
-        " Measured, and runs OneForwardOneBackward until costs are measured. Script: the pod's own program passes the"
-        " schedule.",
+        " wait for the pipeline to empty at each step. So gradients belong to weights that are some steps old, and"
+        " results differ from those of the other schedules. Of these three, PipeOptim computes with predicted weights,"
+        " PipeDream computes a backward with the weights of its forward, and AsyncOneForwardOneBackward always uses the"
+        " newest weights. Auto chooses the fastest of GPipe, OneForwardOneBackward, Interleaved, ZeroBubble and"
+        " ZeroBubbleV for each layout, with spans and micro-batches, by simulations with measured costs. It needs"
+        " packing Measured, and runs OneForwardOneBackward until costs are measured. Script: the program in the pod"
+        " passes its own schedule.",
     )
     spans_per_worker: Annotated[int, Field(ge=2, le=64)] | None = Field(
         default=None,
-        description="Interleaved and ZeroBubble: spans of layers on each worker, 2 by default. ZeroBubbleV always has"
-        " 2. Script: by default as many as the program's schedule asks for.",
+        description="Interleaved and ZeroBubble: number of spans (contiguous parts of the model) on each worker, 2 by"
+        " default. ZeroBubbleV always has 2. Script: by default as many as the program's schedule asks for.",
     )
     token_slices: int | str | None = Field(
         default=None,
-        description="TeraPipe: equal slices per sample, or Auto. Auto is the default: slices are equal at first, and"
-        " then planned by measured times.",
+        description="TeraPipe: number of equal slices of each sample, or Auto. With Auto, the default, slices are equal"
+        " at first. Once times are measured, these decide the lengths.",
     )
     slice_multiple: Annotated[int, Field(ge=1, le=_MOST_SLICES)] | None = Field(
         default=None,
-        description="TeraPipe: all slices but the last are multiples of this many tokens. By default 1/64 of a sample,"
-        " at least 8.",
+        description="TeraPipe: the length of each slice except the last is a multiple of this many tokens. By default"
+        " 1/64 of a sample, at least 8.",
     )
     steps_per_round: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
-        description="PipeOptim, PipeDream and AsyncOneForwardOneBackward: steps until the pipeline empties, 16 by"
-        " default. A failure repeats at most this many steps. A round also ends where an evaluation, a checkpoint, a"
-        " mirror or a decision of the freeze policy is due, and at the end of an epoch.",
+        description="PipeOptim, PipeDream and AsyncOneForwardOneBackward: number of steps in a round, after which the"
+        " pipeline empties; 16 by default. After a failure at most this many steps are repeated. A round also ends"
+        " where an evaluation, a checkpoint, a mirror or a decision of the freeze policy is due, and at the end of an"
+        " epoch.",
     )
     frozen_forward: FrozenForward = Field(
         default=FrozenForward.IN_PLACE,
         description="When frozen layers compute. InPlace: in the step that needs their output, on the stage that holds"
-        " them. Ahead: one step before, whenever a worker would wait, on every worker that has memory for a copy of the"
-        " frozen layers; the stages share only the layers that train. The results are the same, to the bit. Auto:"
-        " chooses the faster of the two for each layout by measured costs, and needs packing Measured. Ahead and Auto"
-        " exclude the schedules TeraPipe, Script, PipeOptim, PipeDream and AsyncOneForwardOneBackward.",
+        " them. Ahead: one step before, while a worker would wait, on all workers that have memory for a copy of the"
+        " frozen layers. The layers that train are then divided among all stages. Both give the same results, to the"
+        " bit. Auto chooses the faster of the two for each layout by measured costs, and needs packing Measured. Ahead"
+        " and Auto cannot be combined with the schedules TeraPipe, Script, PipeOptim, PipeDream and"
+        " AsyncOneForwardOneBackward.",
     )
     micro_batch_size: Positive | None = Field(
         default=None,
-        description="Samples per micro-batch. By default it is chosen from globalBatchSize and stages. With packing"
-        " Measured it is chosen for each layout from measurements.",
+        description="Number of samples in a micro-batch. By default it follows from globalBatchSize and stages. With"
+        " packing Measured it is chosen for each layout by measured costs.",
     )
     packing: Packing = Field(
         default=Packing.PAPER,
-        description="Paper: halves the pipeline by PipeTransformer's rule, and cuts stages again if the remaining"
-        " steps gain more than the time of ten steps. Measured: cuts stages and changes layouts by measured times, if"
-        " the remaining steps gain more than the change costs.",
+        description="When pipelines get shorter. Paper, the rule of the paper PipeTransformer: a pipeline is halved if"
+        " its largest stage then needs no more memory than at the start. Stages are cut again if the remaining steps"
+        " gain more than the time of ten steps. Measured: layouts and stages change if, by measured times, the"
+        " remaining steps gain more than the change costs.",
     )
     rules = (
         Rule(
@@ -128,7 +132,7 @@ class Pipeline(SpecModel):
             ~given("spans_per_worker")
             | field("schedule").is_not(ScheduleName.ZERO_BUBBLE_V.value)
             | field("spans_per_worker").is_(_DEFAULT_SPANS),
-            "ZeroBubbleV has 2 spans a worker: leave spansPerWorker out",
+            "ZeroBubbleV always has 2 spans per worker: leave spansPerWorker out",
             ".spansPerWorker",
         ),
         Rule(
@@ -160,20 +164,21 @@ class Pipeline(SpecModel):
         Rule(
             field("frozen_forward").is_(FrozenForward.IN_PLACE.value)
             | field("schedule").is_none_of((ScheduleName.TERA_PIPE, ScheduleName.SCRIPT, *ASYNCHRONOUS)),
-            "frozenForward Ahead and Auto need another schedule than TeraPipe, whose slices of tokens run in place,"
-            f" Script, which orders all computations itself, and {', '.join(ASYNCHRONOUS)}, which leave no idle time",
+            "frozenForward Ahead and Auto cannot be combined with the schedules TeraPipe, whose slices of tokens run in"
+            f" place, Script, which orders all computations itself, and {', '.join(ASYNCHRONOUS)}, which leave no idle"
+            " time",
             ".frozenForward",
         ),
     )
 
     @property
     def num_spans(self) -> int | None:
-        """Spans of each worker (V) under this schedule; None if the program's schedule says how many."""
+        """Number of spans of each worker (V) with this schedule; None if the program's schedule decides it."""
         if self.schedule is ScheduleName.SCRIPT:
             return self.spans_per_worker
         return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
 
     @property
     def most_steps(self) -> int:
-        """Most steps of a round."""
+        """Largest number of steps in a round."""
         return (self.steps_per_round or DEFAULT_STEPS_PER_ROUND) if self.schedule in ASYNCHRONOUS else 1

@@ -1,4 +1,4 @@
-"""What is kept: outputs of frozen layers, checkpoints, mirrors, the model."""
+"""The sections of the spec about stored data: `cache`, `checkpoint`, `mirror` and `output`."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -29,31 +29,33 @@ class CacheDtype(StrEnum):
 
 
 class Cache(SpecModel):
-    """Cache of the output of frozen layers. The first worker of every pipeline keeps it for the next epoch.
+    """The cache for outputs of frozen layers. The first worker of each pipeline keeps them for the next epochs.
 
-    This is the paper's AutoCache (PipeTransformer, section 3.4). A full or broken cache only costs time.
+    This is AutoCache of the paper PipeTransformer (section 3.4). A full or broken cache only costs time.
     """
 
     policy: CachePolicy = Field(
         default=CachePolicy.AUTO,
-        description="Auto reads an entry only if measurements show that this is faster than computing it again.",
+        description="Auto reads an output from the cache only if measurements show that this is faster than to compute"
+        " it again. Always reads it even if this is slower. Never: there is no cache.",
     )
     memory_bytes: Annotated[int, Field(ge=0, le=2**53)] = Field(
-        default=2**30, description="Maximum size of the entries in a worker's host memory."
+        default=2**30, description="Maximum size of the cache in a worker's host memory, in bytes."
     )
     disk_bytes: Annotated[int, Field(ge=0, le=2**53)] = Field(
         default=0,
-        description="Maximum size of the entries in files in a worker's TMPDIR. They are read ahead of their use.",
+        description="Maximum size of the cache in files in a worker's TMPDIR, in bytes. Files are read before their"
+        " contents are needed.",
     )
     dtype: CacheDtype | None = Field(
         default=None,
-        description="Keeps entries in a smaller type, which changes the loss. By default they keep their own type.",
+        description="Type in which outputs are kept. A smaller type changes the loss. By default they keep their type.",
     )
     offload_frozen: OffloadFrozen = Field(
         default=OffloadFrozen.AUTO,
-        description="Auto moves frozen layers to host memory once the caches hold their outputs of a whole epoch. Then"
-        " they take no memory of the accelerator, except one layer at a time when a sample is not in the cache. The"
-        " host memory is the container's. The result does not change. Never keeps them on the accelerator.",
+        description="Auto moves frozen layers to the container's host memory once the caches hold their outputs for a"
+        " whole epoch. Then they take no memory of the accelerator, except one layer at a time when a sample is not in"
+        " the cache. The results do not change. Never keeps frozen layers on the accelerator.",
     )
     rules = (
         Rule(
@@ -65,32 +67,34 @@ class Cache(SpecModel):
 
 
 class Checkpoint(SpecModel):
-    """Where checkpoints go: a mounted folder or an fsspec URL that every worker reaches and that outlives them."""
+    """Where and how often checkpoints are written. All workers must reach the location, and it must outlive them."""
 
     location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="Absolute path of a mounted volume, or an fsspec URL."
     )
     every_steps: Positive | None = Field(
         default=None,
-        description="Steps between checkpoints, in addition to those that a freeze or a resize needs. By default the"
-        " measured cost decides. Training then stops for checkpoints at most 1 % of the time, and the storage writes"
-        " them at most 10 % of the time. The time between two is at least one minute and at most 30 minutes.",
+        description="Number of steps between checkpoints. A freeze or a resize may need further ones. By default the"
+        " measured cost decides: training pauses for checkpoints at most 1 % of the time, and the storage writes them"
+        " at most 10 % of the time. But the time between two is at least one minute and at most 30 minutes.",
     )
     keep: Annotated[int, Field(ge=1, le=1000)] = Field(default=2, description="Number of newest checkpoints to keep.")
     rules = (IS_A_LOCATION,)
 
 
 class Mirror(SpecModel):
-    """Copies each stage to the next worker's host memory every N steps while there is a single pipeline.
+    """While there is a single pipeline, copies each stage to the next worker's host memory every N steps.
 
-    So a failure costs at most N steps. It needs host memory of twice a stage's state, and briefly four times. With an
-    accelerator the memory is pinned, rounded up to powers of two and kept, which may double it."""
+    So a failure costs at most N steps. The copies need host memory of twice a stage's state, and for a short time four
+    times. With an accelerator this memory is pinned, rounded up to powers of two, and kept, which may double it."""
 
-    every_steps: Positive = Field(description="Steps between copies. A failure costs at most this many steps.")
+    every_steps: Positive = Field(
+        description="Number of steps between copies. A failure costs at most this many steps."
+    )
 
 
 class Output(SpecModel):
-    """Where results go: the model to `LOCATION/JOB/model`, and on a mounted path the run's record to `LOCATION/JOB`."""
+    """Where results are written: the model to `LOCATION/JOB/model`, and on a volume the record to `LOCATION/JOB`."""
 
     location: Annotated[str, Field(min_length=1, max_length=4096)] = Field(
         description="Absolute path of a mounted volume, or an fsspec URL."

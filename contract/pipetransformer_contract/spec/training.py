@@ -1,4 +1,4 @@
-"""How it is trained: precision, batches, optimizer, learning rate."""
+"""The section `training` of the spec: length, batches, optimizer, learning rate and precision."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -18,7 +18,7 @@ class OptimizerName(StrEnum):
 
 
 class Optimizer(SpecModel):
-    """How gradients change parameters."""
+    """The optimizer, and its parameters."""
 
     name: OptimizerName = Field(default=OptimizerName.ADAMW, description="Name of the optimizer.")
     learning_rate: Annotated[float, Field(gt=0)] = Field(
@@ -27,7 +27,7 @@ class Optimizer(SpecModel):
     )
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.0,
-        description="Weight decay: decoupled for AdamW, L2 for the others.",
+        description="Weight decay: decoupled for AdamW, an L2 penalty for the other optimizers.",
     )
     no_decay: list[Annotated[str, Field(min_length=1, max_length=253)]] = Field(
         default_factory=list,
@@ -60,7 +60,7 @@ class LearningRateShape(StrEnum):
 
 
 class LearningRateSchedule(SpecModel):
-    """A pure function of the step: a linear warm-up, then constant, or falling to zero at the last step."""
+    """The learning rate at each step: a linear warm-up, then constant, or falling to zero at the last step."""
 
     shape: LearningRateShape = Field(
         default=LearningRateShape.CONSTANT,
@@ -90,10 +90,11 @@ class Training(SpecModel):
     learning_rate_schedule: LearningRateSchedule = Field(default_factory=LearningRateSchedule)
     max_gradient_norm: Annotated[float, Field(gt=0)] | None = Field(
         default=None,
-        description="Clips the global gradient norm.",
+        description="Largest L2 norm of the whole gradient. A larger gradient is scaled down to it.",
     )
     max_skipped_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        default=10, description="Steps in a row that may be skipped because their loss or gradient is not finite."
+        default=10,
+        description="Largest number of steps in a row that are skipped because their loss or gradient is not finite.",
     )
     precision: Precision = Field(
         default=Precision.FLOAT32,
@@ -101,12 +102,13 @@ class Training(SpecModel):
         " float32.",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="Keeps only each layer's input, and computes its forward again for the backward."
+        default=False,
+        description="True: of each layer only the input is kept, and its forward is computed again for the backward.",
     )
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=0,
-        description="Seed of weights, sample order and dropout. Augmentation and masking also depend on step and"
-        " sample.",
+        description="Seed of initial weights, sample order and dropout. Augmentation and masks of tokens depend on step"
+        " and sample instead.",
     )
     rules = (
         Rule(

@@ -113,7 +113,7 @@ def test_a_dash_is_standard_input(
     assert submitted(fake) == ["piped"]
     monkeypatch.setattr(sys, "stdin", io.StringIO("a: ["))
     assert command(monkeypatch, "submit", "-") == 2
-    assert "standard input: is no YAML" in capsys.readouterr().err
+    assert "standard input: is not YAML" in capsys.readouterr().err
 
 
 def test_set_changes_fields_before_the_job_is_checked(
@@ -173,7 +173,7 @@ def test_set_reads_values_as_yaml_and_makes_what_a_path_needs() -> None:
         ("training.epochs", "must be field=value"),
         ("=3", "must name a field, such as training.epochs"),
         ("training..epochs=3", "must name a field, such as training.epochs"),
-        ("training.epochs=[", "'[' is no YAML"),
+        ("training.epochs=[", "'[' is not YAML"),
     ],
 )
 def test_a_setting_that_names_no_field_is_refused_with_what_was_meant(setting: str, words: str) -> None:

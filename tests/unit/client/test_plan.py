@@ -160,7 +160,7 @@ def test_what_only_a_script_has_is_not_planned(
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(make_job().set(f"{field}.{inner}", name).manifest()))
     assert command(monkeypatch, "plan", str(file)) == 2
-    assert f"spec.{field}.{inner}: is {name}: a plan needs only the manifest" in capsys.readouterr().err
+    assert f"spec.{field}.{inner}: is {name}: plan runs no program" in capsys.readouterr().err
 
 
 def test_a_job_is_planned_from_what_its_ceiling_lets_it_start_with(
@@ -292,4 +292,4 @@ def test_no_ideal_is_shown_if_gradients_decide_when_layers_freeze(
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(packing_job().set("freeze", {"policy": "GradientNorm"}).manifest()))
     assert command(monkeypatch, "plan", str(file), "--ideal") == 2
-    assert "gradients decide when layers freeze, so --ideal knows no steps" in capsys.readouterr().err
+    assert "gradients decide when layers freeze, so --ideal does not know at which steps" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The model of the best evaluation, kept in `best/` beside the checkpoints until the job's end."""
+"""Saves the model of the best evaluation in `best/` beside the checkpoints, and reads it at the job's end."""
 
 import logging
 import time
@@ -26,13 +26,14 @@ logger = logging.getLogger(__name__)
 def save_best(
     job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, hooks: Hooks
 ) -> bool:
-    """Replace the kept model by the current one. All members call this, and train no further until it is durable.
+    """Save the current model as the best one, in place of the earlier best. All members call this, and training waits
+    until the model is durable.
 
     Returns:
-        Whether it is durable. It is not if `hooks` tell a member to stop while the storage fails.
+        Whether the model is durable. It is not if a member is told to stop (`hooks`) while the storage fails.
 
     Raises:
-        StorageError: the storage will not take it later either.
+        StorageError: the storage failed, and a later attempt would fail, too.
         RuntimeError: a connection broke.
     """
     return save_weights(_location(job), state, layout, groups, barrier, hooks)
@@ -46,7 +47,7 @@ def save_weights(
     barrier: Barrier,
     hooks: Hooks,
 ) -> bool:
-    """Replace the weights at a location by the current ones, as `save_best` does."""
+    """Replace the weights saved at `location` by the current ones. Callers, result and errors are as in `save_best`."""
     control = state.control
     info = CheckpointInfo(
         step=control.step,
@@ -65,15 +66,15 @@ def save_weights(
         commit(location, info, keep=1)
 
     wait = partial(_wait_until_stored, location, groups, barrier, hooks)
-    # Nothing counts before all units are written, and no worker notes it as the best before it counts.
+    # The leader writes the marker after all units are written, and workers return after the marker is written.
     return wait(save if layout.pipeline == 0 else None) and wait(count if layout.is_leader else None)
 
 
 def _wait_until_stored(
     location: str, groups: GenerationGroups, barrier: Barrier, hooks: Hooks, work: Callable[[], None] | None
 ) -> bool:
-    """Do this worker's part, and again while the storage fails. Returns whether all have done theirs; False if a member
-    was told to stop before."""
+    """Do `work`, this worker's part, and repeat it while the storage fails at any member. Returns whether all members
+    succeeded. Gives up and returns False if a member was told to stop before that."""
     assert groups.world is not None
     exchange = Exchange(groups.world, 2, WEIGHTS)
     attempt = None if work is None else partial(_is_stored, location, work)
@@ -86,7 +87,11 @@ def _wait_until_stored(
 
 
 def _is_stored(location: str, work: Callable[[], None]) -> bool:
-    """Try to do the work. Returns whether the storage took it, which otherwise may take it later."""
+    """Try `work` once. Returns whether it succeeded; False means that the storage failed, but may recover.
+
+    Raises:
+        StorageError: the storage failed, and a later attempt would fail, too.
+    """
     try:
         with storing(f"spec.checkpoint.location: {location}"):
             work()
@@ -99,10 +104,10 @@ def _is_stored(location: str, work: Callable[[], None]) -> bool:
 
 
 def load_best(job: Job) -> dict[str, Tensor]:
-    """Parameters and buffers of the kept model, by whole-model name.
+    """Read the best model's parameters and buffers, by whole-model name, on the CPU.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the best model cannot be read, or does not exist.
     """
     location = _location(job)
     with storing(f"spec.checkpoint.location: {location}"):

@@ -3,8 +3,8 @@
 Between two rounds each worker of the first pipeline copies its stage to host memory while the others wait, and a thread
 writes the copy. Each vote counts the workers that still write. When none does, a thread of the leader writes the
 marker, and the checkpoint counts. One checkpoint is written at a time. A regroup cancels it, and the new generation
-begins its own. Without `everySteps`, the leader's clock decides by the cost of the newest one (`interval_seconds`).
-If the storage fails, training goes on, and the checkpoint is written once the storage takes it.
+begins another. Without `everySteps`, the interval follows from the cost of the newest checkpoint (`interval_seconds`).
+If the storage fails, training continues, and the workers retry until the storage works again.
 """
 
 import logging
@@ -41,13 +41,13 @@ from .storage_work import AGAIN_SECONDS, StorageWork, Write, can_wait
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-#: Largest shares of time that checkpoints may pause training, and keep the storage busy.
+#: Largest share of the time that training may pause for checkpoints, and largest share that the storage may be busy.
 LARGEST_SHARE = 0.01
 LARGEST_SHARE_OF_STORAGE = 0.1
-#: Limits on the seconds between checkpoints, which the shares do not exceed.
+#: Smallest and largest seconds between checkpoints. They win over the shares above.
 SHORTEST_INTERVAL = 60.0
 LONGEST_INTERVAL = 1800.0
-#: Seconds between two attempts while training goes on. An attempt itself tries for a minute.
+#: Seconds between two attempts to write while training continues. Each attempt retries for up to a minute by itself.
 _PAUSE_SECONDS = 10.0
 
 
@@ -55,25 +55,27 @@ def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
     """Seconds between two checkpoints if the spec does not say how often.
 
     Args:
-        pause_seconds: pause of the training for the newest checkpoint.
-        writing_seconds: time until all workers had written their parts.
+        pause_seconds: seconds that training paused for the newest checkpoint.
+        writing_seconds: seconds from the start of that checkpoint until all workers had written their parts.
     """
     wanted = max(pause_seconds / LARGEST_SHARE, writing_seconds / LARGEST_SHARE_OF_STORAGE)
     return min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, wanted))
 
 
 class Checkpointer:
-    """Saves and loads at the spec's location. Without a location it saves and finds nothing.
+    """Saves and loads checkpoints at `spec.checkpoint.location`. Without that field it saves and finds nothing.
 
-    All members call `want`, `begin` and `advance` alike, between rounds; only `writing` and `overdue` differ.
+    Between two rounds all members call `want`, `begin` and `advance` in the same order. Only the values of `writing`
+    and `overdue` differ between members, so members exchange these values in the vote.
 
     Args:
         job: the job that trains.
-        hooks: tell whether this worker shall leave, and how long it may try to save its state.
+        hooks: tell whether this worker must leave, and whether its time to save its state is over.
         clock: returns seconds that only grow.
 
     Attributes:
-        why_unsaved: why this worker cannot write its part, or the marker, of the current checkpoint; empty otherwise.
+        why_unsaved: the last error if this worker cannot write its part of the current checkpoint, or the marker;
+            otherwise empty.
     """
 
     def __init__(
@@ -93,24 +95,29 @@ class Checkpointer:
         self._known: CheckpointInfo | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._wanted = False
-        #: The checkpoint that all workers are writing, and this worker's part of it.
+        #: The checkpoint that the members are writing, and this worker's part of it.
         self._begun: CheckpointInfo | None = None
         self._part: StorageWork[None] | None = None
         self._given_up = threading.Event()
         #: On the leader: the checkpoint whose marker is being written.
         self._marking: StorageWork[CheckpointInfo] | None = None
-        #: An attempt of the current checkpoint failed, so the time that it took says nothing about the next one.
+        #: Whether an attempt to write the current checkpoint failed. Its duration is then not used for the interval.
         self._was_late = False
 
     def due(self, step: int, save: float) -> bool:
-        """Whether a checkpoint is due after `step` committed steps: by the spec, or by the vote on `overdue`."""
+        """Whether a checkpoint is due after `step` committed steps.
+
+        `checkpoint.everySteps` decides. Without it, a checkpoint is due if `save` is above 0, the sum of the members'
+        votes on `overdue`.
+        """
         if self._spec is None or self._spec.every_steps is None:
             return save > 0
         return step % self._spec.every_steps == 0
 
     @property
     def overdue(self) -> bool:
-        """Whether a checkpoint is due by this worker's clock, if the spec does not say how often."""
+        """Whether a checkpoint is due by this worker's clock. False if the spec sets `everySteps`, has no checkpoint,
+        or a checkpoint is being written."""
         if self._spec is None or self._spec.every_steps is not None or self._begun is not None:
             return False
         interval = interval_seconds(self._pause_seconds, self._writing_seconds)
@@ -118,27 +125,27 @@ class Checkpointer:
 
     @property
     def writing(self) -> bool:
-        """Whether this worker's part of the current checkpoint is not written yet.
+        """Whether this worker has not yet written its part of the current checkpoint. Retries a failed attempt.
 
         Raises:
-            StorageError: the location is wrong.
+            StorageError: the storage failed, and a later attempt would fail, too, as for a wrong location.
         """
         if self._part is not None and self._is_written(self._part):
             self._part = None
         return self._part is not None
 
     def _is_written(self, work: StorageWork[Result]) -> bool:
-        """Whether the work succeeded. If the storage failed but may take it later, the work begins again.
+        """Whether `work` succeeded. If the storage failed but may recover, starts `work` again.
 
         Raises:
-            StorageError: the storage will not take it later either.
+            StorageError: the storage failed, and a later attempt would fail, too.
         """
         if not work.done:
             return False
         try:
             work.result()
         except StorageError as error:
-            leaves_later = self._hooks.stop_requested() and not self._hooks.out_of_time()  # and tries again then
+            leaves_later = self._hooks.stop_requested() and not self._hooks.out_of_time()  # then `save_now` retries
             if not (leaves_later or can_wait(error)):
                 raise
             logger.warning("training without a new checkpoint: %s", error)
@@ -149,11 +156,12 @@ class Checkpointer:
         return True
 
     def want(self) -> None:
-        """Request a checkpoint of the committed state, now or after the current one."""
+        """Request a checkpoint. The next `begin` starts it, once no other checkpoint is being written."""
         self._wanted = self._spec is not None
 
     def begin(self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier) -> None:
-        """Copy the committed state and begin to write it, if requested and no other checkpoint is being written.
+        """Copy the committed state and begin to write the copy. Does nothing if no checkpoint was requested (`want`),
+        or if one is being written.
 
         Raises:
             RuntimeError: a connection broke.
@@ -195,11 +203,17 @@ class Checkpointer:
             self._part = StorageWork(self._thread, write.run, location, given_up)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
-        """Continue after a vote with the number of members that still write. Returns, on the leader, a checkpoint that
-        became durable.
+        """Let the leader write the marker once all members have written their parts. Members call this after each vote.
+
+        Args:
+            writing: the sum of the votes: the number of members that still write.
+            leads: whether this worker is the leader.
+
+        Returns:
+            On the leader, the checkpoint that has just become durable; otherwise None.
 
         Raises:
-            StorageError: the marker cannot be written, now or later.
+            StorageError: the marker cannot be written, and a later attempt would fail, too.
         """
         if self._begun is not None and not writing:
             if not self._was_late:
@@ -216,12 +230,15 @@ class Checkpointer:
     def save_now(
         self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
     ) -> DurableCheckpoint | None:
-        """Write the committed state and wait until it is durable. Returns it on the leader. All members call this.
+        """Write a checkpoint of the committed state and wait until it is durable. All members call this.
 
-        Retries until the storage accepts it, the group breaks, or the time is over.
+        Retries until the storage works, a connection breaks, or the worker's time is over (`Hooks.out_of_time`).
+
+        Returns:
+            On the leader, the durable checkpoint; None on other workers, or without `spec.checkpoint`.
 
         Raises:
-            StorageError: it cannot be written in time.
+            StorageError: the checkpoint could not be written in time.
             RuntimeError: a connection broke.
         """
         if self._spec is None:
@@ -234,11 +251,16 @@ class Checkpointer:
     def complete(
         self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, *, insist: bool = False
     ) -> DurableCheckpoint | None:
-        """Wait for the current checkpoint. Returns it on the leader if it became durable. All members call this. With
-        `insist`, retry as `save_now` does.
+        """Wait until the checkpoint that is being written, if any, is durable. All members call this.
+
+        Args:
+            insist: whether to retry while the storage fails, as `save_now` does; otherwise the first error is raised.
+
+        Returns:
+            On the leader, the durable checkpoint; None on other workers, or if none was being written.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the checkpoint cannot be written.
             RuntimeError: a connection broke.
         """
         info, part = self._begun, self._part
@@ -255,8 +277,8 @@ class Checkpointer:
         return barrier.pass_after(None if marking is None else partial(finish, marking), groups)
 
     def _insist(self, work: StorageWork[Result], given_up: threading.Event | None) -> Result:
-        """The result of the work. While the storage fails the work is repeated, until the checkpoint is given up or the
-        worker's time is over; with None it is done once."""
+        """Wait for `work` and return its result. Repeats `work` while the storage fails, until `given_up` is set or the
+        worker's time is over. If `given_up` is None, raises the first error instead."""
         while True:
             try:
                 result = work.result()
@@ -271,8 +293,11 @@ class Checkpointer:
                 return result
 
     def give_up(self) -> None:
-        """Cancel the current checkpoint, because the generation is over. The next checkpoint that counts removes its
-        files. The rest is not written, so that the next one has the storage for itself."""
+        """Cancel the checkpoint that is being written, because the generation is over.
+
+        This worker writes no more of it, so that the next checkpoint does not compete for the storage. The next durable
+        checkpoint removes the files that were written.
+        """
         self._given_up.set()
         self._drop_marking()
         self._begun = self._part = None
@@ -280,7 +305,7 @@ class Checkpointer:
         self.why_unsaved = ""
 
     def _drop_marking(self) -> None:
-        """Do not repeat the marker of an earlier checkpoint, which would be late."""
+        """Stop retrying to write the marker of an earlier checkpoint, which is no longer wanted."""
         if self._marking is not None:
             self._marking.drop()
         self._marking = None
@@ -300,11 +325,11 @@ class Checkpointer:
         return describe(info, info.state["earlierGenerations"])
 
     def durable(self) -> DurablePoint | None:
-        """Step, boundary and name of the newest checkpoint.
+        """Read step, boundary, folder name and visit of the newest durable checkpoint; None without one.
 
         Raises:
-            SpecError: it belongs to another run.
-            StorageError: it cannot be read.
+            SpecError: the checkpoint belongs to another run.
+            StorageError: the storage cannot be read.
         """
         if self._spec is None:
             return None
@@ -316,10 +341,10 @@ class Checkpointer:
         return DurablePoint(info.step, info.boundary, info.folder, info.state.get("visit", 0))
 
     def kept_step(self) -> int:
-        """Committed steps of the kept best model; 0 if there is none.
+        """Read the committed steps of the best model that `evaluation.keepBest` keeps; 0 without one.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the storage cannot be read.
         """
         if self._spec is None or not self._job.spec.evaluation.keep_best:
             return 0
@@ -328,10 +353,11 @@ class Checkpointer:
         return 0 if best is None else best.step
 
     def newest_generation(self) -> int:
-        """The highest layout generation that wrote here; 0 for none.
+        """Read the highest layout generation that wrote at the checkpoint's location; 0 if none did. Counts unfinished
+        checkpoints, the best model and the weights of levels, too.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the storage cannot be read.
         """
         if self._spec is None:
             return 0
@@ -341,15 +367,20 @@ class Checkpointer:
             return max(map(newest_generation, folders))
 
     def known(self, control: Control) -> DurableCheckpoint | None:
-        """The newest checkpoint that this worker loaded or, as leader, made durable, without access to the storage."""
+        """The newest checkpoint that this worker has loaded or, as leader, made durable; None if neither happened.
+
+        This is remembered, so no storage is read. `control` tells which generations belong to earlier jobs.
+        """
         return None if self._known is None else describe(self._known, control.earlier_generations)
 
     def load_control(self, name: str) -> Control:
-        """The control state of the checkpoint `name` (see `durable`), without costs measured on earlier workers.
+        """Read the control state of the checkpoint in folder `name` (see `durable`).
+
+        Costs that earlier workers measured are left out. Later calls of `load_unit` read the same checkpoint.
 
         Raises:
-            LookupError: the checkpoint is gone, because newer ones replaced it.
-            StorageError: it cannot be read.
+            LookupError: the checkpoint is gone, because newer checkpoints replaced it.
+            StorageError: the storage cannot be read.
         """
         assert self._spec is not None
         with storing(f"spec.checkpoint.location: {self._spec.location}"):
@@ -360,10 +391,10 @@ class Checkpointer:
         return Control.from_file(self._loading.state)
 
     def load_unit(self, index: int) -> dict[str, Tensor]:
-        """A unit's tensors, on the CPU, from the checkpoint of the last `load_control`.
+        """Read a unit's tensors, on the CPU, from the checkpoint that the last `load_control` read.
 
         Raises:
-            LookupError: the checkpoint is gone, because newer ones replaced it.
+            LookupError: the checkpoint is gone, because newer checkpoints replaced it.
             StorageError: the unit's file is missing or damaged.
         """
         assert self._spec is not None and self._loading is not None
@@ -377,13 +408,17 @@ class Checkpointer:
                 raise LookupError(f"{location} no longer holds {info.folder}") from error
 
     def prefetcher(self) -> Prefetcher:
-        """A reader of frozen units from the newest checkpoint."""
+        """Make a reader that reads frozen units of the newest checkpoint ahead of a regroup."""
         tied = {unit for tie in self._job.model.ties.all for unit, _ in tie.places}
         return Prefetcher(None if self._spec is None else self._spec.location, self._job.num_layers, tied)
 
 
 def describe(info: CheckpointInfo, earlier_generations: int) -> DurableCheckpoint:
-    """A checkpoint's marker for the channel; generation 0 stands for an earlier job."""
+    """The marker `info` as the leader reports it to the operator.
+
+    Files count generations across jobs, the operator within one job. So `earlier_generations`, the highest generation
+    of earlier jobs, is subtracted. A checkpoint of an earlier job gets generation 0.
+    """
     return DurableCheckpoint(
         step=info.step,
         boundary=info.boundary,

@@ -1,6 +1,8 @@
-"""The weights that each level had when it was left on the way down, kept in `levels/` beside the checkpoints.
+"""With `multiLevel`, saves the weights of a level before the job moves to a smaller one, in `levels/` beside the
+checkpoints.
 
-The level gets a share of them back on the way up. They outlive all workers, and cost no memory meanwhile.
+When the job comes back to the level, it gets a share of these weights back. The files outlive all workers, and save
+memory meanwhile.
 """
 
 from torch import Tensor
@@ -21,9 +23,10 @@ from .best_model import save_weights
 def keep_level(
     job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, hooks: Hooks
 ) -> bool:
-    """Keep the weights of the level that is being left, as `save_best` keeps a model. All members call this.
+    """Save the weights of the level that the job is about to leave, as `save_best` saves a model. All members call
+    this.
 
-    With `alpha: 1` nothing is kept, because the level then grows back from the smaller one alone.
+    With `alpha: 1` nothing is saved, because the level is later made from the smaller level alone.
 
     Returns:
         Whether the job may leave the level. It may not if a member was told to stop while the storage failed.
@@ -35,23 +38,28 @@ def keep_level(
 
 
 def level_locations(job: Job) -> list[str]:
-    """Where the weights of all levels are kept."""
+    """The folders for the weights of levels; empty without `spec.checkpoint`."""
     if job.spec.checkpoint is None:
         return []
     return [_location(job, level) for level in range(len(job.smaller))]
 
 
 class LevelWeights:
-    """Reads kept weights (`multilevel.EarlierWeights`). `job` is that of level 0."""
+    """Reads the weights that `keep_level` saved. It implements `multilevel.EarlierWeights`.
+
+    Args:
+        job: the job of level 0.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def read(self, level: int, unit: int) -> dict[str, Tensor]:
-        """Return a unit's parameters and buffers by whole-model name, on the CPU.
+        """Return the saved parameters and buffers of a unit by whole-model name, on the CPU.
 
         Raises:
-            StorageError: they cannot be read, or were kept at another step than this job leaves the level.
+            StorageError: the weights cannot be read, or were not saved at the step when this job leaves
+                the level.
         """
         location = _location(self._job, level)
         left = next(visit.end for visit in self._job.visits if visit.level == level)

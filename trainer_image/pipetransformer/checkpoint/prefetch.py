@@ -1,8 +1,8 @@
-"""Reads frozen units from storage while a worker waits for its first generation, so that the regroup's pause need not
-include their transfer.
+"""Reads frozen units from storage while a worker waits for its first generation. The regroup then need not transfer
+them, so its pause is shorter.
 
-Each unit is kept with the step of its checkpoint. The plan of the regroup decides whether it is still valid, because
-the boundary may have fallen after that step.
+Each unit is kept with the step of its checkpoint. The transfer plan decides at the regroup whether the unit is still
+valid: the boundary may have fallen after that step, and the unit may have trained since.
 """
 
 import logging
@@ -20,12 +20,13 @@ _LOOK_SECONDS = 2.0
 
 
 class Prefetcher:
-    """Looks for checkpoints in a thread, until `stop`.
+    """Looks for new checkpoints in a thread, until `stop`, and reads their frozen units.
 
     Args:
-        location: of the checkpoints; None if there are none to read.
-        num_layers: layers of the model.
-        skipped: units that share a parameter with another unit, so that they may change while they are frozen.
+        location: folder of the checkpoints; None without checkpoints, and then nothing is read.
+        num_layers: number of layers of the model.
+        skipped: units that are not read, because they share a parameter with another unit. While they are frozen, the
+            other unit may still train that parameter.
 
     Attributes:
         units: the units read so far, by index.
@@ -53,7 +54,8 @@ class Prefetcher:
             self._stopped.wait(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Read the frozen units of the newest checkpoint that were not read since they froze."""
+        """Read the frozen units of the newest checkpoint. Skip a unit that was read after the boundary last fell,
+        because it has not changed since."""
         units, location = self.units, self._location
         info = None if location is None else latest(location)
         if location is None or info is None:

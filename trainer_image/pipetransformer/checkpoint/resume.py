@@ -1,4 +1,7 @@
-"""What a run takes over from the checkpoint that it resumes, before it loads its job: the order of the data."""
+"""Finds the checkpoint that a run resumes, and makes the run deal its data to as many shards as the checkpoint's run.
+
+This happens before the job is loaded, because the number of shards decides the order of the samples.
+"""
 
 from pipetransformer.errors import SpecError, storing
 from pipetransformer.job.checks import check_location
@@ -7,11 +10,11 @@ from pipetransformer_contract.spec import TrainerSpec
 
 
 def newest_checkpoint(spec: TrainerSpec) -> CheckpointInfo | None:
-    """The checkpoint that a run of `spec` resumes; None if it starts from the beginning.
+    """Read the marker of the checkpoint that a run of `spec` resumes; None if the run starts from the beginning.
 
     Raises:
-        SpecError: the location's URL cannot be opened here.
-        StorageError: it cannot be read.
+        SpecError: the location's URL cannot be opened on this machine.
+        StorageError: the location cannot be read.
     """
     if spec.checkpoint is None:
         return None
@@ -21,12 +24,16 @@ def newest_checkpoint(spec: TrainerSpec) -> CheckpointInfo | None:
 
 
 def in_order_of_checkpoint(spec: TrainerSpec) -> tuple[TrainerSpec, int | None]:
-    """`spec` with at most as many pipelines as the newest checkpoint has shards (C), and that C; None without a
-    checkpoint. With another C, an epoch that has begun would lose some samples and repeat others.
+    """Limit `spec` to as many pipelines as the newest checkpoint has shards (C).
+
+    With another C, an epoch that has begun would lose some samples and repeat others.
+
+    Returns:
+        The spec, and C; without a checkpoint the spec as it is, and None.
 
     Raises:
-        SpecError: the job starts with more pipelines than C (later the operator knows C from the first report), or the
-            location is wrong.
+        SpecError: the spec starts with more pipelines than C, or the location's URL cannot be opened on this machine.
+            Later layouts stay below C, because the leader reports C to the operator.
         StorageError: the location cannot be read.
     """
     resumed = newest_checkpoint(spec)

@@ -1,7 +1,7 @@
-"""Work of the checkpoint's thread that can be repeated, because the storage may fail for minutes.
+"""Writes to the checkpoint's storage in a thread. Repeats a write that failed, because storage may fail for minutes.
 
-Training does not need the storage, so it goes on meanwhile. Only the end of the job, and the last checkpoint of a
-worker that was told to stop, wait for the result.
+Training continues meanwhile. Only two callers wait for the result: the end of the job, and a worker that was told to
+stop and writes its last checkpoint.
 """
 
 import threading
@@ -25,13 +25,13 @@ AGAIN_SECONDS = 2.0
 
 
 class StorageWork(Generic[Result]):
-    """Work that has begun in the thread.
+    """A function that runs in a thread, once as soon as this object is made, and again at each `repeat`.
 
     Args:
-        thread: does the work.
-        work: what to do; it must be idempotent.
-        location: of the checkpoints.
-        given_up: set once the checkpoint is given up. The work is then not repeated.
+        thread: the executor that runs the function.
+        work: the function. It must be idempotent, because it may run again after it failed.
+        location: location of the checkpoints, for error messages.
+        given_up: an event that is set to cancel the checkpoint. The function is then not repeated.
     """
 
     def __init__(
@@ -42,24 +42,24 @@ class StorageWork(Generic[Result]):
 
     @property
     def done(self) -> bool:
-        """Whether the last attempt has ended, well or not."""
+        """Whether the last attempt has ended, with a result or with an error."""
         return self._future.done()
 
     def result(self) -> Result:
-        """Wait for the attempt and return its result.
+        """Wait for the last attempt and return its result.
 
         Raises:
-            StorageError: it failed.
+            StorageError: the attempt failed.
         """
         with storing(f"spec.checkpoint.location: {self._location}"):
             return self._future.result()
 
     def repeat(self, pause_seconds: float = 0.0) -> None:
-        """Try once more, after a pause."""
+        """Start another attempt in the thread, which first waits `pause_seconds`."""
         self._future = self._thread.submit(partial(self._repeat, pause_seconds))
 
     def drop(self) -> None:
-        """Do not try again."""
+        """Cancel the checkpoint, so that later attempts fail at once."""
         self._given_up.set()
 
     def _repeat(self, pause_seconds: float) -> Result:
@@ -69,13 +69,21 @@ class StorageWork(Generic[Result]):
 
 
 def can_wait(error: StorageError) -> bool:
-    """Whether training may go on after `error`, because the storage may do the same work later."""
+    """Whether training may continue after `error`, because the same work may succeed later."""
     return may_pass(error.__cause__)
 
 
 @dataclass(frozen=True)
 class Write:
-    """This worker's part of one checkpoint: what is left to write, and where."""
+    """This worker's part of one checkpoint.
+
+    Attributes:
+        location: location of the checkpoints.
+        info: the checkpoint's marker, which names its folder.
+        units: tensors by unit name and tensor name, on the CPU. `run` removes each unit that it has written.
+        host: the copies from the device, which must be complete before the tensors are read.
+        given_up: an event that is set to cancel the checkpoint.
+    """
 
     location: str
     info: CheckpointInfo
@@ -84,8 +92,8 @@ class Write:
     given_up: threading.Event
 
     def run(self) -> None:
-        """Write units until all are written or the checkpoint is given up. A failed write is repeated by another
-        run."""
+        """Write the units that are left, until all are written or the checkpoint is cancelled. After an error, another
+        call continues with the unit that failed."""
         self.host.wait()
         while self.units and not self.given_up.is_set():
             unit = next(iter(self.units))

@@ -1,4 +1,4 @@
-"""Samples: datasets, the order of an epoch, and the dealing of a batch to pipelines."""
+"""Samples: datasets, the order of an epoch, and how a global batch is divided among the pipelines."""
 
 from .dataset import (
     AugmentedSplit,

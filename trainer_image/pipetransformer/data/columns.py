@@ -1,5 +1,5 @@
-"""Turns a program's tables of the `datasets` library into splits. Column names tell inputs from targets, by the same
-rules as in `Trainer` of transformers."""
+"""Turns a program's tables of the `datasets` library into splits. The names of the columns decide which are inputs and
+which are targets, by the rules of `Trainer` in transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ from .tables import column_of, with_classes
 _FIELD = "data"
 _LABELS = ("labels", "label")
 _NO_TARGET = -100
-#: Rows that show whether labels are copies of tokens.
+#: Number of rows that are looked at to decide what a column holds.
 _SHOWN = 64
 
 
 def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, *, dtype: torch.dtype) -> Dataset:
-    """The dataset of a training table and a held-out one, which may be empty.
+    """Make a dataset of a training table and a held-out table. The held-out table may be empty.
 
     Args:
-        tables: tables of the `datasets` library. Inputs are the column `input_ids` (tokens of any lengths),
-            `pixel_values`, a column of pictures, or the only other column of numbers; targets are the column `label`
+        tables: both tables, of the `datasets` library. Inputs are the column `input_ids` (tokens of any lengths),
+            `pixel_values`, a column of pictures, or the only other column of numbers. Targets are the column `label`
             or `labels`. Without labels, or with labels that copy the tokens, the target is the next token.
-        processor: the tokenizer that made the tokens, if the program passes it.
+        processor: the tokenizer that made the tokens; None if the program does not pass it.
         task: the task that the model learns; None if it is unknown.
         dtype: type of floating-point inputs.
 
     Raises:
-        SpecError: columns are missing, or have other contents.
+        SpecError: a column is missing, or its contents are of another kind.
     """
     names = tables[0].column_names
     if set(tables[1].column_names) != set(names):
@@ -66,7 +66,7 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
 
 @dataclass(frozen=True)
 class Columns:
-    """A split whose inputs are one column of numbers, and whose targets are another."""
+    """A split whose inputs are one column of numbers, and whose targets are another column."""
 
     table: Any
     inputs: str
@@ -87,7 +87,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class TransformedRows(Columns):
-    """A split whose rows are transformed by the program when they are read (`with_transform`)."""
+    """A split whose rows a function of the program transforms when they are read (`with_transform` of `datasets`)."""
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
@@ -194,7 +194,8 @@ def _token_split(table: Any, longest: int, padding: int, label: str | None) -> S
 
 
 def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[str, Any]]:
-    """The padding id, the mask id, all special ids, and the ids that `DataInfo` names."""
+    """Ids of a tokenizer: padding (0 if it has none), mask (None if it has none), all special tokens, and the fields of
+    `DataInfo` that are ids."""
     if processor is None:
         return 0, None, (), {}
     pad = processor.pad_token_id
@@ -203,10 +204,10 @@ def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[
 
 
 def _check_rows(table: Any) -> None:
-    """Refuse rows whose masks or segments the model would not see.
+    """Refuse rows with attention masks or token types that the trainer cannot pass to the model.
 
     Raises:
-        SpecError: says what is wrong.
+        SpecError: names the column and what is wrong with it.
     """
     if not _is_list(table, "input_ids"):
         raise SpecError(_FIELD, f"column input_ids holds {table.features['input_ids']}, not lists of tokens")
@@ -254,17 +255,18 @@ def _is_list(table: Any, name: str) -> bool:
 
 
 def _targets(tables: Sequence[Any], label: str) -> tuple[list[Any], int, tuple[str, ...]]:
-    """The tables with targets as classes if they are classes, with their number and names."""
+    """If targets are classes: the tables with numbered classes, the number of classes, and their names. Otherwise the
+    tables as they are, 0, and no names."""
     if _is_list(tables[0], label) or "float" in str(tables[0].features[label].dtype):
         return list(tables), 0, ()
     return with_classes(tables, label)
 
 
 def _input_column(table: Any, label: str) -> str:
-    """The column of inputs.
+    """The name of the column with the inputs.
 
     Raises:
-        SpecError: there is none, or there are several candidates.
+        SpecError: no column can be the inputs, or several can.
     """
     if "pixel_values" in table.column_names:
         return "pixel_values"

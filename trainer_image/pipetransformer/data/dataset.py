@@ -1,4 +1,4 @@
-"""What the trainer needs from a dataset: samples by id, in two splits."""
+"""Types of datasets. A dataset has a training split and a held-out split, and gives samples by their ids."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -13,22 +13,22 @@ from torch import Tensor
 
 from pipetransformer.errors import SpecError, meant
 
-#: Sample ids in an error message.
+#: Largest number of sample ids in an error message.
 _IDS_NAMED = 16
 #: Augmentation key of a sample that is read without augmentation.
 _AS_IT_IS = -1
 
 
 class Task(StrEnum):
-    """What a sample's target is."""
+    """What the model learns to predict: the target of a sample."""
 
-    NEXT_TOKEN = "NextToken"  #: the next token at each position; samples are packed
-    MASKED_TOKEN = "MaskedToken"  #: the original token at masked positions; samples are packed
+    NEXT_TOKEN = "NextToken"  #: the next token at each position; samples are packed, without padding
+    MASKED_TOKEN = "MaskedToken"  #: the original token at masked positions; samples are packed, without padding
     CLASS = "Class"  #: one class for the sample; texts are padded
 
 
 def as_task(name: str) -> Task:
-    """The task that an option names.
+    """The task with the name that the option `task` gives.
 
     Raises:
         SpecError: there is no such task.
@@ -41,15 +41,16 @@ def as_task(name: str) -> Task:
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What a model must know about its data.
+    """Facts about the data that a model depends on.
 
     Attributes:
-        input_shape: shape of one input, without the batch; (positions,) for tokens.
-        num_classes: number of classes of a target; the vocabulary's size if targets are tokens.
+        input_shape: shape of one input, without the batch dimension; (positions,) for tokens.
+        num_classes: number of classes of a target; the vocabulary's size if targets are tokens; 0 if unknown.
         vocab_size: number of token ids; 0 if the inputs are not tokens.
-        lengths: lengths that samples are padded to, ascending, the last being the input's; empty if there is only that.
+        lengths: the lengths to which samples are padded, ascending. The last one is that of `input_shape`. Empty if all
+            samples have one length.
         task: what a target is; None if unknown, and then any model is accepted.
-        labels: names of the classes, in order; empty if they have none.
+        labels: names of the classes, in order; empty if they have no names.
         pad_id: id of padding; None if there is no such token.
         start_id: id at the start of a text; None if there is no such token.
         end_id: id at the end of a text; None if there is no such token.
@@ -67,24 +68,26 @@ class DataInfo:
 
 
 class Split(Protocol):
-    """Samples 0..len-1, the same on every worker."""
+    """Samples with the ids 0 to len-1. An id means the same sample on every worker."""
 
     def __len__(self) -> int: ...
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Inputs (len(ids), *input_shape) and targets (len(ids), ...) of these samples, in this order, on the CPU.
+        """Read samples, in the order of `ids`.
 
-        A target is one class, or one class for each position, with -100 for positions to ignore.
+        Returns:
+            Inputs (len(ids), *input_shape) and targets (len(ids), ...), on the CPU. A target is one class, or one class
+            for each position, with -100 for positions to ignore.
         """
         ...
 
 
 @runtime_checkable
 class PaddedSplit(Split, Protocol):
-    """A split whose samples are padded at their end to one length."""
+    """A split whose samples are padded at the end, so that all have one length."""
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
-        """(len(ids),) number of positions of each sample that are not padding, at least 1."""
+        """Return (len(ids),) lengths: for each sample the number of positions that are not padding, at least 1."""
         ...
 
 
@@ -101,7 +104,10 @@ PaddedLengths = Callable[[Sequence[int]], Sequence[int]]
 
 
 def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
-    """A function from samples to the shortest of `info.lengths` that each fits; None if all have one length."""
+    """A function that maps sample ids to padded lengths: for each sample the shortest of `info.lengths` that it fits.
+
+    None if all samples have one length.
+    """
     if not info.lengths or not _is_padded(split):
         return None
     padded = split
@@ -115,14 +121,14 @@ def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
 
 @runtime_checkable
 class AugmentedSplit(Split, Protocol):
-    """A training split whose samples vary with the step. A variant depends only on the step and the sample."""
+    """A training split whose samples are augmented. The variant of a sample depends only on the sample and the step."""
 
     def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
-        """As `batch`, with the variants of a global step."""
+        """As `batch`, with the variants that the samples have at a global step (from 0)."""
         ...
 
     def augmentation_key(self, sample_id: int, step: int) -> int | None:
-        """Number, from 0, of a sample's variant at a step; None if the variant does not come again, so that it is not
+        """The number, from 0, of a sample's variant at a step. None if this variant never comes again; then it is not
         cached."""
         ...
 
@@ -137,12 +143,17 @@ def _is_augmented(split: Split) -> TypeGuard[AugmentedSplit]:
 
 @cache
 def _implements(kind: type, protocol: type) -> bool:
-    """`issubclass`, cached: it is asked for every sample, and Python takes ten microseconds for a protocol."""
+    """`issubclass` with a cache. It is called for every sample, and takes ten microseconds for a protocol."""
     return issubclass(kind, protocol)
 
 
 def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tensor, Tensor]:
-    """Inputs and targets in their variants at `step`, or without augmentation if it is None.
+    """Read inputs and targets, as `Split.batch` returns them.
+
+    Args:
+        split: the split.
+        ids: ids of the samples.
+        step: global step (from 0) whose variants an augmented split returns; None to read without augmentation.
 
     Raises:
         SpecError: the samples cannot be read.
@@ -155,8 +166,8 @@ def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tens
 
 @contextmanager
 def _reading(ids: Sequence[int]) -> Iterator[None]:
-    """Turns any error into a `SpecError`. A dataset may be the user's code, and its errors must not look like a broken
-    connection."""
+    """A context that turns any error into a `SpecError`. The dataset may be the user's code, and without this the
+    trainer might take its error for a broken connection."""
     try:
         yield
     except Exception as error:
@@ -166,30 +177,33 @@ def _reading(ids: Sequence[int]) -> Iterator[None]:
 
 
 def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | None:
-    """Number of the sample's variant at `step`; 0 if there is only one."""
+    """The number of a sample's variant at `step`: 0 if the split is not augmented, -1 without augmentation (step None).
+
+    None if the variant never comes again.
+    """
     if not _is_augmented(split):
         return 0
     return _AS_IT_IS if step is None else split.augmentation_key(sample_id, step)
 
 
 class Processor(Protocol):
-    """Makes inputs from texts or pictures, such as a tokenizer or an image processor of transformers."""
+    """Something that makes inputs from texts or pictures, such as a tokenizer or an image processor of transformers."""
 
     def save_pretrained(self, save_directory: str) -> object:
-        """Save it in the form that its `from_pretrained` reads."""
+        """Save this processor in the form that `from_pretrained` of its class reads."""
         ...
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A training split and a held-out one.
+    """A training split and a held-out split.
 
     Attributes:
         train: training samples.
         test: held-out samples.
-        info: what a model must know about both.
-        processor: the tokenizer or image processor that made the inputs. It is saved with the finished model, so that
-            `pipeline` of transformers can make them, too.
+        info: facts about both splits that a model depends on.
+        processor: the tokenizer or image processor that made the inputs; may be None. It is saved with the
+            finished model, so that `pipeline` of transformers makes the same inputs.
     """
 
     train: Split
@@ -200,7 +214,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """A split in memory."""
+    """A split whose samples are tensors in memory."""
 
     inputs: Tensor
     targets: Tensor

@@ -1,7 +1,7 @@
-"""Detects data that differ between workers, between epochs, or between a run and the run that it resumes.
+"""Detects data that differ between workers, between epochs, or between a run and the checkpoint that it resumes.
 
-Workers name samples by number only. Each stage of a pipeline reads its samples itself, and a cache replaces inputs that
-would be read again, so different data would be mixed up unnoticed.
+Workers tell each other only the numbers of samples, and each stage reads samples by itself. A cache replaces inputs
+that would be read again. So a run would mix different data without noticing.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ _SAMPLES = 32
 
 
 def digest(split: Split) -> str:
-    """Digest of the split's size and of some targets. Inputs are left out, because they may be augmented at random."""
+    """Digest of a split's size and of some targets. Inputs are left out, because they may be augmented at random."""
     content = hashlib.blake2b(f"{len(split)}:".encode(), digest_size=8)
     if len(split):
         content.update(read_batch(split, _spread(split), None)[1].contiguous().numpy().tobytes())
@@ -31,6 +31,6 @@ def inputs_change(dataset: Dataset) -> bool:
 
 
 def _spread(split: Split) -> list[int]:
-    """Ids spread evenly over the split."""
+    """Ids of up to 32 samples, spread evenly over the split."""
     count = min(_SAMPLES, len(split))
     return [number * len(split) // count for number in range(count)]

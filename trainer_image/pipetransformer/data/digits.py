@@ -14,7 +14,7 @@ _HELD_OUT_EVERY = 5
 
 
 def load_digits(*, path: str, dtype: torch.dtype) -> Dataset:
-    """Images (1, 8, 8) scaled to [-1, 1]; every fifth image of each class is held out.
+    """Load images (1, 8, 8) with values scaled to [-1, 1]. Every fifth image of each class is held out.
 
     Raises:
         SpecError: a path is given, or scikit-learn is not installed.

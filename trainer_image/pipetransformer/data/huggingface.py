@@ -1,7 +1,7 @@
-"""Datasets of the Hugging Face library, from a local folder or a hub id. They are tokenised once; all workers read the
-library's cache.
+"""Loads datasets by the library `datasets` of Hugging Face, from a local folder, a file or a hub id.
 
-The library keeps its files mapped into memory, so a worker holds only what it reads.
+Texts are tokenized once, and all workers of a machine read the library's cache. The library maps its files into memory,
+so a worker's memory holds only what it reads.
 """
 
 import copy
@@ -46,8 +46,8 @@ class _PaddedRows:
 
 
 class _Packed:
-    """All texts of a split joined and cut into samples, whose targets are the next tokens. The rest at the end is
-    dropped."""
+    """A split that joins all texts and cuts them into samples of one length. Targets are the next tokens. Tokens at the
+    end that do not fill a sample are dropped."""
 
     def __init__(self, table: Any, length: int) -> None:
         """
@@ -75,15 +75,15 @@ class _Packed:
 
 @dataclass(frozen=True)
 class _Tokenizer:
-    """Turns texts into tokens.
+    """A tokenizer, and facts about its vocabulary.
 
     Attributes:
-        encode: returns a text's ids; a text that is cut still ends with its end token.
+        encode: returns the token ids of a text. If it cuts a long text, the last id is still the end token.
         num_ids: size of the vocabulary.
-        mask: id of the mask token; None if there is none.
-        ids: ids of padding, start and end, by their names in `DataInfo`.
-        processor: the tokenizer to save with the model.
-        special: ids of special tokens.
+        mask: id of the mask token; None without one.
+        ids: ids of padding, start and end, by their field names in `DataInfo`.
+        processor: the tokenizer to save with the finished model.
+        special: ids of special tokens, which are never masked.
     """
 
     encode: Encode
@@ -95,7 +95,8 @@ class _Tokenizer:
 
     @property
     def padding(self) -> int:
-        """The id that fills a sample. Without a padding token any id will do, because no position sees it."""
+        """The id that fills a sample up to its length. Without a padding token it may be any id, because the model
+        ignores padded positions."""
         pad: int | None = self.ids["pad_id"]
         return PAD if pad is None else pad
 
@@ -116,26 +117,28 @@ def load_huggingface(
 ) -> Dataset:
     """Load a dataset whose samples have one shape.
 
-    With `text` and `label`, a sample is a padded text and its class. With `text` alone, texts are packed, and targets
-    are the next or the masked tokens. With `image` and `label`, a sample is an image; all must have the same size.
+    With `text` and `label`, a sample is a padded text with its class. With `text` alone, texts are joined and cut into
+    samples, whose targets are the next or the masked tokens. With `image` and `label`, a sample is an image with its
+    class. All images must have the same size.
 
     Args:
         path: a folder that `save_to_disk` wrote, with one table or several splits; a CSV, TSV, JSON lines or Parquet
-            file, which becomes the split `train`; or an argument of `load_dataset`.
+            file, which becomes the split `train`; or what `datasets.load_dataset` takes, such as a hub id.
         dtype: type of images.
-        name: the dataset's configuration.
-        train: split to train on; slices such as `train[:90%]` are allowed.
-        test: held-out split.
-        text: column of texts.
-        image: column of images.
-        label: column of classes: whole numbers from 0, or texts.
-        tokenizer: folder or hub id; bytes by default.
-        length: tokens in a sample. Padded samples may have a list of lengths; each gets the shortest that it fits.
+        name: name of the dataset's configuration, if it has several.
+        train: split to train on, or a slice such as `train[:90%]`.
+        test: held-out split, or a slice.
+        text: name of the column with texts.
+        image: name of the column with images.
+        label: name of the column with classes: whole numbers from 0, or texts.
+        tokenizer: folder or hub id of a tokenizer. By default tokens are bytes.
+        length: tokens in a sample. With `label` it may be a list of lengths: a text is padded to the shortest that it
+            fits.
         task: a `Task`; by default Class with `label`, otherwise NextToken.
 
     Raises:
         SpecError: the options contradict each other or do not fit the data.
-        ValueError: a column has other contents, or too few.
+        ValueError: a column has contents of another kind, or the texts do not fill one sample.
     """
     if not path:
         raise SpecError("spec.data.path", "is empty: name a folder, a file or a hub id")
@@ -200,7 +203,10 @@ def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None,
 
 
 def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
-    """A tokenizer of transformers, or bytes. For padded samples it cuts texts to `length` tokens."""
+    """Load the tokenizer `name` of transformers, or make one for bytes if it is None.
+
+    For task Class a tokenizer of transformers cuts texts to `length` tokens.
+    """
     if name is None:
         masks = target is Task.MASKED_TOKEN
         processor = ByteTokenizer(length, ends=target is not Task.NEXT_TOKEN, masks=masks)
@@ -214,7 +220,7 @@ def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
     encode: Encode = made.encode
     if target is Task.CLASS:
         encode = partial(made.encode, truncation=True, max_length=length)
-        encode("")  # the tokenizer remembers the options, so the cache's fingerprint is the same in every worker
+        encode("")  # now the tokenizer holds these options, so each worker computes the same fingerprint of the cache
     ids = {"pad_id": made.pad_token_id, "start_id": made.bos_token_id, "end_id": made.eos_token_id}
     return _Tokenizer(encode, len(made), made.mask_token_id, ids, processor, tuple(made.all_special_ids))
 

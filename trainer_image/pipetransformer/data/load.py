@@ -1,4 +1,4 @@
-"""Finds a dataset by the name in the spec."""
+"""Loads the dataset that the spec names."""
 
 import inspect
 from collections.abc import Callable
@@ -13,14 +13,18 @@ from .dataset import Dataset, Task, as_task
 from .digits import load_digits
 from .text import load_text
 
-#: Arguments that are no options.
+#: Arguments of every dataset function that are not options of the spec.
 _GIVEN = ("path", "dtype")
 
 
 def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
-    """The dataset with floating-point inputs in `dtype`.
+    """Load the dataset of `spec`.
 
-    The built-in or imported function is called with `path` (empty if the spec has none), `dtype` and the options.
+    This calls the built-in or imported function with `path` (empty if the spec has none), `dtype` and the options.
+
+    Args:
+        spec: the section `data` of the spec.
+        dtype: type of floating-point inputs.
 
     Raises:
         SpecError: the name is unknown or cannot be imported (`InvalidSpec`), or the data cannot be read
@@ -40,7 +44,7 @@ def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
 
 
 def check_data_spec(spec: Data) -> None:
-    """Refuse unknown options, before anything is read.
+    """Refuse options that the dataset's function does not take. This reads no data.
 
     Raises:
         SpecError: the name or an option is unknown, or the function cannot be imported.
@@ -60,7 +64,7 @@ def check_data_spec(spec: Data) -> None:
 
 
 def task_before_reading(spec: Data) -> Task | None:
-    """The task of a built-in dataset by its options; None if only the data tell it."""
+    """The task of a built-in dataset, as its options say; None if it is known only after the data are read."""
     options, task = spec.options, spec.options.get("task")
     if spec.name == "huggingface":
         return as_task(task or (Task.NEXT_TOKEN if options.get("label") is None else Task.CLASS))
@@ -81,7 +85,7 @@ def _function(name: str) -> Callable[..., Dataset]:
         case "text":
             return load_text
         case "huggingface":
-            try:  # takes seconds to import and is an extra
+            try:  # imported here, because the import takes seconds and needs an extra of the package
                 from .huggingface import load_huggingface
             except ImportError as error:
                 raise SpecError(

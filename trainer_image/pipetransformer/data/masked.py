@@ -1,4 +1,4 @@
-"""Masked tokens for a model to predict (Devlin et al., 2019, section 3.1)."""
+"""Masks tokens of a split, which the model learns to predict (Devlin et al., 2019, section 3.1)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ _NO_TARGET = -100
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """An augmented split that masks other positions of a sample at every step, by step and sample alone.
+    """An augmented split that masks different positions of a sample at each step. Step and sample decide which.
 
-    15 % of the positions have a target: their original token. Of those, 80 % hold `mask`, 10 % a random token, and 10 %
-    keep their token.
+    15 % of the positions have a target: their original token. Of these positions 80 % hold `mask`, 10 % hold a random
+    token, and 10 % keep their token.
 
     Attributes:
         tokens: a split whose inputs are ids below `num_ids`.
         mask: the id of the mask token.
         num_ids: number of ids to draw random tokens from.
-        never: ids that are never masked, such as those of a text's start and end.
+        never: ids of tokens that are never masked, such as those at the start and end of a text.
     """
 
     tokens: Split
@@ -36,7 +36,7 @@ class MaskedTokens:
         return len(self.tokens)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The samples as at step 0, which held-out samples always show."""
+        """The samples with the masks of step 0. Held-out samples always have these."""
         return self.augmented_batch(ids, 0)
 
     def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
@@ -55,6 +55,6 @@ class MaskedTokens:
         return inputs, targets
 
     def augmentation_key(self, sample_id: int, step: int) -> int | None:
-        """None, because no variant comes again."""
+        """Always None, because a sample never gets the same masks twice."""
         del sample_id, step
         return None

@@ -1,5 +1,5 @@
-"""Deals a global batch to pipelines as micro-batches of one shape for each padded length, so that stages are static in
-every layout."""
+"""Divides a global batch among the pipelines, as micro-batches. All micro-batches of one padded length have the same
+shape, in every layout."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from .dataset import PaddedLengths
 
-#: Micro-batches for each stage of the first layout, if the spec names no size.
+#: Micro-batches of a pipeline for each of its stages in the first layout, if the spec sets no micro-batch size.
 _MICRO_BATCHES_PER_STAGE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples of one micro-batch.
+    """The samples of one micro-batch.
 
     Attributes:
-        sample_ids: samples in the order of the batch dimension; padding at the end repeats other samples.
-        num_real: number of samples that are not padding; they have weight 1, padding has weight 0.
-        length: length that all samples are padded to; None for the length of the input.
+        sample_ids: ids in the order of the batch dimension. Padding at the end repeats other samples.
+        num_real: number of samples that are not padding. They have weight 1 in the loss, and padding has weight 0.
+        length: length to which all samples are padded; None for the length in `DataInfo.input_shape`.
     """
 
     sample_ids: tuple[int, ...]
@@ -31,12 +31,12 @@ class MicroBatch:
 
     @property
     def real_ids(self) -> tuple[int, ...]:
-        """The samples without padding."""
+        """Ids of the samples without padding."""
         return self.sample_ids[: self.num_real]
 
 
 def weights_of(micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> Tensor:
-    """(samples,) weights of all samples and padding, one micro-batch after another."""
+    """Return (samples,) weights in the loss: 1 for each sample, 0 for padding, one micro-batch after another."""
     weights = torch.ones(sum(len(micro_batch.sample_ids) for micro_batch in micro_batches), dtype=dtype)
     start = 0
     for micro_batch in micro_batches:
@@ -48,16 +48,17 @@ def weights_of(micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> Tenso
 
 
 def default_micro_batch_size(global_batch: int, stages: int, pipelines: int = 1) -> int:
-    """Samples of a micro-batch that fill the first layout's pipelines twice."""
+    """The micro-batch size that gives each pipeline of the first layout two micro-batches for each stage."""
     return max(1, -(-global_batch // (_MICRO_BATCHES_PER_STAGE * stages * pipelines)))
 
 
 def shards_of(pipeline: int, pipelines: int, num_shards: int) -> Sequence[int]:
-    """The shards that a pipeline serves.
+    """The shards whose samples a pipeline trains.
 
-    Batches take samples from the shards in turn, so the samples beyond a multiple of C come from neighbouring shards. A
-    pipeline serves a run of the shards in bit-reversed order (van der Corput), which separates neighbours. So these
-    samples spread over all pipelines, and most samples keep their pipeline when the width changes a little.
+    The shards are put in bit-reversed order (van der Corput), and each pipeline takes a contiguous part of them. A
+    global batch takes samples from the shards in turn. If its size is not a multiple of C, neighbouring shards give one
+    sample more. Bit reversal separates neighbours, so these samples spread over all pipelines. Most samples keep their
+    pipeline when R changes a little.
 
     Raises:
         ValueError: there are more pipelines than shards.
@@ -67,9 +68,9 @@ def shards_of(pipeline: int, pipelines: int, num_shards: int) -> Sequence[int]:
     return _spread(num_shards)[pipeline * num_shards // pipelines : (pipeline + 1) * num_shards // pipelines]
 
 
-@lru_cache(maxsize=4)  # a hand-over of the cache asks for each entry
+@lru_cache(maxsize=4)  # a regroup calls this for each entry of the cache
 def pipelines_of(pipelines: int, num_shards: int) -> Sequence[int]:
-    """The pipeline that serves each shard."""
+    """By shard: the pipeline that trains its samples."""
     serves = {shard: pipeline for pipeline in range(pipelines) for shard in shards_of(pipeline, pipelines, num_shards)}
     return [serves[shard] for shard in range(num_shards)]
 
@@ -86,16 +87,17 @@ def deal(
     micro_batch_size: int,
     lengths: PaddedLengths | None = None,
 ) -> list[list[MicroBatch]]:
-    """The micro-batches of each pipeline, every sample of `batch` exactly once with weight 1.
+    """Divide a global batch into the micro-batches of each pipeline. Each sample is in one of them, with weight 1.
 
-    A pipeline whose shards give no sample gets one micro-batch of padding, because its stages run in step with the
-    other pipelines.
+    A pipeline whose shards have no sample in the batch gets one micro-batch of padding, because all pipelines must take
+    part in a step.
 
     Args:
-        batch: sample ids of each shard, as `EpochOrder.batch` gives them.
+        batch: sample ids by shard, as `EpochOrder.batch` returns them.
         pipelines: data-parallel width (R), at most the number of shards.
-        micro_batch_size: samples of every micro-batch.
-        lengths: lengths of samples, if there are several; a micro-batch has one of them, the shortest comes first.
+        micro_batch_size: number of samples in each micro-batch, including padding.
+        lengths: maps samples to padded lengths; None if all have one length. All samples of a micro-batch have the same
+            length, and a pipeline's micro-batches are sorted by length.
     """
     padding = next(sample_id for shard in batch for sample_id in shard)
     dealt = []
@@ -121,7 +123,7 @@ def deal(
 
 def _cut(ids: list[int], size: int, padding: int, length: int | None = None) -> list[MicroBatch]:
     missing = -len(ids) % size if ids else size
-    # Padding repeats a sample of the same pipeline if there is one, so that a cache computes nothing for padding alone.
+    # Padding repeats a sample of the same pipeline if there is one. So the cache needs no entry for padding alone.
     padded = ids + [ids[0] if ids else padding] * missing
     return [
         MicroBatch(tuple(padded[start : start + size]), max(0, min(size, len(ids) - start)), length)

@@ -1,9 +1,9 @@
-"""The order of samples: one global cursor over C shards, independent of the number of pipelines.
+"""The order of the training samples. It does not depend on the number of pipelines.
 
-The samples are dealt to C shards once, when the job starts. Every epoch shuffles inside each shard, and every global
-batch takes its share of every shard. A pipeline serves whole shards, so its cache stays useful when the data-parallel
-width changes, and the batch of a step does not depend on the width. If an epoch's last batch is short, each epoch
-starts at another shard, so that any sample may be in it.
+When the job starts, the samples are divided into C shards. Each epoch shuffles the samples within each shard, and each
+global batch takes samples from all shards in turn. A pipeline trains whole shards, so most entries of its cache stay
+useful when the number of pipelines changes. If the last batch of an epoch is short, each epoch starts at another shard,
+so that each sample is in a short batch equally often.
 """
 
 from functools import lru_cache
@@ -14,10 +14,16 @@ from numpy.typing import NDArray
 
 
 class EpochOrder:
-    """Sample ids by global step, a pure function of (seed, number of samples, global batch, C)."""
+    """Gives the sample ids of each global step. They depend on seed, number of samples, global batch size and C."""
 
     def __init__(self, *, seed: int, num_samples: int, global_batch: int, num_shards: int) -> None:
         """
+        Args:
+            seed: seed of all shuffles.
+            num_samples: number of training samples.
+            global_batch: samples of a global step.
+            num_shards: number of shards (C).
+
         Raises:
             ValueError: there are fewer samples than shards, or a size is not positive.
         """
@@ -43,11 +49,11 @@ class EpochOrder:
         return -(-self.num_samples // self.global_batch)
 
     def epoch(self, step: int) -> int:
-        """Epoch, from 0, that step `step` (from 0) belongs to."""
+        """The epoch, from 0, to which the global step `step` (from 0) belongs."""
         return step // self.steps_per_epoch
 
     def batch_size(self, step: int) -> int:
-        """Samples of global step `step`."""
+        """Number of samples of the global step `step` (from 0). It is smaller at the end of an epoch."""
         place = step % self.steps_per_epoch
         return min(self.global_batch, self.num_samples - place * self.global_batch)
 
@@ -71,8 +77,11 @@ class EpochOrder:
         return [ids[start:end] for start, end in pairwise([0, *ends])]
 
     def _first_turn(self, epoch: int) -> int:
-        """The turn that an epoch begins with. A short last batch takes the turns before those of the previous epoch's
-        last batch, so all turns are in it equally often."""
+        """The first turn of an epoch. Turns number the samples of an epoch; the shards take turns.
+
+        Each epoch begins earlier by the size of the short last batch. So over the epochs each turn is in a short batch
+        equally often.
+        """
         return -epoch * (self.num_samples % self.global_batch) % self.num_samples
 
     def _shuffle(self, epoch: int) -> NDArray[np.int64]:

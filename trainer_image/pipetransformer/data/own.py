@@ -17,7 +17,7 @@ from .dataset import DataInfo, Dataset, Processor, Split, Task, TensorSplit
 
 
 class Table(Protocol):
-    """A `datasets.Dataset`."""
+    """The part of `datasets.Dataset` that is used here."""
 
     @property
     def column_names(self) -> list[str]: ...
@@ -26,7 +26,7 @@ class Table(Protocol):
 
 
 class MapSplit:
-    """A map-style dataset of (input, target). The same index must give the same sample on every worker."""
+    """A split of a map-style dataset of (input, target). The same index must return the same sample on every worker."""
 
     def __init__(self, samples: TorchDataset[Any], dtype: torch.dtype) -> None:
         self._samples = samples
@@ -43,17 +43,17 @@ class MapSplit:
 def own_dataset(
     data: object, *, dtype: torch.dtype, processor: Processor | None = None, task: Task | None = None
 ) -> Dataset:
-    """The dataset of a program's `data`.
+    """Make a dataset of the argument `data` of `train`.
 
     Args:
-        data: the argument of `train`: a `Dataset`, a map-style dataset, a table of the `datasets` library, or a pair of
-            them (training, held out).
+        data: a `Dataset`, a map-style dataset, a table of the `datasets` library, or a pair (training, held out) of
+            datasets or tables.
         dtype: type of floating-point inputs and targets.
-        processor: the tokenizer or image processor that made the inputs, if the program passes it.
+        processor: the tokenizer or image processor that made the inputs; None if the program does not pass it.
         task: the task that the model learns; None if it is unknown.
 
     Raises:
-        SpecError: `data` has another type, or cannot be read.
+        SpecError: `data` has a type that is not supported, or cannot be read.
     """
     if isinstance(data, Dataset):
         return data if processor is None else replace(data, processor=processor)
@@ -80,7 +80,7 @@ def own_dataset(
 
 
 def _pair(data: Any) -> tuple[Any, Any]:
-    """Training and held-out samples; the latter may be empty.
+    """Split a program's data into training samples and held-out samples, which may be empty.
 
     Raises:
         SpecError: says what to pass instead of `data`.
@@ -117,7 +117,8 @@ def _pair_of_splits(data: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _instead_of(part: Any, parts: int) -> str:
-    """What to pass instead of an object of a common type that is not a map-style dataset; empty for other types."""
+    """For an object of a common type that is not a map-style dataset: words that say what to pass instead; otherwise
+    empty. `parts` is the number of objects that the program passes as `data`."""
     if isinstance(part, DataLoader):
         return (
             "pass its dataset, `loader.dataset`. The trainer makes batches itself: set their size by "
@@ -144,13 +145,14 @@ def _is_table(part: object) -> bool:
 
 
 def _is_of_datasets(part: object, *names: str) -> bool:
-    """Does not import the library, because a program with such an object has imported it."""
+    """Whether `part` is of one of these classes of `datasets`. If it is, the program has imported the library, so this
+    does not import it."""
     library = sys.modules.get("datasets")
     return library is not None and isinstance(part, tuple(getattr(library, name) for name in names))
 
 
 def _labels(samples: Any) -> tuple[str, ...]:
-    """Names of classes from the attribute `classes`, as in datasets of torchvision."""
+    """Names of the classes, from the attribute `classes` that datasets of torchvision have; empty without it."""
     while isinstance(samples, Subset):
         samples = samples.dataset
     classes = getattr(samples, "classes", None)
@@ -171,7 +173,7 @@ def _num_classes(samples: Any, targets: Tensor) -> int:
 
 
 def _check_pair(sample: object) -> None:
-    """Refuse a sample that would not be collated to two tensors.
+    """Refuse a sample that is not a pair of tensors or numbers, because a batch of them would not be two tensors.
 
     Raises:
         SpecError: names the sample's type.

@@ -1,4 +1,4 @@
-"""Pictures of the `datasets` library, scaled when they are read."""
+"""Splits of pictures in tables of the `datasets` library. Pixels are scaled to [-1, 1] when a picture is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _LARGEST_VALUE = 255.0
 
 @dataclass(frozen=True)
 class Pictures:
-    """A split with columns `input` and `target`; pictures are scaled to [-1, 1] in `dtype`."""
+    """A split of a table with the columns `input` (pictures) and `target`. Inputs are scaled to [-1, 1] in `dtype`."""
 
     table: Any
     dtype: torch.dtype
@@ -33,14 +33,14 @@ class Pictures:
 def scaled_pictures(
     tables: Sequence[Any], image: str, label: str, *, classes: int, labels: tuple[str, ...], dtype: torch.dtype
 ) -> Dataset:
-    """The dataset of a training table and a held-out one, whose pictures all have one size.
+    """Make a dataset of a training table and a held-out table. All pictures must have one size.
 
     Args:
-        tables: the tables, with whole numbers from 0 in the column `label`.
-        image: column of pictures.
-        label: column of classes.
+        tables: both tables, with classes as whole numbers from 0.
+        image: name of the column with pictures.
+        label: name of the column with classes.
         classes: number of classes.
-        labels: names of the classes.
+        labels: names of the classes; empty if they have none.
         dtype: type of the inputs.
     """
     columns = {image: "input", label: "target"}

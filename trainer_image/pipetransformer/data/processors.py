@@ -1,6 +1,6 @@
-"""Saves how the trainer makes bytes from texts and scales pictures, in the formats of transformers.
+"""Saves the trainer's byte tokenizer and its scaling of pictures in the formats of transformers.
 
-So a finished model gets the same inputs in transformers as in training. A tokenizer of transformers saves itself.
+So transformers makes the same inputs for a finished model as the trainer did. A tokenizer of transformers saves itself.
 """
 
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .tokens import BYTE_OFFSET, END, PAD, START, VOCABULARY
 
-#: Resampling of pictures of other sizes: PIL's bilinear.
+#: How transformers resizes pictures of another size: PIL's number for bilinear.
 _BILINEAR = 2
 
 
@@ -18,9 +18,9 @@ class ByteTokenizer:
     """Saves `encode_bytes` as a tokenizer of transformers.
 
     Attributes:
-        length: tokens in the longest sample.
-        ends: whether an end token follows a text; not if the model shall continue the text.
-        masks: whether a text may contain `<mask>`.
+        length: number of tokens in the longest sample.
+        ends: whether an end token follows a text. False for a model that continues texts.
+        masks: whether the vocabulary has a mask token, so that a text may contain `<mask>`.
     """
 
     length: int
@@ -47,7 +47,7 @@ class ByteTokenizer:
             tokenizer_object=made,
             model_max_length=self.length,
             model_input_names=["input_ids", "attention_mask"],
-            split_special_tokens=not self.masks,  # a text that says "</s>" is a text of four bytes
+            split_special_tokens=not self.masks,  # "</s>" in a text is read as four bytes, not as the end token
             **names | ({"mask_token": "<mask>"} if self.masks else {}),
         ).save_pretrained(save_directory)
 

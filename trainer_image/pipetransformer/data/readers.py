@@ -1,9 +1,9 @@
 """Processes that read samples ahead of the round that trains them.
 
-They live as long as the worker. They do not know layouts: they read a sample at a step, so what they have read stays
-useful after a regroup. Results come through pipes, because pods have little /dev/shm; torch's `DataLoader` uses it.
-Each process has its own pipe, so the death of a process is noticed at once. A `ProcessPoolExecutor` would wait without
-end for the rest of a result if the kernel killed the process that sends it.
+They live as long as the worker, and do not depend on the layout, so samples that were read stay useful after a regroup.
+Results come through pipes. torch's `DataLoader` would use /dev/shm, and pods have little of it. Each process has its
+own pipe, so its death is noticed at once. With a `ProcessPoolExecutor` the worker would wait without end if the kernel
+killed a process that is sending a result.
 """
 
 import contextlib
@@ -37,26 +37,30 @@ from .tokens import PaddedTokens
 logger = logging.getLogger(__name__)
 
 _FIELD = "spec.data.loaderProcesses"
-#: Pieces of a round's samples for each process, because samples take different times to read.
+#: Each round's samples are read in this many pieces per process. With several pieces, slow samples delay a round less.
 _PIECES = 4
-#: Processes that try to read a piece: one that dies is replaced once.
+#: How many processes try to read a piece: if the first one dies, a second one tries.
 _ATTEMPTS = 2
 
-#: A step (None to read without augmentation) and a sample id.
+#: A sample to read: the global step whose variant is wanted (None to read without augmentation), and the sample id.
 Wanted = tuple[int | None, int]
 #: Inputs and targets of some samples.
 _Samples = tuple[Tensor, Tensor]
-#: The piece that a sample is read with, and the sample's row in it.
+#: Where a sample will be: the result of a piece, which is read in one call, and the sample's row in it.
 _Place = tuple[Future[_Samples], int]
 
 
 class Readers:
-    """Reads the samples of one worker. As a context manager it runs the processes."""
+    """Reads the samples of one worker in several processes. The processes run inside the context of this object."""
 
     def __init__(self, dataset: Dataset, processes: int) -> None:
         """
+        Args:
+            dataset: the samples.
+            processes: number of processes, at least 1.
+
         Raises:
-            SpecError: the dataset cannot be sent to processes.
+            SpecError: the dataset cannot be pickled, so it cannot be sent to processes.
         """
         try:
             content = pickle.dumps({"train": dataset.train, "test": dataset.test})
@@ -67,25 +71,25 @@ class Readers:
         self._idle: SimpleQueue[_Reader] = SimpleQueue()
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="readers")
         self._closed = False
-        #: By split, and by whether samples are read without augmentation.
+        #: Samples that are being read ahead, by split and by whether they are read without augmentation.
         self._ahead: dict[tuple[str, bool], dict[Wanted, _Place]] = defaultdict(dict)
 
     @classmethod
     def of(cls, dataset: Dataset, processes: int) -> "Readers | None":
-        """The readers, or None if `processes` is 0 or the samples are in memory.
+        """Make the readers; None if `processes` is 0, or if the samples are in memory already.
 
         Raises:
-            SpecError: the dataset cannot be sent to processes.
+            SpecError: the dataset cannot be pickled, so it cannot be sent to processes.
         """
         in_memory = isinstance(dataset.train, TensorSplit | PaddedTokens)
         return None if not processes or in_memory else cls(dataset, processes)
 
     def __enter__(self) -> None:
-        """Start the processes, side by side.
+        """Start all processes at the same time.
 
         Raises:
-            SpecError: one ended as it started, or cannot load the dataset.
-            OSError: they cannot start here.
+            SpecError: a process ended while it started, or cannot load the dataset.
+            OSError: processes cannot be started on this machine.
         """
         try:
             for _ in self._threads.map(_Reader.start, self._readers):
@@ -94,8 +98,8 @@ class Readers:
             self.close()
             raise SpecError(
                 _FIELD,
-                f"a loader process ended while it started ({error!r}); its log says why. Loader processes import the "
-                "script: do its work under `if __name__ == '__main__':`",
+                f"a loader process ended while it started ({error!r}); its output in the log says why. Loader processes"
+                " import the script: put its code, except definitions, under `if __name__ == '__main__':`",
             ) from error
         except BaseException:
             self.close()
@@ -117,16 +121,17 @@ class Readers:
             reader.end()
 
     def read(self, split: str, ids: Sequence[int], step: int | None, following: Iterable[Wanted] = ()) -> _Samples:
-        """As `read_batch`. Then begin to read `following`, and cancel other reads that were begun.
+        """Return inputs and targets as `read_batch` does, and begin to read the samples that are needed next.
 
         Args:
             split: `train` or `test`.
             ids: sample ids.
-            step: the step at which training sees them; None to read without augmentation.
-            following: the samples that will be needed next; empty to keep the reads that were begun.
+            step: global step (from 0) whose variants are read; None to read without augmentation.
+            following: the samples that will be needed next. Reading of all others that has begun is cancelled. If
+                empty, nothing is begun or cancelled.
 
         Raises:
-            SpecError: the samples cannot be read, or two processes died reading them.
+            SpecError: the samples cannot be read, or two processes died while they read them.
         """
         begun = self._ahead[split, step is None]
         now = self._begin(split, ((step, sample) for sample in ids), begun)
@@ -144,7 +149,7 @@ class Readers:
         return inputs, targets
 
     def _begin(self, split: str, wanted: Iterable[Wanted], begun: Mapping[Wanted, _Place]) -> dict[Wanted, _Place]:
-        """The place of each sample, including places that earlier calls began."""
+        """Begin to read the samples that `begun` does not contain. Returns the places of all wanted samples."""
         places = {each: begun.get(each) for each in wanted}
         missing = [each for each, place in places.items() if place is None]
         found = {each: place for each, place in places.items() if place is not None}
@@ -158,7 +163,7 @@ class Readers:
         return found
 
     def _piece(self, split: str, ids: list[int], step: int | None) -> _Samples:
-        reader = self._idle.get()  # there is one for each thread
+        reader = self._idle.get()  # does not wait, because there are as many readers as threads
         try:
             for _ in range(_ATTEMPTS):
                 try:
@@ -179,7 +184,7 @@ class Readers:
 
 
 class _Reader:
-    """A loader process, which is started again after it died."""
+    """A loader process. `read` starts it again if it has died."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -188,12 +193,12 @@ class _Reader:
         self._killed = False
 
     def start(self) -> Connection:
-        """Start the process and let it load the dataset.
+        """Start the process, and wait until it has loaded the dataset. Returns the pipe to it.
 
         Raises:
             EOFError, ConnectionError: the process ended.
-            OSError: it cannot be started.
-            SpecError: it cannot load the dataset.
+            OSError: the process cannot be started.
+            SpecError: the process cannot load the dataset.
         """
         context = multiprocessing.get_context("forkserver")  # the parent has threads, and maybe an accelerator
         context.set_forkserver_preload([__name__])
@@ -209,7 +214,7 @@ class _Reader:
         return self._pipe
 
     def read(self, split: str, ids: list[int], step: int | None) -> _Samples:
-        """Inputs and targets, on the CPU. Starts the process if it does not run.
+        """Read inputs and targets, on the CPU. Starts the process if it does not run.
 
         Raises:
             EOFError, OSError: the process ended, or cannot be started.
@@ -227,7 +232,7 @@ class _Reader:
             process.kill()
 
     def end(self) -> str:
-        """Kill the process and forget it. Returns how it ended."""
+        """Kill the process if it still runs. Returns how it ended, in words. The next `read` starts another process."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
         if pipe is not None:
             pipe.close()
@@ -246,19 +251,19 @@ class _Reader:
 
 
 def importing_main() -> bool:
-    """Whether this process is just starting and imports the program's main module."""
+    """Whether this is a process of `multiprocessing` that is starting, and imports the program's main module for it."""
     return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
 def _serve(pipe: Connection) -> None:
-    """The main function of a loader process: load the dataset, then read requested samples while the parent lives."""
+    """The main function of a loader process: load the dataset, then read samples on request until the parent ends."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent handles it
     torch.set_num_threads(1)
-    # Otherwise all processes would draw the same numbers, as copies of the fork server.
+    # Otherwise all processes would draw the same random numbers, because they are copies of the fork server.
     torch.seed()
     np.random.seed()
-    with contextlib.suppress(EOFError, OSError):  # the parent ends
+    with contextlib.suppress(EOFError, OSError):  # raised when the parent has ended
         splits = _loaded(pipe)
         while True:
             split, ids, step = pipe.recv()
@@ -281,7 +286,7 @@ def _loaded(pipe: Connection) -> dict[str, Any]:
 
 
 def _bytes(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype]:
-    """A tensor's bytes and type, because torch would send the tensor through /dev/shm."""
+    """A tensor as bytes and a type, to send it through the pipe. torch would send a tensor through /dev/shm."""
     return tensor.contiguous().view(torch.uint8).numpy(), tensor.dtype
 
 

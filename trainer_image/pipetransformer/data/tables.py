@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from pipetransformer.errors import SpecError, meant
 
-#: Files that `save_to_disk` writes: the first for several splits, the second for one table.
+#: Files that `save_to_disk` of `datasets` writes: the first for a dataset with splits, the second for a single table.
 _SAVED = ("dataset_dict.json", "state.json")
-#: How the library reads a file, by its suffix.
+#: By suffix of a file: the library's reader and its options.
 _READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".csv": ("csv", {}),
     ".tsv": ("csv", {"sep": "\t"}),
@@ -25,16 +25,15 @@ _READERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def read_tables(path: str, name: str | None, splits: Mapping[str, str]) -> list[Any]:
-    """A table for each split, or slice of a split such as `train[:90%]`. A single saved table or file is the split
-    `train`.
+    """Read a table for each split. A single table or file counts as the split `train`.
 
     Args:
         path: folder, file or hub id.
-        name: the dataset's configuration.
-        splits: splits by the names of the options that select them.
+        name: name of the dataset's configuration; None if it has only one.
+        splits: for each option of the spec (`train`, `test`), the split or slice that it names, such as `train[:90%]`.
 
     Raises:
-        SpecError: there is no such split.
+        SpecError: a split does not exist; the error names the option.
     """
     if any((Path(path) / file).exists() for file in _SAVED):
         saved = datasets.load_from_disk(path)
@@ -62,8 +61,11 @@ def _split(by_name: Mapping[str, Any], split: str, option: str) -> Any:
 
 
 def mapped(table: Any, function: Callable[..., dict[str, Any]], features: Any = None) -> Any:
-    """A table of the columns that `function` makes from batches of rows. The result is cached beside the table, or in
-    the library's cache if the table's folder is read-only, so the next worker finds it."""
+    """Make a table of the columns that `function` returns for batches of rows.
+
+    The library caches the result in the table's folder, or in its own cache if that folder is read-only. So other
+    workers that see the same files only read it.
+    """
     return table.map(
         function,
         batched=True,
@@ -74,7 +76,7 @@ def mapped(table: Any, function: Callable[..., dict[str, Any]], features: Any = 
 
 
 def column_of(table: Any, name: str) -> pa.ChunkedArray:
-    """A column as stored in the file."""
+    """A column as it is in the file, without conversion to Python objects."""
     return table.select_columns(name).with_format("arrow")[:][name]
 
 
@@ -92,11 +94,13 @@ def check_texts(tables: Sequence[Any], name: str) -> None:
 
 
 def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tuple[str, ...]]:
-    """The tables with whole numbers from 0 in the column `name`, the number of classes, and their names. Texts are
-    numbered in alphabetical order.
+    """Number the classes in the column `name`. Classes that are texts are numbered in alphabetical order.
+
+    Returns:
+        The tables with whole numbers from 0 in this column, the number of classes, and their names (may be empty).
 
     Raises:
-        ValueError: the column does not hold classes, or a row has no class; the error names the first.
+        ValueError: the column does not hold classes, or a row has no class; the error names the first such row.
     """
     columns = [column_of(table, name) for table in tables]
     if all(_is_text(column) for column in columns):
@@ -126,7 +130,8 @@ def _is_text(column: pa.ChunkedArray) -> bool:
 
 
 def _numbered(table: Any, name: str, labels: tuple[str, ...]) -> Any:
-    """The table with numbers in that column. The other columns, which may be pictures, are not written again."""
+    """The table with the classes in the column `name` as numbers. Other columns are not copied, because they may be
+    large, such as pictures."""
     column = table.select_columns([name]).with_format(None)
     features = datasets.Features({name: datasets.ClassLabel(names=list(labels))})
     function = partial(_numbers, name=name, numbers={label: number for number, label in enumerate(labels)})
@@ -145,7 +150,7 @@ def _slice(saved: Any, split: str) -> Any:
 
 
 def _cache_file(table: Any, function: Callable[..., Any]) -> str | None:
-    """A cache file in the library's cache; None if the file can be beside the table, as is the library's default."""
+    """Path of a file in the library's cache; None if the table's folder can be written, where the library caches."""
     if all(os.access(Path(file["filename"]).parent, os.W_OK) for file in table.cache_files):
         return None
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "mapped"

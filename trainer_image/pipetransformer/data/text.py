@@ -1,6 +1,6 @@
-"""Texts from a folder of files, or from the documentation in Python's own library, which every worker has.
+"""Loads texts from a folder of files, or the docstrings of Python's own library, which every worker has.
 
-The task is a language model's (next or masked bytes), or to find the class of a paragraph: its sub-folder or package.
+The model learns to predict next or masked bytes, or the class of a paragraph: its sub-folder or package.
 """
 
 import ast
@@ -16,13 +16,13 @@ from .masked import MaskedTokens
 from .processors import ByteTokenizer
 from .tokens import END, PAD, START, VOCABULARY, as_lengths, encode_bytes, pack, pad
 
-#: Packages of Python's library with much documentation in their sources.
+#: Packages of Python's library that have long docstrings.
 PACKAGES = ("asyncio", "concurrent", "email", "http", "logging", "multiprocessing", "unittest", "xml")
 _HELD_OUT_EVERY = 5
 _SHORTEST = 40
-#: Characters in a page; no paragraph of Python's documentation is longer.
+#: Largest number of characters in a page. Paragraphs in Python's docstrings are shorter.
 _PAGE = 4096
-#: Name of the class for files outside of sub-folders.
+#: Name of the class of files that are in no sub-folder.
 _TOP = "."
 _SUFFIXES = {".txt", ".md", ".rst"}
 
@@ -35,16 +35,18 @@ def load_text(
     length: int | Sequence[int] = 128,
     packages: Sequence[str] = PACKAGES,
 ) -> Dataset:
-    """Load paragraphs as bytes. Every fifth paragraph of each class, from the first on, is held out.
+    """Load paragraphs as bytes. Of each class the 1st, 6th, 11th, ... paragraph is held out.
 
-    Packed paragraphs longer than a page are cut into pages, so that one document is enough.
+    For the tasks NextToken and MaskedToken, paragraphs longer than a page are cut into pages. So a single long document
+    has both training and held-out samples.
 
     Args:
-        path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty for `packages`.
+        path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty to read `packages`.
         dtype: unused, because there are no floating-point inputs.
-        task: a `Task`; a text's class is its sub-folder or package.
-        length: tokens in a sample. Padded samples may have a list of lengths; each gets the shortest that it fits.
-        packages: packages of Python's library.
+        task: name of a `Task`. With Class, the class of a text is its sub-folder or package.
+        length: tokens in a sample. With task Class it may be a list of lengths: a text is padded to the shortest that
+            it fits.
+        packages: packages of Python's library to read if `path` is empty.
 
     Raises:
         SpecError: the task is unknown.
@@ -82,7 +84,7 @@ def load_text(
 
 
 def _folder(folder: Path) -> dict[str, list[str]]:
-    """Texts by sub-folder; files directly in the folder belong to the class ''."""
+    """Texts by sub-folder. Files that are directly in the folder belong to the class ''."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder")
     texts: dict[str, list[str]] = {}
@@ -100,7 +102,7 @@ def _folder(folder: Path) -> dict[str, list[str]]:
 
 
 def _docstrings(package: str) -> list[str]:
-    """Docstrings of all modules, classes and functions of a package, from its sources, which are not run."""
+    """Docstrings of all modules, classes and functions of a package. Reads its sources without running them."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(f"{package} is not a package of Python's library")

@@ -1,6 +1,6 @@
-"""Text as tokens of one static shape: packed without padding, or padded at the end.
+"""Turns texts into samples of tokens with one shape: joined and cut without padding, or each padded at the end.
 
-Tokens are bytes unless a tokenizer says otherwise, so nothing has to be downloaded.
+By default tokens are bytes, so that no tokenizer has to be downloaded.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +15,11 @@ from torch import Tensor
 from .dataset import Split, TensorSplit
 
 PAD, START, END = 0, 1, 2
-#: Id of byte 0.
+#: Token id of the byte 0. The smaller ids are PAD, START and END.
 BYTE_OFFSET = 3
-#: Token ids of `encode_bytes`.
+#: Number of token ids that `encode_bytes` uses.
 VOCABULARY = 256 + BYTE_OFFSET
-#: Vocabulary sizes of byte samples: without and with a mask token.
+#: Vocabulary sizes of samples of bytes: without a mask token, and with one.
 BYTE_VOCABULARIES = (VOCABULARY, VOCABULARY + 1)
 
 #: Maps a text to token ids, including those of its start and end.
@@ -27,7 +27,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 def encode_bytes(text: str) -> list[int]:
-    """UTF-8 bytes between a start and an end token."""
+    """Token ids of a text: its UTF-8 bytes between a start token and an end token."""
     return [START, *(byte + BYTE_OFFSET for byte in text.encode()), END]
 
 
@@ -57,10 +57,10 @@ class PaddedTokens:
 
 
 def as_lengths(length: int | Sequence[int]) -> tuple[int, ...]:
-    """The lengths in a dataset's option `length`, ascending.
+    """The lengths in a dataset's option `length`, ascending and without duplicates.
 
     Raises:
-        ValueError: there are none, or one is not a positive number.
+        ValueError: the list is empty, or a length is not a positive number.
     """
     lengths = (length,) if isinstance(length, int) else tuple(sorted(set(length)))
     if not lengths or not all(isinstance(each, int) and each > 0 for each in lengths):
@@ -69,8 +69,8 @@ def as_lengths(length: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def pack(texts: Iterable[str], length: int, encode: Encode) -> Split:
-    """All texts joined and cut into samples of `length` tokens, whose targets are the next tokens. The rest at the end
-    is dropped.
+    """Join all texts and cut them into samples of `length` tokens. Targets are the next tokens. Tokens at the end that
+    do not fill a sample are dropped.
 
     Raises:
         ValueError: the texts do not fill one sample.
@@ -84,7 +84,7 @@ def pack(texts: Iterable[str], length: int, encode: Encode) -> Split:
 
 
 def pad(texts: Sequence[tuple[str, int]], length: int, encode: Encode) -> Split:
-    """One sample for each (text, class), cut or padded to `length` tokens.
+    """Make one sample for each (text, class). Texts are cut or padded to `length` tokens.
 
     Raises:
         ValueError: there are no texts.

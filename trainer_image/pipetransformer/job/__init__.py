@@ -1,1 +1,1 @@
-"""The job: facts that every worker derives from the spec, and the checks before a worker is ready."""
+"""The job: facts that every worker derives from the spec, and checks that refuse a job before it trains."""

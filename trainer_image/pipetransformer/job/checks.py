@@ -1,4 +1,7 @@
-"""Checks that every worker makes before it reports that it is ready, and that the CRD cannot make by itself."""
+"""Checks that every worker makes before it reports that it is ready.
+
+The CRD's rules cannot make most of them, because they need the data, the model or the storage.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,10 +20,10 @@ from pipetransformer_contract.spec_model import SpecModel
 
 
 def check_parts(spec: TrainerSpec) -> None:
-    """Apply the CRD's own rules for each part of a spec, because no API server has checked a program's spec.
+    """Check each section of a spec by the CRD's rules for it. No API server has checked the spec of a program.
 
     Raises:
-        SpecError: naming the first field that is wrong.
+        SpecError: names the first wrong field.
     """
     for name in type(spec).model_fields:
         part = getattr(spec, name)
@@ -35,10 +38,10 @@ def _check_rules(part: SpecModel, path: str) -> None:
 
 
 def check_spec(spec: TrainerSpec) -> None:
-    """Refuse a spec that can never train, by the rules of the CRD and those that it cannot have.
+    """Refuse a spec that breaks one of the CRD's rules, or names a location whose URL cannot be opened here.
 
     Raises:
-        SpecError: naming the first field that is wrong.
+        SpecError: names the first wrong field.
     """
     check_parts(spec)
     _check_rules(spec, "spec")
@@ -47,7 +50,7 @@ def check_spec(spec: TrainerSpec) -> None:
 
 
 def check_storage(spec: TrainerSpec) -> None:
-    """Refuse to begin if the checkpoint's or the output's location cannot be written: a run saves its model at its end.
+    """Refuse a location of checkpoints or output that cannot be written. Otherwise a run would fail only at its end.
 
     Raises:
         SpecError: a location's URL cannot be opened here.
@@ -67,10 +70,14 @@ def _locations(spec: TrainerSpec) -> Iterator[tuple[str, str]]:
 
 
 def check_location(field: str, location: str) -> Folder:
-    """The folder at a location.
+    """Open the folder at a location, and refuse a URL that cannot be opened on this machine.
+
+    Args:
+        field: path of the spec's field, which the error names.
+        location: absolute path or fsspec URL.
 
     Raises:
-        SpecError: its URL cannot be opened here; the error names `field`.
+        SpecError: the URL cannot be opened, as without the library for its protocol.
     """
     try:
         return Folder(location)
@@ -84,11 +91,11 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
 
     Args:
         ours: this job's `Job.identity`.
-        theirs: the identity of the run that wrote the checkpoint. Fields that it lacks are not compared.
-        location: where the checkpoint is.
+        theirs: the identity of the run that wrote the checkpoint. Fields that are missing in it are not compared.
+        location: location of the checkpoints, which the error names.
 
     Raises:
-        SpecError: naming the first difference.
+        SpecError: names the first field that differs.
     """
     for name, value in ours.items():
         if theirs.get(name, value) != value:
@@ -103,13 +110,13 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
 
 
 def check_slices(spec: Pipeline, model: PipelineModel, name: str, info: DataInfo, targets: Tensor) -> None:
-    """Refuse slices of tokens for a model or data that cannot run them.
+    """Refuse a model or data that does not allow TeraPipe, which cuts samples into slices of tokens.
 
     Args:
-        spec: how the pipeline cuts samples.
-        model: that is trained.
-        name: of the model's class or function.
-        info: of the data.
+        spec: the section `pipeline` of the spec.
+        model: the model to train.
+        name: name of the model's class or function, which the error names.
+        info: facts about the data.
         targets: (samples, ...) targets of some samples.
 
     Raises:
@@ -138,7 +145,7 @@ def check_slices(spec: Pipeline, model: PipelineModel, name: str, info: DataInfo
 
 
 def _why_no_slices(info: DataInfo) -> str:
-    """Words that follow the model's name."""
+    """Why a model cannot run slices of tokens, as words that follow the model's name."""
     if len(info.input_shape) == 3:
         return READS_PICTURES
     if info.task in (Task.CLASS, Task.MASKED_TOKEN):
@@ -156,17 +163,16 @@ def check_asynchronous(spec: Pipeline, model: PipelineModel) -> None:
         unit, name = model.ties.all[0].places[0]
         raise SpecError(
             "spec.pipeline.schedule",
-            f"{model.unit_name(unit)}.{name} is shared by several stages, and {spec.schedule} cannot step it, because"
-            " the sum of its gradients would wait for the first stage: untie it, or use a schedule that waits at each"
-            " step, such as OneForwardOneBackward",
+            f"{model.unit_name(unit)}.{name} is shared by several stages. With {spec.schedule} each stage updates its"
+            " weights without waiting for the others, so they cannot sum the gradients of a shared parameter: untie it,"
+            " or use a schedule that empties the pipeline at each step, such as OneForwardOneBackward",
         )
 
 
 def check_model(model: PipelineModel) -> None:
-    """Refuse a model without trainable parameters, or with complex ones, and modules that depend on the layout.
+    """Refuse a model without trainable parameters, with complex parameters, or with modules that depend on the layout.
 
-    A module depends on the layout if its output or gradient changes with the samples that share a micro-batch or with
-    the worker that holds it.
+    The output or gradient of such a module changes with the other samples of a micro-batch, or with the worker.
 
     Raises:
         SpecError: names the first such module or parameter.
@@ -217,7 +223,7 @@ def _complaint(module: nn.Module) -> str:
                 " with max_norm, which changes the weight in each forward, and their number depends on the layout: "
                 "remove the option"
             )
-        case nn.RReLU() | nn.FractionalMaxPool2d() | nn.FractionalMaxPool3d():  # they draw from the process's state
+        case nn.RReLU() | nn.FractionalMaxPool2d() | nn.FractionalMaxPool3d():  # use the process's random generator
             return ", whose draws would depend on the layout"
         case _DropoutNd():
             return ", whose draws would depend on the layout: use Dropout"

@@ -1,4 +1,4 @@
-"""A job before any worker has a role: facts that every worker derives from the spec with the same result."""
+"""Facts about a job that do not depend on a worker's role. All workers derive the same facts from the same spec."""
 
 import contextlib
 import copy
@@ -74,26 +74,33 @@ _PROBE_SAMPLES = 16
 
 @dataclass(frozen=True)
 class Job:
-    """The spec with its data, order and model.
+    """The spec, with the data, order and model that it describes.
+
+    With `multiLevel` there is one `Job` for each level. The job of level 0 holds the jobs of the smaller levels.
 
     Attributes:
-        policy: decides the frozen boundary. It stays as before the first step; a worker uses a copy.
-        freeze_limits: bounds of the boundary, whatever the policy decides.
-        schedule: the pipeline schedule.
-        model: for its names, shapes, loss and metric; its units are on the meta device.
+        spec: the trainer's spec.
+        dtype: type of weights and floating-point inputs.
+        dataset: training and held-out samples.
+        order: the order of the training samples.
+        policy: decides the frozen boundary. Nothing changes this object, because each worker uses its own copy.
+        freeze_limits: smallest and largest boundary, whatever the policy decides.
+        schedule: the pipeline schedule of the spec.
+        model: names, shapes and loss of the model. Its units are on the meta device.
         metrics: metrics of an evaluation, by name.
-        build_units: builds the units of these indices with their initial weights, on the CPU.
+        build_units: builds the units with the given indices, with initial weights, on the CPU.
         micro_batch_size: samples in a micro-batch, unless measured costs choose another size for a layout.
         total_steps: global steps of the whole job.
         unit_bytes: bytes of each unit's parameters and buffers.
         no_decay: whole-model names of the parameters without weight decay.
-        overruled: fields that the program sets and the spec overrules.
-        model_function: `module:function` of the program's model function; may be empty.
+        callbacks: objects that the leader tells about the training.
+        overruled: fields that the program sets to another value than the manifest, which wins.
+        model_function: `module:function` of the program's model function; empty if it cannot be imported by a name.
         input_dtype: type of the samples' inputs.
-        level: which level of `multiLevel` this is; 0 for the job's own model.
-        whole: the job of level 0 if this is a smaller one, which is asked for what does not depend on the level.
-        smaller: the jobs of levels 1, 2, ..., which differ in what follows from the model.
-        from_above: how a smaller level and the level above are made of each other; None for level 0.
+        level: level of `multiLevel` to which `model` belongs; 0 for the job's own model.
+        whole: in the job of a smaller level, the job of level 0. It answers what does not depend on the level.
+        smaller: in the job of level 0, the jobs of levels 1, 2, and so on.
+        from_above: how the models of this level and of the next larger one are made of each other; None for level 0.
     """
 
     spec: TrainerSpec
@@ -121,16 +128,22 @@ class Job:
 
     @cached_property
     def visits(self) -> tuple[Visit, ...]:
-        """The levels that train, one after the other; a single visit without `multiLevel`."""
+        """The visits of the run in order. A visit is a period of training of one level. Without `multiLevel` there
+        is only one."""
         return visits_of(self.spec.multi_level, self.total_steps)
 
     def at(self, visit: int) -> "Job":
-        """The job as it is in a visit: with the model of its level, and the same data and steps."""
+        """The job of the level that trains in a visit. All levels have the same data and steps.
+
+        Args:
+            visit: index in `visits`.
+        """
         whole, level = self.whole or self, self.visits[visit].level
         return whole.smaller[level - 1] if level else whole
 
     def is_last(self, visit: int) -> bool:
-        """Whether this is the last visit of level 0. Freezing, the best model and an early end belong to it alone."""
+        """Whether `visit` (an index in `visits`) is the last one. Only in it layers freeze, the best model is kept, and
+        training may end early."""
         return visit == len(self.visits) - 1
 
     def visit_ends(self, control: Control) -> bool:
@@ -138,14 +151,15 @@ class Job:
         return not self.is_last(control.visit) and control.step >= self.visits[control.visit].end
 
     def grows_into(self, visit: int) -> "Job | None":
-        """The job of the next visit if its model is larger; otherwise None."""
+        """The job of the visit after `visit` if its model is larger; otherwise, or after the last visit, None."""
         if self.is_last(visit):
             return None
         following = self.at(visit + 1)
         return following if following.level < self.at(visit).level else None
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step (from 0). Each visit runs the whole schedule; only the first one warms up."""
+        """The learning rate of a step (from 0). Each visit runs the schedule from its start, but only the first visit
+        warms up."""
         training, now = self.spec.training, next((one for one in self.visits if step < one.end), self.visits[-1])
         optimizer, schedule = training.optimizer, training.learning_rate_schedule
         if now.learning_rate is not None:
@@ -156,31 +170,31 @@ class Job:
 
     @cached_property
     def codec(self) -> UnitCodec:
-        """Packs the units of this level."""
+        """Packs parameters and optimizer state of each unit of this level's model into buffers and back."""
         return UnitCodec(self.spec.training.optimizer, self.num_layers, self.model.ties, self.predicts)
 
     @property
     def shells(self) -> Sequence[nn.Module]:
-        """The units of this level on the meta device, for their shapes."""
+        """The units of this level's model on the meta device, which have shapes but no values."""
         return self.model.units
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """Type to compute products in; None for the weights' type."""
+        """Type for the computation of matrix products; None for the weights' type."""
         return torch.bfloat16 if self.spec.training.precision is Precision.BFLOAT16 else None
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What must be equal in a run that resumes a checkpoint of this one; everything else may change."""
+        """The values, by name, that a run must share with this run to resume its checkpoint. All others may change."""
         if self.whole is not None:
             return self.whole.identity
         training, levels = self.spec.training, self.spec.multi_level
         return {
             "numLayers": self.num_layers,
             "numShards": self.order.num_shards,
-            "freezeAlways": list(self.spec.freeze.always),  # before the number of parameters, which follows from it
+            "freezeAlways": list(self.spec.freeze.always),  # first, because it also changes the number of parameters
             "parameters": sum(parameter.numel() for unit in self.model.units for parameter in unit.parameters()),
-            "numHeads": self.spec.model.num_heads,  # no shape shows it
+            "numHeads": self.spec.model.num_heads,  # no parameter's shape depends on it
             "trainingSamples": len(self.dataset.train),
             "trainingTargets": self.training_digest,
             "globalBatchSize": training.global_batch_size,
@@ -192,12 +206,12 @@ class Job:
 
     @cached_property
     def training_digest(self) -> str:
-        """Digest of the training samples."""
+        """Digest of the number of training samples and of some targets."""
         return self.whole.training_digest if self.whole is not None else digest(self.dataset.train)
 
     @cached_property
     def data_digest(self) -> str:
-        """Digest of all samples and of the training order."""
+        """Digest of training samples, held-out samples and the number of shards, to compare workers."""
         if self.whole is not None:
             return self.whole.data_digest
         return f"{self.order.num_shards}:{self.training_digest}:{digest(self.dataset.test)}"
@@ -207,8 +221,10 @@ class Job:
         return self.model.num_layers
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the held-out samples are evaluated after `step` committed steps. The end is included; a run that
-        resumes with fewer total steps than its checkpoint is already past it."""
+        """Whether to evaluate the held-out samples after `step` committed steps: at each interval, and at the end.
+
+        `step` may be above the total, if a run resumes a checkpoint but has fewer total steps than the run before.
+        """
         if len(self.dataset.test) == 0:
             return False
         return step % self.evaluation_steps == 0 or step >= self.total_steps
@@ -221,55 +237,71 @@ class Job:
 
     @property
     def predicts(self) -> bool:
-        """Whether forwards use predicted weights in some layout."""
+        """Whether some layout of the job computes forwards with predicted weights (schedule PipeOptim)."""
         return self.spec.pipeline.schedule is ScheduleName.PIPE_OPTIM and self.spec.pipeline.stages > 1
 
     @cached_property
     def inputs_change(self) -> bool:
-        """Whether a sample differs when it is read twice. Must be first asked before the first step."""
+        """Whether a sample differs when it is read twice. Call this before the first step, because it reads samples."""
         return self.whole.inputs_change if self.whole is not None else inputs_change(self.dataset)
 
     @cached_property
     def offloads(self) -> bool:
-        """Whether frozen layers leave the device once caches hold what they made of all samples."""
+        """Whether frozen layers leave the device once the caches hold their outputs for all samples."""
         return self.spec.cache.offload_frozen is OffloadFrozen.AUTO and self._caches_all
 
     @cached_property
     def _caches_all(self) -> bool:
-        """Whether a large cache comes to hold all that frozen layers make. Random variants of samples may never end. An
-        embedding that shares a parameter with the head, which never freezes, changes at every step."""
+        """Whether a cache that is large enough will hold the outputs of frozen layers for all samples.
+
+        It may not if the split augments samples, because new variants may never end. It will not if the embedding
+        shares a parameter with the head: the head never freezes, so the embedding changes at every step.
+        """
         if self.spec.cache.policy is CachePolicy.NEVER or isinstance(self.dataset.train, AugmentedSplit):
             return False
         return self._last_sharing[0] <= self.num_layers and not self.inputs_change
 
     @cached_property
     def bytes_budget(self) -> int:
-        """Bytes of the largest stage in the job's first layout, with nothing frozen."""
+        """Bytes of the largest stage in the job's first layout with no frozen layers, by the paper's estimate."""
         return paper_bytes((self.whole or self).unit_bytes, 0, self.spec.pipeline.stages)
 
     @cached_property
     def stage_bytes(self) -> int:
-        """Bytes of parameters, gradients and moments in the largest stage of the first layout, which later layouts do
-        not exceed."""
+        """Bytes of parameters, gradients and optimizer state in the largest stage of the first layout. Stages of later
+        layouts need no more."""
         cut = self.cut(0, self.spec.pipeline.stages, 1, None)
         return max(sum(self._trained_bytes(self.model.units[index]) for index in held) for held in cut.units_by_stage)
 
     def min_stages(self, boundary: int) -> int:
-        """The fewest stages whose largest stage needs no more bytes than the first layout's; a restart begins there."""
+        """The fewest stages whose largest stage needs no more memory than that of the first layout.
+
+        A restart with `boundary` frozen layers begins with this number.
+        """
         stages = self.spec.pipeline.stages
         return next(
             (k for k in range(1, stages) if paper_bytes(self.unit_bytes, boundary, k) <= self.bytes_budget), stages
         )
 
     def fits(self, stages: int) -> bool:
-        """Whether a pipeline of so many stages holds this level's model with nothing frozen, by the first layout's
-        memory."""
+        """Whether the model of this level fits in a pipeline of `stages` stages with no frozen layers.
+
+        It fits if the largest stage needs no more memory than that of the job's first layout.
+        """
         return paper_bytes(self.unit_bytes, 0, stages) <= self.bytes_budget
 
     def candidates(
         self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0
     ) -> list[Candidate]:
-        """The ways to run a layout by these costs: the choice first, then the others with what speaks against them.
+        """The ways to run a layout: schedule, spans and micro-batches. The best by `costs` comes first; each of the
+        others says why it was not chosen.
+
+        Args:
+            boundary: number of frozen layers.
+            stages: workers per pipeline (K).
+            pipelines: number of pipelines (R).
+            costs: measured costs of the units; None for assumed costs.
+            cached_layers: number of leading layers whose outputs for all samples have been in the caches.
 
         Raises:
             MemoryBoundError: no candidate fits the memory.
@@ -277,8 +309,10 @@ class Job:
         return self.step_model(costs, cached_layers).candidates(boundary, stages, pipelines)
 
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
-        """Spans, schedule and micro-batches of a layout: by measured costs if there are any and the result fits the
-        memory. The caches have had the outputs of the first `cached_layers` layers.
+        """Cut the model into spans for a layout, and choose its schedule and micro-batches.
+
+        Measured costs decide. Assumed costs decide if `costs` is None, or if no result by measured costs fits the
+        memory. The arguments are those of `candidates`.
 
         Raises:
             SpecError: there are more pipelines than shards, which only an older operator asks for.
@@ -303,11 +337,11 @@ class Job:
         return replace(cut, why_schedule=why) if automatic and not cut.why_schedule else cut
 
     def step_model(self, costs: ModelCosts | None, cached_layers: int = 0) -> StepModel:
-        """Predicts steps and cuts by measured costs, otherwise by assumed ones, whose seconds are only relative.
+        """Make the model that cuts layouts and predicts their step times.
 
         Args:
-            costs: measured costs of the units; None before they are measured.
-            cached_layers: number of leading layers whose outputs the caches have had for all samples.
+            costs: measured costs of the units; None for assumed costs. Seconds are then only relative.
+            cached_layers: number of leading layers whose outputs for all samples have been in the caches.
         """
         cache = self.spec.cache
         return StepModel(
@@ -331,13 +365,13 @@ class Job:
         )
 
     def _frozen_forward(self, costs: ModelCosts | None) -> FrozenForward:
-        """When frozen layers compute. Before costs are measured `Auto` runs them in place."""
+        """When frozen layers compute, from `frozenForward`. Until costs are measured, `Auto` means `InPlace`."""
         wanted = self.spec.pipeline.frozen_forward
         return FrozenForward.IN_PLACE if wanted is FrozenForward.AUTO and costs is None else wanted
 
     @cached_property
     def _last_sharing(self) -> list[int]:
-        """Of each unit, the last unit that shares a parameter with it, or itself."""
+        """By unit: the index of the last unit that shares a parameter with it, otherwise its own index."""
         last = list(range(self.num_layers + 2))
         for tie in self.model.ties.all:
             for unit, _ in tie.places:
@@ -345,15 +379,17 @@ class Job:
         return last
 
     def ahead(self, cut: Cut, control: Control) -> Ahead | None:
-        """The schedule of a layout that runs frozen forwards one round ahead; None if it runs them in place. All
-        workers get the same, from the costs in the control state."""
+        """The schedule of a layout that computes frozen layers one round ahead; None if it computes them in place.
+
+        All workers get the same schedule, because it depends only on the cut and on the control state.
+        """
         if not cut.ahead_units:
             return None
         costs = None if control.costs is None else ModelCosts.model_validate(control.costs)
         return self.step_model(costs).ahead(control.boundary, cut)
 
     def _options(self, costs: ModelCosts | None) -> Sequence[Option]:
-        """The schedules that layouts may run, the simpler first. Before costs are measured `Auto` runs 1F1B."""
+        """The schedules to choose from, simpler ones first. Until costs are measured, `Auto` allows only 1F1B."""
         pipeline = self.spec.pipeline
         if pipeline.schedule is not ScheduleName.AUTO:
             asked = self.schedule.spans if isinstance(self.schedule, OwnsSpans) else 1
@@ -361,13 +397,13 @@ class Job:
         return AUTO[:1] if costs is None else AUTO
 
     def schedule_of(self, cut: Cut) -> Schedule:
-        """The schedule that a layout runs, which may be another than the spec's."""
+        """The schedule that a layout runs. It may differ from the spec's, which not every layout can run."""
         if cut.schedule is ScheduleName.SCRIPT:
             return self.schedule
         return make_schedule(cut.schedule, spans_per_worker=len(cut.spans) // cut.stages)
 
     def token_slices(self, control: Control, cut: Cut, pipelines: int) -> tuple[int, ...]:
-        """Lengths of the slices that the longest samples are cut into, in tokens; empty if samples stay whole."""
+        """Lengths in tokens of the slices that TeraPipe cuts the longest samples into; empty if it cuts none."""
         if cut.stages == 1 or not isinstance(self.schedule_of(cut), TeraPipe):
             return ()
         pipeline, total = self.spec.pipeline, self.model.activation_shape(1)[1]
@@ -388,16 +424,16 @@ class Job:
 
     @property
     def plans_slices(self) -> bool:
-        """Whether slices are planned by measured costs."""
+        """Whether measured costs decide the lengths of TeraPipe's slices."""
         return isinstance(self.schedule, TeraPipe) and not isinstance(self.spec.pipeline.token_slices, int)
 
     @property
     def cuts_by_paper(self) -> bool:
-        """Whether layouts and cuts ignore measured costs."""
+        """Whether layouts are chosen by assumed costs only, as with packing `Paper`."""
         return self.spec.pipeline.packing is Packing.PAPER
 
     def choice_model(self, costs: ModelCosts | None, cached_layers: int = 0) -> StepModel:
-        """The model that predicts steps for the choice of a layout; with packing `Paper` by assumed costs."""
+        """The step model that chooses layouts: as `step_model`, but packing `Paper` ignores measured costs."""
         return self.step_model(None if self.cuts_by_paper else costs, cached_layers)
 
     def offers(
@@ -409,16 +445,16 @@ class Job:
         pause_seconds: float,
         cached_layers: int = 0,
     ) -> list[Offer]:
-        """What the job can do with `boundary` frozen layers, for each number of stages.
+        """Make the offers: for each possible number of stages, its memory and its step times.
 
-        The leader reports it; a plan made before training asks the same job.
+        The leader reports them to the operator. `pipetransformer plan` calls the same method.
 
         Args:
             boundary: number of frozen layers.
             costs: measured costs of the units; None before they are measured.
-            scale: factor for predicted seconds; None to offer no seconds.
-            pause_seconds: expected seconds of one regroup.
-            cached_layers: number of leading layers whose outputs the caches have had for all samples.
+            scale: factor for predicted step times; None to leave them out.
+            pause_seconds: expected pause of a regroup, in seconds.
+            cached_layers: number of leading layers whose outputs for all samples have been in the caches.
         """
         model = self.choice_model(costs, cached_layers)
 
@@ -439,10 +475,15 @@ class Job:
         )
 
     def starting_step_seconds(self, costs: ModelCosts | None, first: Layout | None) -> float | None:
-        """Predicted seconds of a step at the job's start with no frozen layers.
+        """Predict the seconds of a step in the job's first layout with no frozen layers.
 
-        It is that of the layout in which the job began (`first`). The spec's layout takes its place if `first` is
-        unknown, or fits only with frozen layers because the job resumed with some. None if the spec's does not fit now.
+        Args:
+            costs: measured costs of the units; None for assumed costs.
+            first: the layout at the start of the job; None if unknown. A job that resumed with frozen layers may have
+                begun in a layout that fits only with them. In both cases the spec's layout is used.
+
+        Returns:
+            The seconds; None if the spec's layout does not fit the memory either.
         """
         model, stages = self.choice_model(costs), self.spec.pipeline.stages
         for layout in filter(None, (first, Layout(stages, self.spec.workers // stages))):
@@ -451,11 +492,11 @@ class Job:
         return None
 
     def blank_unit(self, index: int) -> nn.Module:
-        """A unit on the meta device, whose state the caller replaces."""
+        """Make a copy of a unit on the meta device. The caller sets its parameters and buffers."""
         return copy.deepcopy(self.model.units[index])
 
     def _trained_bytes(self, unit: nn.Module) -> int:
-        """Bytes of a unit's parameters, gradients and moments, and of copies of the weights."""
+        """Bytes of a unit while it trains: parameters, gradients, optimizer state, and the schedule's weight copies."""
         optimizer, copies = self.spec.training.optimizer, self._weight_copies
         return sum(
             (2 + copies) * parameter.nbytes
@@ -468,7 +509,7 @@ class Job:
 
     @property
     def _weight_copies(self) -> int:
-        """Copies of a stage's weights that its schedule keeps on the device, at most."""
+        """Largest number of extra copies of a stage's weights that the schedule keeps on the device."""
         match self.spec.pipeline.schedule:
             case ScheduleName.PIPE_OPTIM:
                 return 1
@@ -484,7 +525,7 @@ class Job:
     def _deal(self) -> Callable[[int, int, int], list[list[MicroBatch]]]:
         lengths = padded_lengths(self.dataset.train, self.dataset.info)
 
-        # A round trains them, the ledger notes them, and the next two are read ahead.
+        # Several callers need the same steps: a round trains them, the ledger notes them, the next two are read ahead.
         @lru_cache(maxsize=3 + self.spec.pipeline.most_steps)
         def dealt(step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
             return deal(self.order.batch(step), pipelines, micro_batch_size, lengths)
@@ -498,7 +539,7 @@ class Job:
         return self.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
 
     def test_micro_batches(self, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
-        """Micro-batches of each pipeline for the whole held-out split."""
+        """Micro-batches of each pipeline for an evaluation of the whole held-out split."""
         count = len(self.dataset.test)
         shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
         return deal(shards, pipelines, micro_batch_size, padded_lengths(self.dataset.test, self.dataset.info))
@@ -513,7 +554,8 @@ class Job:
         return pipelines_of(pipelines, pipelines)[part]
 
     def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
-        """A few fixed training samples, by which a freeze policy compares a layer with its earlier self."""
+        """Micro-batches of a few fixed training samples. A freeze policy compares a layer's outputs for them with the
+        outputs of an earlier copy of the layer."""
         count = len(self.dataset.train)
         ids = random.Random(self.spec.training.seed).sample(range(count), min(count, _PROBE_SAMPLES))
         return deal([ids], 1, micro_batch_size, padded_lengths(self.dataset.train, self.dataset.info))[0]

@@ -1,4 +1,4 @@
-"""Makes the jobs of the smaller levels of `multiLevel`, and refuses levels that cannot be made."""
+"""Makes the jobs of the smaller levels of `multiLevel`, and refuses a spec whose levels cannot be made."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ from .job import Job
 
 
 def with_levels(job: Job) -> Job:
-    """The job with the jobs of its smaller levels, if it has any.
+    """Add the jobs of the smaller levels to a job. Without `multiLevel`, return the job unchanged.
 
     Raises:
-        SpecError: the levels do not fit the model, the stages or the freezing.
+        SpecError: the levels contradict the model, the number of stages or the freeze policy.
     """
     spec = job.spec.multi_level
     if spec is None:
@@ -27,7 +27,7 @@ def with_levels(job: Job) -> Job:
     _check_freezing(job, spec)
     models = [job.model, *(_model(job, spec, level) for level in range(1, spec.levels))]
     smaller: list[Job] = []
-    whole = replace(job, smaller=smaller)  # each level refers to it, so the list is filled afterwards
+    whole = replace(job, smaller=smaller)  # the smaller jobs refer to it, so they are added to the list below
     for level, model in enumerate(models[1:], start=1):
         above = smaller[-1] if smaller else whole
         smaller.append(_smaller(whole, above, level, model))
@@ -36,9 +36,17 @@ def with_levels(job: Job) -> Job:
 
 
 def next_level(job: Job, earlier: EarlierWeights | None, control: Control, stages: int) -> LevelMap | None:
-    """The map to the next visit, if the present one is done and pipelines of so many stages hold the next model.
+    """Make the map to the next visit's model.
 
-    Where they do not hold it, the workers keep the present model and wait, as they would have done before the change.
+    Args:
+        job: the job of level 0.
+        earlier: reads the weights that the levels had before they became smaller; None if `alpha` is 1.
+        control: the control state, which says whether the present visit is done.
+        stages: workers per pipeline (K) of the layout.
+
+    Returns:
+        The map. None if the present visit is not done, or if the next model is larger and does not fit in `stages`
+        stages. Then the workers keep the present model, and in the second case they wait for a longer pipeline.
     """
     if not control.visit_done:
         return None
@@ -47,11 +55,11 @@ def next_level(job: Job, earlier: EarlierWeights | None, control: Control, stage
 
 
 def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:
-    """The map from a visit's units to those of the next visit.
+    """Make the map from the units of a visit's model to those of the next visit's model.
 
     Args:
-        job: of level 0.
-        visit: the present one, not the last.
+        job: the job of level 0.
+        visit: index of the present visit. It is not the last one.
         earlier: reads the weights that the levels had before they became smaller; None if `alpha` is 1.
     """
     spec, now, after = job.spec.multi_level, job.at(visit), job.at(visit + 1)
@@ -62,7 +70,12 @@ def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:
 
 
 def _between(large: Job, small: PipelineModel) -> Levels:
-    """A level, the model of the next one, and how one is made of the other. May read the model's configuration."""
+    """Describe how the models of two neighbouring levels are made of each other.
+
+    Args:
+        large: the job of the larger level.
+        small: the model of the next smaller level.
+    """
     spec = large.spec.multi_level
     assert spec is not None
     depth, width = Groups(spec.depth_factor, spec.grouping), Groups(spec.width_factor, spec.grouping)
@@ -92,9 +105,10 @@ def _check_layers(job: Job, spec: MultiLevel) -> None:
 
 
 def _check_freezing(job: Job, spec: MultiLevel) -> None:
-    """Refuse freezing before the last visit, because a smaller level would change frozen layers.
+    """Refuse a spec whose layers may freeze before the last visit, because a change of level changes all layers.
 
-    The first decision comes after a step of the last visit. An imported policy takes the spec's instants or its own.
+    The first decision of a policy must come after a step of the last visit. A policy of the program is not checked,
+    because it may decide at other steps than the spec says.
     """
     freeze, begins = job.spec.freeze, spec.cycle_steps
     if freeze.always:
@@ -118,7 +132,11 @@ def _check_freezing(job: Job, spec: MultiLevel) -> None:
 
 
 def _model(job: Job, spec: MultiLevel, level: int) -> PipelineModel:
-    """The model of a level, on the meta device."""
+    """Make the model of a level, on the meta device.
+
+    Raises:
+        SpecError: the model cannot become narrower by `widthFactor`.
+    """
     model = job.model
     if spec.width_factor > 1:
         own, info = job.spec.model, job.dataset.info
@@ -129,14 +147,21 @@ def _model(job: Job, spec: MultiLevel, level: int) -> PipelineModel:
                 f"must be 1, because it is unknown how {name_of(own)} becomes narrower: only the depth can change",
             )
         smallest = spec.width_factor ** (spec.levels - 1)
-        narrowed(own, widths, smallest)  # refuses sizes that cannot be divided
+        narrowed(own, widths, smallest)  # raises SpecError if a size cannot be divided
         spec_of_level = narrowed(own, widths, spec.width_factor**level)
         model = build_model(spec_of_level, info, seed=job.spec.training.seed, dtype=job.dtype, units=())
     return model.with_layers(job.num_layers // spec.depth_factor**level)
 
 
 def _smaller(whole: Job, above: Job, level: int, model: PipelineModel) -> Job:
-    """The job of a smaller level."""
+    """Make the job of a smaller level.
+
+    Args:
+        whole: the job of level 0.
+        above: the job of the next larger level.
+        level: the smaller level, from 1.
+        model: its model.
+    """
     levels = _between(above, model)
     no_decay = {
         f"{model.unit_name(unit)}.{name}"
@@ -162,10 +187,10 @@ def _never_built(indices: Collection[int]) -> dict[int, nn.Module]:
 
 
 def _try_out(large: Job, small: Job) -> None:
-    """Map all shapes down and up again.
+    """Check that the units of two neighbouring levels can be made of each other, by mapping all shapes down and up.
 
     Raises:
-        SpecError: the family does not know a parameter, or layers of a group differ.
+        SpecError: it is unknown how a parameter becomes narrower, or layers that become one differ.
     """
     levels = small.from_above
     assert levels is not None

@@ -1,4 +1,4 @@
-"""Makes a job from a spec: reads the data, shapes the model and refuses what cannot be trained."""
+"""Makes a job from a spec: reads the data, makes the model without weights, and refuses what cannot be trained."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -39,19 +39,19 @@ from .job import Job
 from .levels import with_levels
 from .script_parts import Parts, place_of_function
 
-#: Enough shards for a few pipelines to share them evenly, within some thousandths. More would make the first step of an
-#: epoch slow, because each shard is shuffled by its own generator.
+#: With this many shards, the shares of a few pipelines differ by some thousandths at most. More shards would make the
+#: first step of an epoch slow, because each shard is shuffled by its own generator.
 _ENOUGH_SHARDS = 1024
 
 
 def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int | None = None) -> Job:
-    """Check the spec, read the data and shape the model.
+    """Check the spec, read the data and make the model without weights.
 
     Args:
-        spec: of the job.
-        parts: the parts that the spec names `script`.
-        num_shards: shards (C) of the checkpoint to resume. By default one for each sample of a batch, up to 1,024 (or
-            the number of pipelines, if that is more).
+        spec: the trainer's spec.
+        parts: the objects that a program passes for the names `script` in the spec.
+        num_shards: number of shards (C) in the checkpoint to resume; None without one. Then there is one shard for each
+            sample of a global batch, at most 1,024 or the largest number of pipelines, whichever is more.
 
     Raises:
         SpecError: the job cannot be trained as specified.
@@ -103,10 +103,10 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
 
 
 def _order(spec: TrainerSpec, count: int, num_shards: int | None) -> EpochOrder:
-    """The order of this many training samples, in the shards of `load_job`.
+    """Make the order of `count` training samples. `num_shards` is that of `load_job`.
 
     Raises:
-        SpecError: they are too few.
+        SpecError: there are fewer samples than pipelines or shards.
     """
     if count < spec.num_shards:
         raise SpecError("spec.data", f"{count} training samples are too few for {spec.num_shards} pipelines")
@@ -126,7 +126,7 @@ def _order(spec: TrainerSpec, count: int, num_shards: int | None) -> EpochOrder:
 
 
 def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
-    """Read the samples, after every check that needs no samples.
+    """Read the samples. First check names and options, because reading may take long.
 
     Raises:
         SpecError: the model or the data options are wrong, or the data cannot be read.
@@ -147,7 +147,7 @@ def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
 def _model(
     spec: TrainerSpec, parts: Parts, dataset: Dataset, dtype: torch.dtype
 ) -> tuple[PipelineModel, Callable[[Collection[int]], dict[int, nn.Module]]]:
-    """The model without weights, and a function that builds its units."""
+    """Make the model without weights, and a function that builds the units with the given indices."""
     seed = spec.training.seed
     if parts.model is None:
         if spec.model.name == "vit" and dataset.info.num_classes < 1:
@@ -166,10 +166,10 @@ def _model(
 def _without_constants(
     spec: Freeze, model: PipelineModel, build: Callable[[Collection[int]], dict[int, nn.Module]]
 ) -> tuple[PipelineModel, Callable[[Collection[int]], dict[int, nn.Module]]]:
-    """Make constants of the parameters that `freeze.always` names.
+    """Turn the parameters that `freeze.always` names into constants, in the model and in units that are built later.
 
     Raises:
-        SpecError: the patterns do not fit the model.
+        SpecError: a pattern of `freeze.always` does not fit the model.
     """
     names = constants(spec, model)
     if not names:

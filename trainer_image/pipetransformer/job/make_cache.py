@@ -11,15 +11,17 @@ logger = logging.getLogger(__name__)
 
 
 def make_cache(job: Job, worker: str) -> ActivationCache | None:
-    """A worker's cache. None if the spec allows no cache, or if a sample's inputs change between two reads.
+    """Make a worker's cache; None if the spec allows no cache, or if a sample's inputs change between two reads.
 
-    Inputs that change at random are not cached, because later epochs would reuse the first epoch's inputs.
+    In the second case a cache would replace the new inputs of later epochs by those of the first epoch.
     """
     settings = job.spec.cache
     if settings.policy is CachePolicy.NEVER or settings.memory_bytes + settings.disk_bytes == 0:
         return None
     if job.inputs_change:
-        logger.warning("no cache: inputs change between two reads; number the variants as AugmentedSplit does")
+        logger.warning(
+            "no cache: inputs change between two reads. To use a cache, number their variants, as AugmentedSplit does"
+        )
         return None
     computes = [job.spec.model.model_dump_json(), job.spec.data.model_dump_json(), job.spec.training.precision]
     return ActivationCache(settings, job="\n".join(computes), worker=worker)

@@ -1,7 +1,7 @@
-"""The objects that a program passes to `train`, such as its model function, because a spec cannot hold them.
+"""Objects that a program passes to `train` and that a spec cannot hold, such as its model function.
 
-In a pod the manifest decides everything that it can express. It names a part `script` if the program brings it, so
-neither side replaces the other's part unnoticed.
+In a pod the manifest decides all else. It names each object that the program must pass `script`. So neither the
+manifest nor the program replaces a part of the other unnoticed.
 """
 
 import sys
@@ -22,7 +22,7 @@ from pipetransformer.models.metrics import Metric
 from pipetransformer.schedules import Schedule
 from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
-#: Characters of a value in a message.
+#: Largest number of characters of a value in a message.
 _SHOWN = 80
 #: A `Dataset`, a map-style dataset of (input, target), a table of the `datasets` library, or two of these: training and
 #: held-out samples.
@@ -31,7 +31,13 @@ OwnData = Dataset | TorchDataset[Any] | Table | Mapping[str, Table] | Sequence[T
 
 @dataclass(frozen=True, slots=True)
 class Overruled:
-    """A field that program and manifest set differently. The manifest wins; `manifest` is None if it has no value."""
+    """A field that the program and the manifest set to different values. The manifest wins.
+
+    Attributes:
+        field: path of the field, such as `spec.training.epochs`.
+        script: the program's value.
+        manifest: the manifest's value; None if it has none.
+    """
 
     field: str
     script: Any
@@ -40,9 +46,15 @@ class Overruled:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The program's own parts. A part that is not None replaces what the spec would name; metrics are added.
+    """The objects that a program passes to `train`; None for those that the spec describes.
 
     Attributes:
+        model: the function that builds the model.
+        data: the samples.
+        freeze: the freeze policy.
+        schedule: the pipeline schedule.
+        metrics: metrics in addition to those of the spec.
+        callbacks: objects that the leader tells about the training.
         processor: the tokenizer or image processor that made the inputs of `data`.
         said: in a pod, the spec that the program's other arguments make. The manifest overrules it.
     """
@@ -84,10 +96,10 @@ class Parts:
                 raise SpecError(name, f"must be {wanted}, not {shown(part)}")
 
     def check(self, spec: TrainerSpec) -> None:
-        """Check that the program passes exactly the parts that the spec names `script`.
+        """Check that the program passes exactly the objects that the spec names `script`.
 
         Raises:
-            SpecError: it passes one too few or one too many.
+            SpecError: the program does not pass such an object, or passes one that the spec describes.
         """
         for field, part, said, script, keyword in (
             ("spec.model.name", self.model, spec.model.name, SCRIPT, "model"),
@@ -105,7 +117,7 @@ class Parts:
                 )
 
     def overruled(self, spec: TrainerSpec) -> list[Overruled]:
-        """The fields that the program sets to another value than the spec."""
+        """The fields that the program sets to another value than `spec`, the manifest's spec."""
         if self.said is None:
             return []
         holds = dict(_leaves(spec.model_dump(mode="json", by_alias=True)))
@@ -114,7 +126,7 @@ class Parts:
 
 
 def place_of_function(function: ModelFunction | None) -> str:
-    """`module:function`, by which another program can import the function; empty if there is none, as for a lambda."""
+    """The name `module:function` that lets another program import a function; empty if it has none, as a lambda."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module == "__main__":
         module = Path(getattr(sys.modules["__main__"], "__file__", None) or "").stem
@@ -128,7 +140,7 @@ def shown(value: object) -> str:
 
 
 def _check_model(model: object) -> None:
-    """Refuse a network that is already built, because every worker builds its own from the seed.
+    """Refuse a model that is already built. `train` needs a function, because every worker builds the model itself.
 
     Raises:
         SpecError: says what to pass instead.

@@ -1,1 +1,1 @@
-"""The library that scripts use: `train()`, runs without an operator, forecasts and predictions."""
+"""The functions that scripts call: `train()`, also without an operator, forecasts for `plan`, and `load_model()`."""

@@ -26,12 +26,12 @@ from pipetransformer_contract.spec import ASYNCHRONOUS, SCRIPT, FreezePolicyName
 
 
 class Instant(NamedTuple):
-    """A step before which the layout may change.
+    """A step before which the job may change its layout.
 
     Attributes:
-        step: the step; None if gradients decide when.
-        boundary: number of frozen layers from then on.
-        cached_layers: number of frozen layers that have left the device, where frozen layers leave.
+        step: the step, from 0; None if it is unknown, because gradients decide when layers freeze.
+        boundary: number of frozen layers from this step on.
+        cached_layers: number of frozen layers that have left the device by then; 0 if the job moves none off it.
     """
 
     step: int | None
@@ -41,12 +41,12 @@ class Instant(NamedTuple):
 
 @dataclass(frozen=True)
 class Forecast:
-    """A job as its leader would see it, at any boundary.
+    """Predicts what the leader of a job would measure and report, for any number of frozen layers.
 
     Attributes:
         job: the loaded job, without weights.
-        costs: measured costs of its units. None assumes that all layers cost the same; times are then only relative.
-        unit_seconds: seconds of the unit of time if costs are assumed.
+        costs: measured costs of the units. None assumes that all layers cost the same; times are then only relative.
+        unit_seconds: factor for all predicted times. It makes assumed times of a smaller level comparable with level 0.
     """
 
     job: Job
@@ -55,16 +55,24 @@ class Forecast:
 
     @classmethod
     def of(cls, spec: TrainerSpec, costs: ModelCosts | None = None) -> "Forecast":
-        """Load the job.
+        """Load the job of `spec`.
+
+        Args:
+            spec: the trainer's spec.
+            costs: measured costs of the units; None to assume equal layers.
 
         Raises:
-            SpecError: the job cannot be trained as specified, or needs a script.
+            SpecError: the job cannot be trained as specified, or a program must pass a part of it.
         """
         _check_named(spec)
         return cls(load_job(spec), costs)
 
     def at(self, visit: int) -> "Forecast":
-        """The job in a visit of one of its levels. The layers of a smaller level count by their parameters."""
+        """The forecast for a visit, a period of training of one level of `multiLevel`.
+
+        The costs of a smaller level are not measured. A layer of it is assumed to take time in proportion to the bytes
+        of its parameters.
+        """
         job = self.job.at(visit)
         if job is self.job:
             return self
@@ -76,8 +84,10 @@ class Forecast:
         return Forecast(job, None, unit * share)
 
     def boundaries(self) -> list[tuple[int, int]] | None:
-        """For each move of the boundary, its step and the frozen layers from then on, if no trial fails. None if
-        gradients will decide."""
+        """When the boundary moves: (step, number of frozen layers from then on), if no trial of a freeze fails.
+
+        None if gradients decide, so that the steps are unknown.
+        """
         policy, total = self.job.policy, self.job.total_steps
         instants: Sequence[int]
         if isinstance(policy, NoFreeze):
@@ -89,7 +99,7 @@ class Forecast:
         else:
             return None
         moves: list[tuple[int, int]] = []
-        boundary, begins = 0, self.job.visits[-1].first_step  # of the last visit, in which freezing begins
+        boundary, begins = 0, self.job.visits[-1].first_step  # layers freeze only in the last visit
         for step in [0] * (not begins) + [step for step in instants if step > begins]:
             observation = FreezeObservation(
                 step, self.job.order.epoch(step), boundary, self.job.num_layers, unit_gradient_norms=()
@@ -100,8 +110,11 @@ class Forecast:
         return moves
 
     def instants(self) -> list[Instant]:
-        """When the layout may change: as layers freeze or train again, and as the cache has caught up with them, if
-        frozen layers leave the device then. If gradients will decide, one instant for each boundary, at no step."""
+        """When the layout may change, in order.
+
+        It may change when layers freeze or train again. If frozen layers leave the device, it may also change when the
+        cache has their outputs. If gradients decide, there is one instant without a step for each boundary.
+        """
         moves = self.boundaries()
         if moves is None:
             return [Instant(None, boundary, boundary) for boundary in range(self.job.num_layers + 1)]
@@ -115,18 +128,27 @@ class Forecast:
         ]
 
     def off_layers(self, boundary: int, cut: Cut, pipelines: int, cached_layers: int) -> int:
-        """Number of frozen layers that the first worker of each pipeline keeps off the device."""
+        """Number of frozen layers that the first worker of each pipeline keeps in host memory instead of on the device.
+
+        Args:
+            boundary: number of frozen layers.
+            cut: the layout's cut.
+            pipelines: number of pipelines (R).
+            cached_layers: number of leading layers whose outputs for all samples have been in the caches.
+        """
         off = self.job.step_model(self.costs, cached_layers).off_layers(boundary, pipelines)
         return cut.prefix_layers(off)
 
     def cut(self, boundary: int, layout: Layout, cached_layers: int = 0) -> Cut:
-        """The trainer's cut of a layout."""
+        """The cut that the trainer would make for a layout. `cached_layers` is as in `off_layers`."""
         costs = None if self.job.cuts_by_paper else self.costs
         return self.job.cut(boundary, layout.stages, layout.pipelines, costs, cached_layers)
 
     def candidates(self, boundary: int, layout: Layout, cached_layers: int = 0) -> list[Candidate]:
-        """The ways to run a layout that the trainer chooses from: the choice first. Empty unless measured costs
-        choose."""
+        """The ways to run a layout among which the trainer chooses, its choice first.
+
+        Empty if costs are not measured, or if packing `Paper` ignores them. `cached_layers` is as in `off_layers`.
+        """
         if self.costs is None or self.job.cuts_by_paper:
             return []
         try:
@@ -135,7 +157,10 @@ class Forecast:
             return []
 
     def staleness(self, boundary: int, cut: Cut, pipelines: int) -> list[int]:
-        """How many steps the weights of forwards are behind at most, by stage; empty if none are behind."""
+        """By stage: the largest number of steps that the weights of a forward are behind when its gradient is used.
+
+        Empty if the schedule is synchronous.
+        """
         if cut.schedule not in ASYNCHRONOUS or cut.stages == 1:
             return []
         chunks = self.job.step_model(self.costs).step(boundary, cut.micro_batch_size, pipelines).micro_batches
@@ -146,32 +171,39 @@ class Forecast:
         return [max((age for (span, _), age in found.items() if span == stage), default=0) for stage in cut.owners]
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
-        """Seconds of a step; without costs, in units of one sample's forward through one layer."""
+        """Predicted seconds of a step. Without costs the unit is the forward of one sample through one layer."""
         seconds = self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
         return seconds * self.unit_seconds
 
     def starting_step_seconds(self, first: Layout) -> float | None:
-        """What the leader would report as the step of the job's first layout with no frozen layers."""
+        """Predicted seconds of a step in the job's first layout with no frozen layers, as the leader would report."""
         return self.job.starting_step_seconds(self.costs, first)
 
     def present(self, boundary: int, cut: Cut, layout: Layout, remaining_steps: int | None) -> Present:
-        """What the leader would report about a layout in which it trains."""
+        """What the leader would report about `layout` while the job trains in it.
+
+        Args:
+            boundary: number of frozen layers.
+            cut: the layout's cut.
+            layout: the layout.
+            remaining_steps: steps until the job's end; None if unknown.
+        """
         seconds = self.job.choice_model(self.costs).step_seconds(boundary, cut, layout.pipelines)
         return Present(layout, seconds, remaining_steps)
 
     def offers(self, boundary: int, cached_layers: int = 0) -> list[Offer]:
-        """The leader's offers at this boundary, before it has measured a pause. Without costs pauses count as 0,
-        because there is no time to compare them with."""
+        """The offers that the leader would report before it has measured a pause. Without costs pauses count as 0,
+        because step times are then not in seconds. `cached_layers` is as in `off_layers`."""
         pause = 0.0 if self.costs is None else ASSUMED_PAUSE_SECONDS
         return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause, cached_layers=cached_layers)
 
     def ideal(self, bounds: Bounds) -> Ideal:
-        """What layouts within these limits could reach at best."""
+        """The shortest run that layouts within `bounds` could reach."""
         return Ideal(self.job.step_model(self.costs), bounds, self.job.spec.pipeline.packing)
 
     def segments(self) -> list[Segment] | None:
-        """The run, split where layers freeze and, with a cache, where that has caught up; None if gradients will
-        decide."""
+        """The run, split where layers freeze or train again and, with a cache, where it has the outputs of new frozen
+        layers; None if gradients decide when layers freeze."""
         moves = self.boundaries()
         if moves is None:
             return None
@@ -179,7 +211,7 @@ class Forecast:
         return segments(moves, self.job.total_steps, caught_up_after)
 
     def segment_seconds(self, segment: Segment, cut: Cut, pipelines: int) -> float:
-        """Seconds of a step in a segment, with what the cache has by then."""
+        """Predicted seconds of a step in a segment, with the outputs that the cache has in it."""
         model = with_cache_of(self.job.step_model(self.costs), segment.boundary, segment.cached, segment.off)
         return model.step_seconds(segment.boundary, cut, pipelines)
 
@@ -192,19 +224,24 @@ def _check_named(spec: TrainerSpec) -> None:
         ("spec.pipeline.schedule", spec.pipeline.schedule),
     ):
         if name in (SCRIPT, FreezePolicyName.SCRIPT, ScheduleName.SCRIPT):
-            raise SpecError(field, f"is {name}: a plan needs only the manifest, but this part is in the script")
+            raise SpecError(
+                field,
+                f"is {name}: plan runs no program, so it lacks the object that a program passes to train. Set another"
+                " value for plan, such as by --set",
+            )
 
 
 def measure_here(job: Job) -> ModelCosts:
-    """Measure each unit on this machine's accelerator, or its CPU, and how much memory it has for layers. Sending
-    between workers is taken to cost nothing.
+    """Measure the time and memory of each unit on this machine's accelerator or CPU, and the memory free for layers.
+
+    Transfers between workers are assumed to take no time.
 
     Raises:
         ModelError: the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     device = choose_device()
-    usable = usable_bytes(device)  # before there is a model
+    usable = usable_bytes(device)  # before the model takes memory
     built = job.build_units(range(job.num_layers + 2))
     units = [built[index].to(device) for index in sorted(built)]
     small = max(2, job.micro_batch_size // 4)

@@ -1,7 +1,7 @@
 """Loads a finished model: `load_model` in Python, `python -m pipetransformer predict FOLDER` in a shell.
 
-The command prints one JSON line, `{"samples": 364, "accuracy": 0.97}`, about the held-out split. With `--inputs FILE`
-it prints a line for each sample instead: `{"class": 3, "label": "cat", "score": 0.98}`.
+The command evaluates the held-out split and prints one JSON line: `{"samples": 364, "accuracy": 0.97}`. With
+`--inputs FILE` it prints a line for each sample instead: `{"class": 3, "label": "cat", "score": 0.98}`.
 """
 
 import argparse
@@ -45,9 +45,10 @@ class Prediction:
 
 
 class TrainedModel(nn.Module):
-    """A finished model that is not a class of transformers, in evaluation mode on the CPU.
+    """A finished model that is not a class of the library transformers, in evaluation mode on the CPU.
 
-    Its parts are `embedding`, `blocks` (the layers) and `head`, so `state_dict()` has the names of `model.safetensors`.
+    Its modules are `embedding`, `blocks` (the layers) and `head`. So `state_dict()` has the same names as the file
+    `model.safetensors`.
 
     Attributes:
         config: the contents of `pipetransformer.json`, such as `labels`, `dtype` and `input_shape`.
@@ -60,7 +61,7 @@ class TrainedModel(nn.Module):
         self.eval()
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The head's outputs.
+        """Run the model, and return the head's outputs (samples, ..., classes).
 
         Args:
             inputs: (samples, *input_shape), scaled like the training data; floating inputs are cast to the weights'
@@ -74,7 +75,7 @@ class TrainedModel(nn.Module):
         return x
 
     def predict(self, inputs: Tensor, lengths: Tensor | None = None, *, batch_size: int = _BATCH) -> Prediction:
-        """Outputs, classes and their names, without gradients.
+        """Run the model without gradients, and return outputs, classes and the names of the classes.
 
         Args:
             inputs: as in `forward`.
@@ -106,12 +107,12 @@ def load_model(location: str | Path, *, model: ModelFunction | None = None) -> A
             lambda, or if its module cannot be imported here.
 
     Returns:
-        A model of transformers for `huggingface`; otherwise a `TrainedModel`.
+        A model of the library transformers if the job's model is `huggingface`; otherwise a `TrainedModel`.
 
     Raises:
         FileNotFoundError: the folder holds no model.
-        SpecError: the network cannot be built here.
-        RuntimeError: weights and network do not fit.
+        SpecError: the network cannot be built on this machine.
+        RuntimeError: the weights do not fit the network.
     """
     folder = str(location)
     config = load_config(folder)
@@ -147,7 +148,7 @@ def _prediction(outputs: Tensor, labels: Sequence[str]) -> Prediction:
 
 def _score(location: str, config: ModelConfig) -> dict[str, float]:
     if config.data.name == SCRIPT:
-        raise SpecError("data", "the samples came from a program: pass inputs by --inputs, or evaluate them there")
+        raise SpecError("data", "a program passed the samples: pass inputs by --inputs, or evaluate in that program")
     dataset = load_dataset(config.data, dtype=config.torch_dtype)
     return {"samples": len(dataset.test), "accuracy": accuracy(storage.load_model(location), dataset.test)}
 

@@ -1,4 +1,4 @@
-"""Shows progress on standard error: a line that is redrawn on a terminal, otherwise one line a minute."""
+"""Shows progress on standard error: on a terminal as one line that is redrawn, otherwise as one line a minute."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 REDRAW_SECONDS = 0.1
 LINE_SECONDS = 60.0
-#: Terminal codes: go back to the line's start; clear the rest of the line.
+#: Terminal codes: move to the start of the line; clear from there to its end.
 _BEGIN, _CLEAR = "\r", "\x1b[K"
 
 
@@ -24,7 +24,7 @@ class ProgressLine(Callback):
     """Writes the progress line. A failure, such as a closed stream, is logged once and does not stop training.
 
     Args:
-        stream: by default `sys.stderr` at the first step.
+        stream: where to write; None for the `sys.stderr` of the time of the first step.
         clock: returns seconds.
     """
 
@@ -33,7 +33,7 @@ class ProgressLine(Callback):
         self._clock = clock
         self._layout: tuple[int, int] | None = None
         self._text = ""
-        #: The last line and its time.
+        #: The line that was written last, and when.
         self._written, self._written_at = "", -float("inf")
         self._failed = False
         self._lock = threading.Lock()  # the training thread calls `close`
@@ -96,5 +96,5 @@ class ProgressLine(Callback):
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-    except ValueError:  # it is closed
+    except ValueError:  # the stream is closed
         return False

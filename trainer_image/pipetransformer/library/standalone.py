@@ -1,4 +1,4 @@
-"""A run without an operator: this process alone, or the ranks that torchrun started."""
+"""Trains without an operator: in this process alone, or on all ranks that torchrun started."""
 
 import datetime
 import itertools
@@ -48,12 +48,12 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 _LOOPBACK = "127.0.0.1"
-#: Numbers of this process's runs; every rank counts alike.
+#: Numbers the runs of this process. All ranks have the same numbers, because they make the same calls.
 _run_numbers = itertools.count()
 
 
 class _StopOnSignal(Hooks):
-    """Has a rank leave once its process was told to stop."""
+    """Makes a rank leave after the current round once its process got SIGTERM."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -63,10 +63,15 @@ class _StopOnSignal(Hooks):
 
 
 def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
-    """Train `spec` in a world of fixed size until it ends. A checkpoint at its location is resumed.
+    """Train the job of `spec` to its end on a fixed number of processes. Resumes a checkpoint if there is one.
+
+    Args:
+        spec: the trainer's spec.
+        parts: the objects that the program passed to `train`.
+        run_dir: folder of the run's record.
 
     Returns:
-        How the run ended, and its control state, also on ranks that the last layout left out.
+        How the run ended, and its control state. Ranks that were idle in the last layout get both from rank 0.
 
     Raises:
         SpecError: the job cannot be trained as specified.
@@ -74,7 +79,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
         CallbackError: a callback failed.
         StorageError: a checkpoint or the model cannot be written.
-        SystemExit: this rank had no part in the last layout, and the run has failed.
+        SystemExit: this rank was idle in the last layout, and the run failed on the others.
     """
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise SpecError("train", "creates its own process groups: do not call init_process_group before it")
@@ -92,10 +97,10 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     device = _device_alone() if shared is None else choose_device()
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
     with _stopping(stop, source), ExitStack() as at_end:
-        at_end.callback(handler.shutdown)  # otherwise the watcher's thread keeps the store of a failed run
+        at_end.callback(handler.shutdown)  # otherwise the watcher's thread keeps the store open after a failed run
         at_end.enter_context(_telling(world))
         ending = Ending.LEFT
-        while ending is Ending.LEFT:  # a rank that a layout leaves out waits for a layout that includes it
+        while ending is Ending.LEFT:  # a rank that is not in the layout waits for a layout that includes it
             trainer = Trainer(
                 job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
                 _StopOnSignal(stop),
@@ -113,7 +118,10 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
 
 
 def _in_world(spec: TrainerSpec, size: int, resumed: CheckpointInfo | None) -> TrainerSpec:
-    """`spec` for `size` processes: as many workers, and no more stages and pipelines than they can form."""
+    """Adapt `spec` to `size` processes: set `workers` to `size`, and limit stages and pipelines to `size`.
+
+    `resumed` is the checkpoint that the run resumes, or None. It also limits the pipelines, to its shards.
+    """
     return spec.model_copy(
         update={
             "workers": size,
@@ -124,7 +132,7 @@ def _in_world(spec: TrainerSpec, size: int, resumed: CheckpointInfo | None) -> T
 
 
 def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Path) -> Chooser:
-    """Rank 0's choice of layouts."""
+    """Make the object that chooses layouts on rank 0."""
     if resumed is None:
         set_aside(run_dir)
     spec, size = job.spec, job.spec.workers
@@ -133,14 +141,14 @@ def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Pa
     _warn_of_idle(initial, size, resumed)
     bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
     first = 1
-    if resumed is not None:  # generations after it may have left no checkpoint
+    if resumed is not None:  # later generations than the checkpoint's may be in the record only
         first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))
     uid = run_uid("" if resumed is None else str(resumed.state.get("jobUid", "")))
     return Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
 
 
 def _run(trainer: Trainer) -> Ending:
-    """Train until this rank leaves or the run ends. Reports a failure before raising it."""
+    """Train until this rank leaves or the run ends. A failure is reported to the source of generations, then raised."""
     try:
         return trainer.run()
     except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
@@ -163,7 +171,7 @@ def _warn_of_idle(initial: Layout, size: int, resumed: CheckpointInfo | None) ->
 
 @contextmanager
 def _telling(world: World) -> Iterator[None]:
-    """On rank 0, tell idle ranks why the run failed."""
+    """A context for the training. On rank 0 it tells idle ranks the error, if one is raised."""
     try:
         yield
     except BaseException as error:
@@ -174,7 +182,11 @@ def _telling(world: World) -> Iterator[None]:
 
 
 def _told(world: World) -> tuple[Ending, Control]:
-    """The end of a run that ended without this rank, as rank 0 tells it."""
+    """Wait until rank 0 tells how the run ended. A rank that is idle in the last layout calls this.
+
+    Raises:
+        SystemExit: the run failed on rank 0, or rank 0 is gone.
+    """
     try:
         end = world.end()
     except dist.DistError as error:
@@ -185,18 +197,18 @@ def _told(world: World) -> tuple[Ending, Control]:
 
 
 def _meeting_point(environment: Mapping[str, str]) -> tuple[Store | None, int, int]:
-    """The store that torchrun's ranks share, this rank and the number of ranks; (None, 0, 1) without torchrun."""
+    """The store that torchrun's ranks share, this rank, and the number of ranks; (None, 0, 1) without torchrun."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None, 0, 1
     store, rank, size = next(rendezvous("env://", timeout=_TIMEOUT))
     assert isinstance(store, TCPStore)
-    # The store may still hold keys of earlier attempts by torchrun, and of earlier runs in this process.
+    # The prefix separates this run's keys from those of earlier attempts by torchrun, and of earlier runs here.
     attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"pipetransformer/{attempt}/{next(_run_numbers)}", store), rank, size
 
 
 def _own_address(environment: Mapping[str, str]) -> str:
-    """The address of this machine's interface towards rank 0."""
+    """The address of this machine on the network that leads to rank 0; loopback if all ranks are on this machine."""
     host = environment.get("MASTER_ADDR")
     if host is None or environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE"):
         return _LOOPBACK
@@ -207,13 +219,13 @@ def _own_address(environment: Mapping[str, str]) -> str:
 
 
 def _device_alone() -> torch.device:
-    """The device of a single process, which keeps torch's default number of threads."""
+    """The device of a run in one process. Unlike `choose_device`, this does not change torch's number of threads."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @contextmanager
 def _stopping(stop: threading.Event, source: Chooser | Follower) -> Iterator[None]:
-    """Let SIGTERM end the run after the current round, if the run is in the main thread."""
+    """A context that lets SIGTERM end the run after the current round. Does nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,12 @@
-"""The trainer as a library: `train` runs a script's model and data wherever the script is started.
+"""`train` trains a script's model on its data. The way the script is started decides which processes take part:
 
-- `python train.py`: in this process alone.
-- `torchrun --nproc-per-node 4 train.py`: a fixed world; its leader chooses layouts.
-- `torchrun --rdzv-backend pipetransformer train.py` in a worker's pod: the agents' processes start again, from the last
-  checkpoint, whenever the operator changes the size.
-- as the command of a `PipeTrainingJob`'s pod template: a worker of the operator, which regroups in process.
+- `python train.py`: this process alone.
+- `torchrun --nproc-per-node 4 train.py`: a fixed number of processes. Rank 0 chooses layouts.
+- `torchrun --rdzv-backend pipetransformer train.py` in a worker's pod: when the operator changes the layout, torchrun
+  starts the processes again, and they resume from the last checkpoint.
+- as the command in a `PipeTrainingJob`'s pod template: a worker. It regroups without a restart.
 
-In the last two the manifest decides; the script brings only the parts that the manifest names `script`.
+In the last two cases the manifest decides, and the script passes only the parts that the manifest names `script`.
 """
 
 import inspect
@@ -63,15 +63,15 @@ _Given = ParamSpec("_Given")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a finished run; the same in every process.
+    """The result of a finished run. All processes get the same.
 
     Attributes:
         steps: committed steps.
         frozen_layers: layers that were frozen at the end.
         metrics: metrics of the last evaluation, by name; empty if there was none.
-        best: metrics of the best evaluation.
+        best: metrics of the best evaluation, by name.
         best_step: committed steps at the best evaluation.
-        run_dir: folder of the run's record, with the model in its folder `model`.
+        run_dir: folder of the run's record. The model is in its folder `model`.
     """
 
     steps: int
@@ -83,7 +83,7 @@ class Result:
 
 
 def _knowing_its_arguments(function: Callable[_Given, Result]) -> Callable[_Given, Result]:
-    """Let `function` refuse unknown arguments with a suggestion."""
+    """Make `function` refuse unknown arguments by a `SpecError` that suggests a known one."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)
@@ -116,9 +116,9 @@ def train(
     run_dir: str | Path = "run",
     progress: bool = True,
 ) -> Result:
-    """Train to the end on all processes that there are. A process runs one `train` at a time.
+    """Train a model to the end, on all processes of the run. A process can run only one `train` at a time.
 
-    Arguments of the spec's types (`Training`, `Freeze`, ...) may also be dicts of their fields.
+    For an argument of a spec's type, such as `Training` or `Freeze`, you can also pass a dict of its fields.
 
     Args:
         model: a `Model`, or a function without arguments that returns a `PipelineModel` or a list of modules
@@ -126,7 +126,7 @@ def train(
         data: `Data`, a `Dataset`, or a pair (training, held out) of map-style datasets of (input, target) or of tables
             of the `datasets` library.
         processor: the tokenizer or image processor that made the inputs of `data`. It is saved with the model.
-        loader_processes: processes of each worker that read samples ahead, as in `Data`.
+        loader_processes: number of processes of each worker that read samples ahead, as in `Data`.
         training: how long and how to train. In a pod the manifest overrules it, and also `freeze`, `pipeline`, `cache`,
             `evaluation` and `checkpoint`.
         freeze: a `Freeze` or your own policy; by default nothing freezes.
@@ -134,9 +134,10 @@ def train(
         schedule: your own `Schedule`, or a schedule class of torch that has a `pipeline_order`.
         cache: where to keep the outputs of frozen layers; by default in memory, if measurements show a gain.
         evaluation: when to evaluate the held-out samples, and whether to keep the best model or stop early.
-        metrics: functions of (output, target, weight) that return numerator and denominator, summed over all samples.
-        checkpoint: where to save. A run resumes a checkpoint that it finds there.
-        callbacks: objects whose methods the leader calls.
+        metrics: functions of (output, target, weight) that return a numerator and a denominator. The metric is the sum
+            of the numerators over all samples, divided by that of the denominators.
+        checkpoint: where to write checkpoints. A run resumes the newest checkpoint that is there.
+        callbacks: objects that the leader tells about steps, evaluations and layouts.
         run_dir: folder for the record and the model. In a pod the operator chooses it.
         progress: whether to show step, time left, loss, held-out metric and layout on standard error: one line that is
             redrawn on a terminal, otherwise one line a minute.
@@ -169,7 +170,7 @@ def train(
 
 
 def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) -> Result:
-    """As `train`, for arguments that were checked."""
+    """Do the work of `train`, with arguments that were checked."""
     if not _training.acquire(blocking=False):
         raise SpecError("train", "this process already trains: run one after the other, or each in its own process")
     line = ProgressLine()
@@ -190,7 +191,7 @@ def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) ->
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Raise a `SpecError` on; in a worker of the operator, report it and exit."""
+    """A context that lets a `SpecError` pass. In a worker of the operator it reports the error and exits."""
     try:
         yield
     except SpecError as error:
@@ -198,7 +199,8 @@ def _refusing() -> Iterator[None]:
 
 
 def _check_kinds(run_dir: object, progress: object) -> None:
-    """
+    """Check the types of `run_dir` and `progress`.
+
     Raises:
         SpecError: an argument has the wrong type.
     """
@@ -209,18 +211,23 @@ def _check_kinds(run_dir: object, progress: object) -> None:
 
 
 def _refuse(error: SpecError) -> NoReturn:
-    if Env.WORKER_NAME in os.environ:  # the operator would start it again after any other exit
+    if Env.WORKER_NAME in os.environ:  # after any other exit the operator would start the worker again
         raise SystemExit(refuse(WorkerIdentity.from_environment(), error).exit_code) from error
     raise error
 
 
 def _own(part: Any) -> Any:
-    """The program's own part; None for a type of the spec, or a dict of its fields."""
+    """`part` if it is an object of the program; None if it is a type of the spec, or a dict of its fields."""
     return None if isinstance(part, SpecModel) or type(part) is dict else part
 
 
 def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> TrainerSpec:
-    """The spec that the program's arguments make.
+    """Make the spec from the arguments of `train`.
+
+    Args:
+        parts: the objects that a spec cannot hold. Their sections are named `script`.
+        said: all arguments, by section of the spec.
+        loader_processes: the argument of this name.
 
     Raises:
         SpecError: names the first argument that is invalid.
@@ -253,7 +260,7 @@ def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> Train
 
 
 def _near(fields: Mapping[str, FieldInfo], path: Sequence[int | str]) -> tuple[str, list[str]]:
-    """The last name of a path, and the names that are known there."""
+    """The last name of `path`, a path of fields, and the names of all fields beside it."""
     for part in path[:-1]:
         model = fields[str(part)].annotation
         kinds = [kind for kind in (model, *get_args(model)) if isinstance(kind, type) and issubclass(kind, SpecModel)]

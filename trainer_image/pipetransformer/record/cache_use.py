@@ -1,4 +1,4 @@
-"""The use of each worker's cache: `cache/<worker>.jsonl` with a line per step, and the sums of a run."""
+"""Records how each worker uses its cache, in `cache/<worker>.jsonl` with a line per step, and sums it up for a run."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from . import lines
 
 
 class CacheLog:
-    """One worker's file."""
+    """Appends to `cache/<worker>.jsonl` of one worker."""
 
     def __init__(self, run_dir: Path, worker: str) -> None:
         self.path = run_dir / "cache" / f"{worker}.jsonl"
@@ -17,14 +17,22 @@ class CacheLog:
     def append(
         self, *, step: int, epoch: int, layout_generation: int, pipelines: int, counts: Mapping[str, int]
     ) -> None:
-        """Note the counts since the last line, from `ActivationCache.take_counts`."""
+        """Append a line.
+
+        Args:
+            step: the committed step, from 0.
+            epoch: the epoch of this step, from 0.
+            layout_generation: the generation that committed the step.
+            pipelines: number of pipelines (R).
+            counts: samples since the last line by outcome, from `ActivationCache.take_counts`.
+        """
         self.path.parent.mkdir(exist_ok=True)
         place = {"step": step, "epoch": epoch, "layoutGeneration": layout_generation, "pipelines": pipelines}
         lines.append(self.path, {**place, **counts})
 
 
 def cache_summary(run_dir: Path) -> list[dict[str, Any]]:
-    """Counts of samples by outcome, and the share of hits, for each epoch and number of pipelines with caches."""
+    """Sum up the cache's use: for each epoch and number of pipelines, the samples by outcome and the share of hits."""
     sums: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     for path in sorted((run_dir / "cache").glob("*.jsonl")):
         for line in lines.read(path):

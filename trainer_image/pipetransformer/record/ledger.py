@@ -1,7 +1,7 @@
-"""The ledger of committed samples: evidence that no sample was lost or repeated, whatever the layouts were.
+"""The ledger: which samples each committed step used. It proves that no sample was lost or repeated in any layout.
 
-Every worker of a pipeline writes the pipeline's line of a step, so that a death loses no evidence. For each step the
-highest generation that committed it counts; lines of lower generations are redone steps and counted separately.
+All workers of a pipeline write the same line for a step, so the line survives the death of one of them. If several
+generations committed a step, only the highest one counts. The others are counted as redone steps.
 """
 
 from bisect import bisect
@@ -40,9 +40,10 @@ class Ledger:
         pipeline: int,
         sample_ids: Sequence[int],
     ) -> None:
-        """Note a pipeline's samples of a committed step (from 0), without padding.
+        """Append the ids of the samples that one pipeline used in a committed step (from 0), without padding.
 
-        Note this worker's own pipeline first, then those of dead workers that may not have noted theirs.
+        Callers append the line of this worker's own pipeline first. Then they append lines of pipelines whose workers
+        died, because these workers may not have written their own.
         """
         self._lines.append(
             {
@@ -63,10 +64,11 @@ class Audit:
 
     Attributes:
         first_step: the first step (from 0) that the record covers; earlier steps belong to another record.
-        lost: lost samples that the ledgers here cover; None if they do not cover all samples and show no loss.
-        repeated: as `lost`, for repeated samples.
-        unaudited: samples that only ledgers in other folders cover.
-        redone_steps: steps that a higher generation committed again, or that an earlier run made beyond this one's end.
+        lost: number of lost samples. None if these ledgers show no loss but do not cover all samples.
+        repeated: number of repeated samples. None if these ledgers show none but do not cover all samples.
+        unaudited: number of samples whose ledgers are not in this folder.
+        redone_steps: steps that a higher generation committed again, or that an earlier run committed after this
+            run's last step.
     """
 
     first_step: int
@@ -77,12 +79,12 @@ class Audit:
 
 
 def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> Audit:
-    """Compare the ledgers of a run with the order of its data. Needs 8 bytes of memory per committed sample id.
+    """Compare the ledgers of a run with the order of its data. Needs 8 bytes of memory for each committed sample id.
 
     Args:
         run_dir: folder of the record.
-        order: the order of the data.
-        started_at: the first step of the record, unless a ledger begins earlier.
+        order: the order of the training samples.
+        started_at: the first step (from 0) of the record, unless a ledger has an earlier step.
         num_steps: committed steps of the run.
     """
     found = _Ledgers(run_dir)
@@ -112,11 +114,13 @@ def audit(run_dir: Path, order: EpochOrder, started_at: int, num_steps: int) -> 
 
 @dataclass
 class _Generation:
-    """A layout generation by the ledgers in this folder.
+    """What the ledgers of one folder say about a layout generation.
 
     Attributes:
-        workers: number of its workers that wrote a ledger here.
-        spans: first and last step that each pipeline's own workers noted.
+        stages: workers per pipeline (K).
+        pipelines: number of pipelines (R).
+        workers: number of workers of this generation whose ledger is in this folder.
+        spans: by pipeline, the first and the last step that its own workers wrote.
     """
 
     stages: int
@@ -126,17 +130,18 @@ class _Generation:
 
     @property
     def whole(self) -> bool:
-        """Whether all its workers wrote here, so that a missing line is missing everywhere."""
+        """Whether all workers of this generation wrote into this folder. Then a missing line was never written."""
         return self.workers >= self.stages * self.pipelines
 
 
 class _Ledgers:
-    """All lines of a folder, and the samples that they cover.
+    """All lines of one folder, and which samples these lines should cover.
 
-    Workers may have separate folders (an output that is a URL, torchrun on several machines), so a line that is not
-    here need not be lost. If all workers of a generation wrote here, all its samples are covered. Otherwise each
-    pipeline is covered from the first to the last line of its own workers. Lines that survivors note for dead workers
-    do not extend this, because the dead workers' own lines are elsewhere.
+    Workers may have separate folders, such as with an output at a URL, or with torchrun on several machines. Then a
+    line that is missing in this folder need not be lost. If all workers of a generation wrote into this folder, all
+    samples of the generation are covered. Otherwise a pipeline is covered from the first to the last line of its own
+    workers. Lines that other workers wrote for dead workers do not extend this range, because the dead workers' own
+    lines are in another folder.
 
     Attributes:
         history: sample ids by step, generation and pipeline.
@@ -156,7 +161,7 @@ class _Ledgers:
             self.history[step][number][pipeline] = np.array(line["samples"], dtype=np.int64)
             size = line.get("stages", 1), line.get("pipelines", 0)
             generation = self._generations.setdefault(number, _Generation(*size))
-            if "pipelines" not in line:  # of an older image, whose audit took all ledgers to be in one folder
+            if "pipelines" not in line:  # an older image wrote it, which expected all ledgers in one folder
                 generation.pipelines = max(generation.pipelines, pipeline + 1)
             if number not in own:  # a worker notes its own pipeline first
                 own[number] = pipeline
@@ -166,12 +171,12 @@ class _Ledgers:
                 generation.spans[pipeline] = min(first, step), max(last, step)
 
     def lines_of(self, step: int) -> dict[int, NDArray[np.int64]]:
-        """Sample ids of each pipeline in the generation that counts."""
+        """Sample ids by pipeline, of the highest generation that committed `step`; empty if no line has this step."""
         generations = self.history.get(step)
         return generations[max(generations)] if generations else {}
 
     def covered(self, step: int) -> tuple[set[int], int]:
-        """The pipelines whose samples of a step should be here, and the number of all."""
+        """The pipelines whose line for `step` should be in this folder, and the number of pipelines in that layout."""
         number = self._committed_by(step)
         if number is None:
             return set(), 1
@@ -182,8 +187,11 @@ class _Ledgers:
         return inside | self.lines_of(step).keys(), generation.pipelines
 
     def _committed_by(self, step: int) -> int | None:
-        """The generation that counts for a step. For a step without a line it is derived from the steps before and
-        after, if no other generation can have been between them."""
+        """The highest generation that committed `step`.
+
+        A step without a line gets the generation of the steps before and after it. If these have different generations,
+        they must be consecutive and complete in this folder; otherwise the generation is unknown (None).
+        """
         if generations := self.history.get(step):
             return max(generations)
         place = bisect(self._steps, step)

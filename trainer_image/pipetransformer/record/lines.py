@@ -1,6 +1,6 @@
-"""Files of JSON lines, to which several processes append one after the other, because the leader may change.
+"""Reads and appends to files of JSON lines. When the leader changes, another process continues to append to a file.
 
-Failed reads and writes raise `StorageError`.
+All functions raise `StorageError` if they cannot read or write.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Append one object by a single write, so that lines of two writers never mix."""
+    """Append one object to the file by a single system call, so that lines of two writers never mix."""
     with storing(f"the run's record in {path}"), _open(path) as file:
         _write(file, line)
 
@@ -35,7 +35,7 @@ class Appender:
         self._file: FileIO | None = None
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """As `append`."""
+        """Append one object."""
         with storing(f"the run's record in {self._path}"):
             if self._file is None:
                 self._file = _open(self._path)
@@ -43,7 +43,7 @@ class Appender:
 
 
 def _open(path: Path) -> FileIO:
-    """Open a file to append. Removes an incomplete last line, which a full disk or a killed writer leaves."""
+    """Open a file to append. Removes an incomplete last line, which a full disk or a killed writer may have left."""
     file = FileIO(path, "a+")
     if file.seek(0, os.SEEK_END):
         file.seek(-1, os.SEEK_END)
@@ -59,8 +59,8 @@ def _write(file: FileIO, line: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; none if it does not exist. An incomplete last line is skipped. Damaged lines,
-    which storage may leave, are skipped with a warning."""
+    """Yield the objects of a file in order; none if the file does not exist. Skips an incomplete last line, and damaged
+    lines with a warning."""
     damaged = 0
     with storing(f"the run's record in {path}"):
         if not path.exists():
@@ -78,7 +78,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_off(path: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Remove the newest objects back to the last one that is wanted. Earlier objects are not read."""
+    """Remove objects from the end of the file until `unwanted` is false for the last one. Reads no earlier objects."""
     with storing(f"the run's record in {path}"), path.open("r+b") as file:
         if file.seek(0, os.SEEK_END) == 0:
             return
@@ -94,7 +94,7 @@ def cut_off(path: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def last(path: Path) -> dict[str, Any] | None:
-    """The last object of a file, None if it has none. Reads only the end of the file."""
+    """The last object of a file; None if the file is missing or empty. Reads only the end of the file."""
     with storing(f"the run's record in {path}"):
         if not path.exists():
             return None

@@ -1,4 +1,7 @@
-"""The leader's record. Files are only appended to, and the summary is computed from them, because leaders change."""
+"""The leader's record of a run. The leader only appends to files, and computes the summary from them at the end.
+
+So another leader can continue the record.
+"""
 
 import datetime
 import json
@@ -19,7 +22,14 @@ from .ledger import audit
 
 @dataclass(frozen=True)
 class Role:
-    """A worker's layers, as one stage of one pipeline: a range for each of its spans, counted from 0."""
+    """The layers that a worker holds.
+
+    Attributes:
+        worker: name of the worker.
+        pipeline: the worker's pipeline, from 0.
+        stage: the worker's stage in this pipeline, from 0.
+        layers: one range of layers, counted from 0, for each span (contiguous part of the model) of the stage.
+    """
 
     worker: str
     pipeline: int
@@ -28,20 +38,22 @@ class Role:
 
 
 def set_aside(run_dir: Path) -> None:
-    """Move the record of an earlier run, if any, into `earlier/` and the time when that run began, so that a new run
-    does not add to it. Resumes a move that was interrupted."""
+    """Move the record of an earlier run, if there is one, so that a new run does not append to it.
+
+    The new folder is `earlier/TIME`, the time when the earlier run began. A move that was interrupted is resumed.
+    """
     events = run_dir / "events.jsonl"
     begun = next(lines.read(events), None)
     if begun is None:
         return
     began = datetime.datetime.fromtimestamp(begun["time"], datetime.UTC)
     folder = run_dir / "earlier" / began.strftime("%Y%m%dT%H%M%SZ")
-    while (folder / events.name).exists():  # another began in that second
+    while (folder / events.name).exists():  # another run began in the same second
         folder = folder.with_name(f"{folder.name}-2")
     with storing(f"the run's record in {run_dir}"):
         found = [run_dir / name for name in ("steps.jsonl", "summary.json")]
         found += [path for part in ("ledger", "cache") for path in (run_dir / part).glob("*.jsonl")]
-        for path in [*found, events]:  # events last, because they show that there is a record to move
+        for path in [*found, events]:  # events last: while they exist, the next call continues the move
             if path.exists():
                 target = folder / path.relative_to(run_dir)
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,11 +61,11 @@ def set_aside(run_dir: Path) -> None:
 
 
 def newest_generation(run_dir: Path) -> int:
-    """The highest layout generation in a run's record, 0 for none. It may be higher than that of any checkpoint."""
+    """The highest layout generation in a run's record; 0 without one. All checkpoints may be of lower ones."""
     found = [
         line["generation"] for line in lines.read(run_dir / "events.jsonl") if line["kind"] == "GenerationCommitted"
     ]
-    newest = [lines.last(path) for path in (run_dir / "ledger").glob("*.jsonl")]  # in a ledger they only rise
+    newest = [lines.last(path) for path in (run_dir / "ledger").glob("*.jsonl")]  # generations rise within a ledger
     return max([*found, *(line["layoutGeneration"] for line in newest if line is not None)], default=0)
 
 
@@ -89,11 +101,23 @@ class RunRecord:
         staleness_largest: int | None = None,
         level: int = 0,
     ) -> None:
-        """Note a committed step (from 0): samples and mean loss of the global batch, unclipped L2 norm of its gradient.
+        """Append the line of a committed step. Measurements are None if the leader died before it wrote them.
 
-        Speed, idle share (of the workers in the round, as a mean), the share of frozen forwards that the step before
-        had computed, and how many steps old the weights of forwards were (as a mean, and at most) are None if the
-        leader died before it noted the step.
+        Args:
+            step: the step, from 0.
+            epoch: the epoch, from 0.
+            samples: samples of the global batch.
+            loss: mean loss of the global batch.
+            gradient_norm: L2 norm of the gradient, before clipping.
+            learning_rate: learning rate of the step.
+            generation: layout generation that committed the step.
+            frozen_layers: number of frozen layers.
+            samples_per_second: speed of all workers together.
+            idle_share: share of the round that workers spent waiting, as a mean.
+            frozen_ahead_share: share of the frozen forwards that the previous step had computed.
+            staleness: mean number of steps that the weights of forwards were behind.
+            staleness_largest: largest number of steps that the weights of a forward were behind.
+            level: level of `multiLevel` that trained.
         """
         self._steps.append(
             {
@@ -116,32 +140,40 @@ class RunRecord:
         )
 
     def rewind(self, step: int) -> None:
-        """Drop the lines of steps from `step` on, which will be redone, because their leader died before other workers
-        committed them or because the run went back to a checkpoint."""
+        """Remove the lines of steps from `step` on, because these steps will be redone.
+
+        Either their leader died before other workers committed them, or the run went back to a checkpoint.
+        """
         if self.last_step() >= step:
             lines.cut_off(self.steps_path, lambda line: int(line["step"]) >= step)
 
     def last_step(self) -> int:
-        """The step of the newest line, -1 before the first."""
+        """The step of the newest line, from 0; -1 if there is no line."""
         line = lines.last(self.steps_path)
         return -1 if line is None else int(line["step"])
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append one event, such as `Evaluated`, `CheckpointDurable`, `WorkerLost`; fields in camelCase, JSON-able."""
+        """Append an event.
+
+        Args:
+            kind: kind of the event, such as `Evaluated`, `CheckpointDurable` or `WorkerLost`.
+            fields: further fields, with names in camelCase and values for JSON.
+        """
         lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
 
     def started(self, *, step: int, job: str, earlier_job: str = "", **fields: Any) -> bool:
-        """Note that a job starts at `step`, unless an earlier leader has. The record of an earlier job is continued if
-        the job resumed its checkpoint, and otherwise set aside.
+        """Append the event `Started`, unless an earlier leader of this job has.
+
+        A record of another job is first moved away (`set_aside`), unless this job resumed that job's checkpoint.
 
         Args:
-            step: committed steps.
+            step: committed steps at the start.
             job: UID of the job.
-            earlier_job: UID of the job whose checkpoint it resumed; empty if unknown.
+            earlier_job: UID of the job whose checkpoint this job resumed; empty if unknown.
             fields: further fields of the event.
 
         Returns:
-            Whether it was noted now.
+            Whether the event was appended.
         """
         jobs = [line["job"] for line in lines.read(self.events_path) if line["kind"] == "Started"]
         if jobs and jobs[-1] == job:
@@ -169,7 +201,7 @@ class RunRecord:
         frozen_forward: str = "",
         why_frozen_forward: str = "",
     ) -> None:
-        """Note a regroup, or the start.
+        """Append the event of a committed regroup, or of the start.
 
         Args:
             generation: layout generation that now trains.
@@ -177,16 +209,16 @@ class RunRecord:
             pipelines: data-parallel width (R).
             frozen_layers: frozen layers at the commit.
             first_step: the first step (from 0) that this generation trains.
-            pause_seconds: from the end of the last old step to the end of the first new step, without a postponed
-                evaluation.
-            phases: the leader's seconds in each phase, from its notice of the generation to the end of its first step.
+            pause_seconds: seconds from the end of the last old step to the end of the first new step, without a
+                postponed evaluation.
+            phases: the leader's seconds by phase, from learning of the generation to the end of its first step.
             transfers: (source, target, bytes) of state between ranks; leavers have the ranks after the members.
             roles: the layers of each worker from now on.
             reason: the generation's `ResizeReason`.
-            schedule: the schedule that it runs.
-            why_schedule: why it is not the schedule of the spec; empty if it is.
-            frozen_forward: when its frozen layers compute.
-            why_frozen_forward: why that is not what the spec says; empty if it is.
+            schedule: the schedule that the generation runs.
+            why_schedule: why `schedule` is not the schedule of the spec; empty if it is.
+            frozen_forward: when frozen layers compute (`FrozenForward`).
+            why_frozen_forward: why `frozen_forward` is not what the spec says; empty if it is.
         """
         self.event(
             "GenerationCommitted",
@@ -216,14 +248,14 @@ class RunRecord:
         transfers: Sequence[tuple[int, int, int]],
         roles: Sequence[Role],
     ) -> None:
-        """Note that another level trains from now on, in the same generation.
+        """Append the event that another level of `multiLevel` trains from now on, in the same generation.
 
         Args:
-            level: the level of `multiLevel`.
-            num_layers: layers of its model.
-            first_step: the first step (from 0) that it trains.
+            level: the level; 0 is the job's own model.
+            num_layers: number of layers of the level's model.
+            first_step: the first step (from 0) that the level trains.
             generation: layout generation.
-            pause_seconds: from the end of the last step before to the end of the first step of the level.
+            pause_seconds: seconds from the end of the previous step to the end of the level's first step.
             phases: the leader's seconds in each phase of the change.
             transfers: (source, target, bytes) of state between ranks.
             roles: the layers of each worker from now on.
@@ -246,8 +278,15 @@ class RunRecord:
         roles: Sequence[Role] | None = None,
         why_thawed: str = "",
     ) -> None:
-        """Note that `frozen_layers` layers are frozen from `step` on. Pass `roles` if layers moved between stages, and
-        `why_thawed` if a trial failed."""
+        """Append the event that the number of frozen layers changes.
+
+        Args:
+            step: the first step (from 0) with this number.
+            frozen_layers: number of frozen layers.
+            generation: layout generation.
+            roles: the layers of each worker, if layers moved between stages; otherwise None.
+            why_thawed: why layers thawed, if the trial of a freeze failed; otherwise empty.
+        """
         moved = {} if roles is None else {"roles": _in_camel_case(roles)}
         self.event(
             "Frozen", step=step, frozenLayers=frozen_layers, generation=generation, whyThawed=why_thawed, **moved
@@ -259,10 +298,10 @@ class RunRecord:
         """Write `summary.json` and return the summary.
 
         Args:
-            metrics: metrics of the final model on the held-out split; empty without one.
+            metrics: metrics of the final model on the held-out split, by name; empty without held-out samples.
             model_step: committed steps of the final model.
             num_steps: committed steps of the whole run.
-            order: order of the training data, with which the ledgers are compared.
+            order: order of the training data. The ledgers are compared with it.
         """
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.event("Finished", step=num_steps, modelStep=model_step, metrics=metrics)
@@ -315,7 +354,7 @@ def _change(
     transfers: Sequence[tuple[int, int, int]],
     roles: Sequence[Role],
 ) -> dict[str, Any]:
-    """What an event says of a pause in which state moved."""
+    """The fields of an event that describe a pause while state moved between workers."""
     return {
         "pauseSeconds": pause_seconds,
         "totalSeconds": sum(seconds for name, seconds in phases.items() if name != "first step"),

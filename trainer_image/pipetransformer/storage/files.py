@@ -1,4 +1,4 @@
-"""The file operations that checkpoints need, for mounted paths and fsspec URLs alike."""
+"""File operations of checkpoints and models, on mounted paths and on fsspec URLs."""
 
 import contextlib
 import os
@@ -12,14 +12,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 from .retries import tried_again, tried_again_unless
 
-#: Protocols of stores without folders. For these `makedirs` is skipped: s3fs would look for the bucket before every
-#: write and try to create it if it cannot see it, for which a trainer may have no rights.
+#: Protocols of stores without folders. `makedirs` is skipped for them. With it s3fs would look for the bucket before
+#: every write, and would try to create a bucket that it cannot see. A trainer may have no right to do either.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 
 
 class Folder:
-    """A folder at an absolute path or an fsspec URL. Its methods raise `OSError` only, whatever the storage; the
-    constructor may raise anything."""
+    """A folder at an absolute path or an fsspec URL. All methods raise only `OSError`; the constructor may raise any
+    error."""
 
     def __init__(self, location: str) -> None:
         self.filesystem, self.root = _open(location)
@@ -45,7 +45,7 @@ class Folder:
         if not isinstance(self.filesystem, LocalFileSystem):
             self.filesystem.pipe_file(path, content)
             return
-        partial = f"{path}.{secrets.token_hex(4)}.partial"  # not the pid, which may be equal in two pods
+        partial = f"{path}.{secrets.token_hex(4)}.partial"  # not the process id, which may be the same in two pods
         try:
             with open(partial, "wb") as file:  # noqa: PTH123 - fsspec's paths are strings
                 file.write(content)
@@ -80,8 +80,10 @@ class Folder:
 
     @tried_again
     def names(self) -> list[str]:
-        """Sorted names of the entries in this folder; empty if it does not exist. An S3 console represents an empty
-        folder by an object of the folder's name, which is left out."""
+        """Sorted names of files and folders in this folder; empty if the folder does not exist.
+
+        S3 consoles create an object with the folder's own name for an empty folder. It is left out.
+        """
         try:
             paths: Iterable[str] = self._listed(self.root, detail=False)
         except FileNotFoundError:
@@ -91,26 +93,31 @@ class Folder:
 
     @tried_again
     def sizes(self, name: str) -> dict[str, int]:
-        """Bytes of each file in a sub-folder, by name."""
+        """Sizes in bytes of the files in the sub-folder `name`, by file name."""
         files = self._listed(self.path(name), detail=True)
         return {file["name"].rpartition("/")[2]: int(file["size"]) for file in files if file["type"] == "file"}
 
     def _listed(self, path: str, *, detail: bool) -> Any:
-        """The current listing. The filesystem's cache of listings is shared, so another thread may fill it between
-        `invalidate_cache` and `ls`; object stores are therefore asked to refresh."""
+        """List a folder as it is now, not from fsspec's cache.
+
+        Threads share this cache, so another thread may fill it between `invalidate_cache` and `ls`. So object stores
+        get `refresh`, too.
+        """
         self.filesystem.invalidate_cache()
         return self.filesystem.ls(path, detail=detail, **({"refresh": True} if self._without_folders else {}))
 
     def try_out(self) -> None:
-        """Write a file and remove it, so that a job without write access fails before it trains."""
+        """Check that this folder can be written, by a file that is then removed. So a job fails before it trains."""
         name = f".tried-{secrets.token_hex(4)}"  # unique, because some stores do not allow a file to be replaced
         self.write(name, b"to be written")
         with contextlib.suppress(Exception):  # some stores do not allow a new file to be removed
             self.filesystem.rm_file(self.path(name))
 
     def remove(self, name: str) -> None:
-        """Remove a sub-folder and its contents, without retries, because it is only cleaned up. It may already be gone,
-        because other workers clean up, too."""
+        """Remove a sub-folder and its contents. Does nothing if it is gone, because other workers clean up, too.
+
+        Does not retry, because the next clean-up will remove what is left.
+        """
         path = self.path(name)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -126,7 +133,7 @@ class Folder:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def _remove_files(self, path: str) -> None:
-        """Remove the files of a folder whose name contains pattern characters, which `rm` would expand."""
+        """Remove the files of a folder one by one, because `rm` would expand pattern characters in its name."""
         self.filesystem.invalidate_cache()
         for file in self.filesystem.find(path):
             self.filesystem.rm_file(file)
@@ -134,7 +141,7 @@ class Folder:
             self.filesystem.rmdir(path)
 
 
-# A wrong location is not retried. Other errors are, because some libraries connect here.
+# These three errors mean a wrong location. Other errors are retried, because some libraries connect to the store here.
 @tried_again_unless(ImportError, TypeError, ValueError)
 def _open(location: str) -> tuple[fsspec.AbstractFileSystem, str]:
     filesystem, root = fsspec.core.url_to_fs(location)

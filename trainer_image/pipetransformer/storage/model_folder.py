@@ -1,7 +1,7 @@
-"""The folder of a finished model: weights, and a description from which the network can be built again.
+"""Writes and reads the folder of a finished model: the weights, and a description to build the network again.
 
-A model of transformers is saved in its library's format, with the tokenizer or image processor of its inputs. Other
-models are one file of weights by whole-model name.
+A model of the library transformers is saved in the library's format, with its tokenizer or image processor. The weights
+of other models are in one file, by whole-model name.
 """
 
 import json
@@ -33,14 +33,14 @@ CONFIG = "pipetransformer.json"
 class Kind(StrEnum):
     """Where the network comes from."""
 
-    VIT = "vit"  #: ours, sized by the spec
-    TRANSFORMERS = "transformers"  #: a class of transformers: `from_pretrained` reads the folder
-    FUNCTION = "function"  #: `module:function`, which the spec names
+    VIT = "vit"  #: built into the trainer; the spec gives its sizes
+    TRANSFORMERS = "transformers"  #: a class of the library transformers, whose `from_pretrained` reads the folder
+    FUNCTION = "function"  #: a function that the spec names as `module:function`
     SCRIPT = "script"  #: a function that a program gave to `train`
 
 
 class ModelConfig(Wire):
-    """The contents of `pipetransformer.json`, there in camelCase.
+    """The contents of `pipetransformer.json`. In the file names are in camelCase.
 
     Attributes:
         made_by: name and version of the package that wrote the folder.
@@ -80,12 +80,12 @@ class ModelConfig(Wire):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Type of the weights."""
+        """Type of the weights in the folder."""
         return _dtype(self.dtype)
 
     @property
     def torch_input_dtype(self) -> torch.dtype:
-        """Of an input."""
+        """Type of an input."""
         return _dtype(self.input_dtype)
 
     @property
@@ -128,7 +128,7 @@ def write_model(
 
 
 def _described(config: ModelConfig) -> dict[str, object]:
-    """The description; sizes of the built-in `vit` are left out for other networks."""
+    """The contents of `pipetransformer.json`. Only for `vit` they include the sizes in the section `model`."""
     said = config.model_dump(mode="json", by_alias=True)
     only = None if config.kind is Kind.VIT else {"name", "path", "architecture", "num_layers", "options"}
     said["model"] = config.model.model_dump(mode="json", by_alias=True, include=only)
@@ -137,7 +137,7 @@ def _described(config: ModelConfig) -> dict[str, object]:
 
 
 def load_config(location: str) -> ModelConfig:
-    """The description of a model folder.
+    """Read the description in a model folder.
 
     Raises:
         FileNotFoundError: the folder holds no model.
@@ -152,16 +152,17 @@ def load_config(location: str) -> ModelConfig:
 
 
 def load_model(location: str, model: ModelFunction | None = None) -> PipelineModel:
-    """The trained model as units, in evaluation mode on the CPU.
+    """Load the trained model as units, in evaluation mode on the CPU.
 
     Args:
-        location: the folder.
-        model: a function that builds the network, instead of the program's function that the folder names.
+        location: path or fsspec URL of the model folder.
+        model: if a program's function builds the network: the function to use in place of the one in the
+            description; None to use that one.
 
     Raises:
         FileNotFoundError: the folder holds no model.
-        SpecError: the network cannot be built here.
-        RuntimeError: weights and network do not fit.
+        SpecError: the network cannot be built on this machine.
+        RuntimeError: the weights do not fit the network.
     """
     config = load_config(location)
     if config.kind is Kind.TRANSFORMERS:
@@ -183,7 +184,7 @@ def load_model(location: str, model: ModelFunction | None = None) -> PipelineMod
 
 @contextmanager
 def local_copy(location: str) -> Iterator[Path]:
-    """A local folder with the files: the folder itself, or a temporary copy for a URL."""
+    """A context with a local folder of the model's files: the folder itself, or a temporary copy of a URL's files."""
     if Path(location).is_dir():
         yield Path(location)
         return
@@ -204,10 +205,10 @@ def _built(config: ModelConfig, function: ModelFunction | None) -> PipelineModel
 
 
 def _function_of(config: ModelConfig) -> ModelFunction:
-    """The function that built the network, from the running program or from its module.
+    """Find the function that builds the network: in the running program, otherwise by importing its module.
 
     Raises:
-        SpecError: the folder names no function, or it cannot be imported here.
+        SpecError: the description names no function, or the function cannot be imported on this machine.
     """
     how = "pass the function that builds the network: load_model(folder, model=...)"
     if not config.function:

@@ -1,4 +1,4 @@
-"""Retries storage operations after errors that may pass, such as a lost request or a server that restarts."""
+"""Retries storage operations after temporary errors, such as a lost request or a server that restarts."""
 
 import errno
 import functools
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: Time for retries, from the first attempt on. No caller waits for storage with a shorter limit.
+#: Seconds from the first attempt until retries end. All time limits of callers are longer.
 PATIENCE_SECONDS = 60.0
 FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 10.0
-#: Errors that do not pass by themselves.
+#: Errors that stay until a person changes something. They are not retried.
 _FINAL = {
     errno.EACCES,
     errno.EDQUOT,
@@ -31,22 +31,22 @@ _FINAL = {
     errno.EPERM,
     errno.EROFS,
 }
-#: Some of these pass once the owner of the storage frees room or grants rights.
+#: Of these, the errors that end once the owner of the storage frees room or grants rights.
 _MENDABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS}
 _FINAL_TYPES = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def tried_again(operation: Callable[P, T]) -> Callable[P, T]:
-    """Retry `operation`, which must be idempotent, with growing pauses for up to `PATIENCE_SECONDS`.
+    """Make a function retry `operation`, which must be idempotent, with growing pauses for up to `PATIENCE_SECONDS`.
 
-    The final error is always an `OSError`. A storage library may raise anything, including errors that would look like
+    The function raises only `OSError`. A storage library may raise any error, also one that the trainer would take for
     a broken connection between workers.
     """
     return tried_again_unless()(operation)
 
 
 def tried_again_unless(*final: type[Exception]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """As `tried_again`, except that errors of these types are raised at once and unchanged."""
+    """As `tried_again`, except that errors of the types `final` are raised at once and unchanged."""
 
     def decorate(operation: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(operation)
@@ -76,7 +76,10 @@ def _is_final(error: Exception) -> bool:
 
 
 def may_pass(error: BaseException | None) -> bool:
-    """Whether the storage may do later what failed: it is away, full or refuses. A wrong location stays wrong."""
+    """Whether the same operation may succeed later: the storage is unreachable, full, or refuses access.
+
+    False for other errors, such as a wrong location.
+    """
     if not isinstance(error, OSError):
         return False
     return isinstance(error, PermissionError) or error.errno in _MENDABLE or not _is_final(error)

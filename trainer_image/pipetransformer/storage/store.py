@@ -1,9 +1,10 @@
 """Checkpoints with one file per unit, so that any layout can load the units that it needs.
 
-`LOCATION/step-000000000120-g3-1f0c9a52/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and `DONE.json`,
-which is written last. A folder without this marker, or without a file that it lists, does not count. Each owner of a
-unit calls `save_unit`; then one worker calls `commit`. The folder's name contains the layout generation, so a late
-worker of an older generation does no harm, and the generation's nonce, so two jobs never write into one folder.
+`LOCATION/step-000000000120-g3-1f0c9a52/` holds `embedding.safetensors`, `blocks.0.safetensors`, ... and the marker
+`DONE.json`, which is written last. A folder without the marker, or without a file that the marker lists, does not
+count. Workers save their units by `save_unit`. Then one worker calls `commit`. The folder's name has the layout
+generation, so a late worker of an older generation writes elsewhere. It has a digest of the generation's nonce, so two
+jobs never write into one folder.
 """
 
 import contextlib
@@ -31,30 +32,31 @@ logger = logging.getLogger(__name__)
 
 MARKER = "DONE.json"
 _UNIT = ".safetensors"
-#: Suffix of the name of a complex tensor, which is written as pairs of real numbers, because the format lacks the type.
+#: Suffix of the name of a complex tensor. It is written as pairs of real numbers, because the format lacks the type.
 _COMPLEX = "@complex128"
-#: Key of the marker for the bytes of each unit's file, in addition to the fields of `CheckpointInfo`.
+#: Key in the marker for the sizes of the units' files in bytes. The other keys are the fields of `CheckpointInfo`.
 _FILES = "files"
-#: Time to wait for other workers' files: an NFS client may cache a listing for 60 s.
+#: Seconds to wait until files of other workers are visible. An NFS client may cache a listing for 60 s.
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
-#: Names of folders written here; a folder that a user renamed or copied does not match.
+#: Pattern of the checkpoints' folders. A folder that a user renamed or copied does not match, and is ignored.
 _FOLDER = re.compile(r"^step-(\d+)-g(\d+)(?:-[0-9a-f]{8})?$")
 
 
 class CheckpointInfo(Wire):
-    """The marker of a durable checkpoint, for any layout that loads it.
+    """What the marker of a checkpoint says. It is enough to load the checkpoint in any layout.
 
     Attributes:
         step: committed steps.
         boundary: number of frozen layers.
-        layout_generation: the lasting layout generation that wrote it.
+        layout_generation: the layout generation that wrote the checkpoint, counted across jobs
+            (`Control.lasting_generation`).
         nonce: nonce of that generation.
-        num_layers: number of layers.
+        num_layers: number of layers of the model.
         min_stages: number of stages that a restart begins with.
-        num_shards: shards (C) of the data's order.
-        state: the control state in camelCase; JSON with NaN and infinity.
-        run: `Job.identity`, which a run must share to resume this checkpoint.
+        num_shards: number of shards (C) of the data's order.
+        state: the control state with keys in camelCase. Its JSON may have NaN and infinity.
+        run: `Job.identity` of the run that wrote the checkpoint. A run that resumes it must have the same.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -76,10 +78,16 @@ class CheckpointInfo(Wire):
 
 
 def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[str, Tensor]) -> int:
-    """Write one unit's committed tensors (parameters, buffers, optimizer state) and return the file's bytes.
+    """Write the file of one unit. The checkpoint counts only after `commit`.
 
-    `unit` is a name by `PipelineModel.unit_name`; tensors may have any names. The checkpoint counts only after
-    `commit`.
+    Args:
+        location: location of the checkpoints.
+        info: the checkpoint's marker.
+        unit: name of the unit (`PipelineModel.unit_name`).
+        tensors: the unit's committed parameters, buffers and optimizer state, under any names.
+
+    Returns:
+        The size of the file in bytes.
     """
     content = to_bytes(tensors)
     Folder(location).write(f"{info.folder}/{unit}{_UNIT}", content)
@@ -87,8 +95,10 @@ def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[s
 
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """The bytes of a safetensors file, which `from_bytes` reads. A tensor with two names, such as a weight that two
-    modules share, is written twice, because the format does not support sharing."""
+    """The bytes of a safetensors file with these tensors, for `from_bytes`.
+
+    A tensor that has two names, as when two modules share a weight, is written twice. The format cannot share tensors.
+    """
     content: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, tensor in tensors.items():
@@ -101,7 +111,7 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = No
 
 
 def from_bytes(content: bytes) -> dict[str, Tensor]:
-    """The tensors that were passed to `to_bytes`, on the CPU.
+    """Read the tensors, on the CPU, from bytes that `to_bytes` made.
 
     Raises:
         SafetensorError: the content is damaged.
@@ -113,18 +123,18 @@ def from_bytes(content: bytes) -> dict[str, Tensor]:
 
 
 def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_seconds: float = _PATIENCE_SECONDS) -> None:
-    """Make a checkpoint count after all its units are saved, and remove all but the `keep` newest.
+    """Write the marker of a checkpoint whose units are all saved, so that it counts. Then remove older checkpoints.
 
     Args:
-        location: where every unit was saved.
-        info: the checkpoint's marker.
-        keep: number of checkpoints to keep.
-        patience_seconds: time until another worker's file must be visible here.
+        location: location of the checkpoints.
+        info: the marker.
+        keep: number of newest checkpoints to keep.
+        patience_seconds: seconds to wait until the files of other workers are visible to this worker.
 
     Raises:
         FileNotFoundError: a unit's file is missing, because workers see different storage under this location.
-        StaleCheckpointError: a higher layout generation, or another job's generation of this number, has a durable
-            checkpoint.
+        StaleCheckpointError: the location has a durable checkpoint of a higher layout generation, or of another job's
+            generation with the same number.
     """
     root = Folder(location)
     newest = latest(location)
@@ -135,8 +145,8 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
         )
     if newest is not None and newest.layout_generation == info.layout_generation and newest.nonce != info.nonce:
         raise StaleCheckpointError(
-            f"{location}: another run, which began here at the same time, wrote {newest.folder}; "
-            f"{info.folder} does not count: give each run its own location"
+            f"{location}: another run, which started at the same time, wrote {newest.folder} here. So {info.folder}"
+            " does not count: give each run its own location"
         )
     marker = info.to_wire() | {_FILES: _sizes_of_all(root, info, patience_seconds)}
     root.write(f"{info.folder}/{MARKER}", json.dumps(marker).encode())
@@ -147,24 +157,24 @@ def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_secon
 
 
 def latest(location: str) -> CheckpointInfo | None:
-    """The newest durable checkpoint: that of the highest layout generation, then of the highest step. None if there is
-    none."""
+    """Read the newest durable checkpoint: of those with the highest layout generation, the one with the highest step.
+    None without any."""
     root = Folder(location)
     return next((info for name in _newest_first(root) if (info := _durable(root, name)) is not None), None)
 
 
 def newest_generation(location: str) -> int:
-    """The highest layout generation with a folder here, durable or not; 0 for none."""
+    """The highest layout generation that has a folder at `location`, durable or not; 0 if there is no folder."""
     return max((int(match[2]) for name in Folder(location).names() if (match := _FOLDER.match(name))), default=0)
 
 
 def find(location: str, folder: str) -> CheckpointInfo | None:
-    """The durable checkpoint in `folder` (see `CheckpointInfo.folder`); None if there is none."""
+    """Read the marker of the checkpoint in `folder` (`CheckpointInfo.folder`); None if it is not a durable one."""
     return _durable(Folder(location), folder)
 
 
 def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tensor]:
-    """The unit's tensors that were passed to `save_unit`, on the CPU.
+    """Read the tensors that `save_unit` wrote for a unit, on the CPU.
 
     Raises:
         OSError: the unit's file is missing or damaged.
@@ -177,7 +187,11 @@ def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tenso
 
 
 def _sizes_of_all(root: Folder, info: CheckpointInfo, patience_seconds: float) -> dict[str, int]:
-    """Bytes of each unit's file."""
+    """Wait until the files of all units are visible, and return their sizes in bytes by file name.
+
+    Raises:
+        FileNotFoundError: a file is not visible in time.
+    """
     wanted = {unit_name(index, info.num_layers) + _UNIT for index in range(info.num_layers + 2)}
     deadline = time.monotonic() + patience_seconds
     while missing := wanted - (sizes := _sizes(root, info.folder)).keys():
@@ -196,7 +210,7 @@ def _sizes(root: Folder, name: str) -> dict[str, int]:
 
 
 def _durable(root: Folder, name: str) -> CheckpointInfo | None:
-    """The folder's marker; None if it is missing, or if a file that it lists is missing or damaged."""
+    """Read the marker in the folder `name`; None if it is missing, or if a file that it lists is missing or damaged."""
     try:
         marker = json.loads(root.read(f"{name}/{MARKER}"))
         sizes = root.sizes(name)
@@ -217,7 +231,7 @@ def _newest_first(root: Folder) -> list[str]:
 
 
 def _prune(root: Folder, keep: int) -> None:
-    """Remove durable checkpoints beyond `keep`, and unfinished ones older than the oldest that stays."""
+    """Keep the `keep` newest durable checkpoints, and remove all folders that are older than these."""
     kept = 0
     for name in _newest_first(root):
         if kept >= keep:

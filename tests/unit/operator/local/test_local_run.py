@@ -176,7 +176,7 @@ def test_a_job_whose_name_the_cluster_makes_has_one_here(tmp_path: Path) -> None
 def test_what_is_no_yaml_or_has_what_json_has_not_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(content)
-    with pytest.raises(InvalidManifest, match="is no YAML"):
+    with pytest.raises(InvalidManifest, match="is not YAML"):
         read_manifest(file)
 
 

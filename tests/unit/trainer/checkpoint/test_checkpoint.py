@@ -255,7 +255,7 @@ def test_of_two_runs_that_write_here_at_the_same_time_one_goes_on_and_nothing_is
     write(5, "own", UNITS)
     commit(location, info(5, 3, nonce="own"))
     write(5, "another", UNITS[2:])
-    with pytest.raises(StaleCheckpointError, match=r"another run, .* wrote step-000000000005-g3-[0-9a-f]{8};"):
+    with pytest.raises(StaleCheckpointError, match=r"another run, .* wrote step-000000000005-g3-[0-9a-f]{8} here"):
         commit(location, info(5, 3, nonce="another"))
 
     found = latest(location)
