@@ -25,6 +25,7 @@ MANAGER = f"{GROUP}/operator"
 TRAINER_CONTAINER = "trainer"
 #: Maximum nesting of a spec's fields. A pod has about a dozen levels.
 _MAX_DEPTH = 100
+#: What Kubernetes allows as the key of a label.
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 #: Maximum number of workers of a layout. The status names each worker, and etcd limits objects to 1.5 MiB.

@@ -43,7 +43,7 @@ class Deletions:
         return [one for one in wanted if one.uid not in self._refused or now >= self._refused[one.uid].again]
 
     def refuse(self, uid: str, words: str, now: float) -> float:
-        """The cluster refused. Returns the pause before the next attempt."""
+        """Notes that the cluster refused to delete this pod. Returns the seconds to wait before the next attempt."""
         before = self._refused.get(uid)
         pause = min(2 * before.pause, self._longest) if before else self._first
         self._refused[uid] = _Refusal(words, pause, now + pause)

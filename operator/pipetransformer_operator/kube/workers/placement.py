@@ -65,8 +65,8 @@ class Wish(NamedTuple):
         kind: `podAffinity` or `podAntiAffinity`.
         term: the pods, and the label of nodes that says what is near.
         weight: against other preferences.
-        asked: the job's spec asks for it. Otherwise it is our default.
-        required: the pod waits until it is so.
+        asked: whether `spec.placement` asks for it. Otherwise it is the operator's default.
+        required: whether the pod waits until a node fulfils it.
     """
 
     kind: str
@@ -82,12 +82,12 @@ class Wish(NamedTuple):
 
     @property
     def entry(self) -> dict[str, Any]:
-        """What stands in that field."""
+        """The entry of that field's list."""
         return self.term if self.required else {"weight": self.weight, "podAffinityTerm": self.term}
 
 
 def wishes(job: PipeTrainingJob, group: str) -> list[Wish]:
-    """A worker should be near its group and far from other groups of its job."""
+    """Where a worker should run: near its group, and far from other groups of its job."""
     mine = {"matchLabels": {JOB_LABEL: job.metadata.name, PLACEMENT_GROUP_LABEL: group}}
     others = {
         "matchLabels": {JOB_LABEL: job.metadata.name},

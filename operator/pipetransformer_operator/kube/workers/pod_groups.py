@@ -104,11 +104,11 @@ def object_name(job: PipeTrainingJob, group: str) -> str:
 
 
 class PodGroups:
-    """The groups of all jobs. It remembers what it wrote, and asks the API server only once for each job.
+    """The groups of all jobs. It lists a job's groups once, and then remembers what it wrote.
 
     Args:
-        api: of the cluster.
-        scheduler: that gives pods their nodes.
+        api: client of the API server.
+        scheduler: the scheduler that gives pods their nodes.
     """
 
     def __init__(self, api: Api, scheduler: Scheduler) -> None:
@@ -117,7 +117,7 @@ class PodGroups:
         self._known: dict[JobKey, _Known] = {}
 
     async def apply(self, job: PipeTrainingJob, sizes: Mapping[str, Size]) -> None:
-        """Makes the job's groups these, each of at least one pod; others are deleted.
+        """Creates and resizes the job's groups, and deletes groups that are not in `sizes`.
 
         Raises:
             Refused: the cluster does not take a group.

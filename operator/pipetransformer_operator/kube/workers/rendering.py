@@ -43,7 +43,7 @@ class PriorityClasses(NamedTuple):
         return self.autoscaled if autoscaled and self.autoscaled else self.claimed
 
     def of(self, job: PipeTrainingJob, *, claimed: bool) -> str:
-        """The class of a worker; empty for none."""
+        """The class of a worker: that of claims if it is claimed, otherwise the template's or `base`; may be empty."""
         own = (job.spec.pod_template.spec.model_extra or {}).get("priorityClassName")
         return (self.of_claims(job) if claimed else "") or own or self.base
 
@@ -106,7 +106,7 @@ def render(
     spec["restartPolicy"] = "Never"
     spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     spec.setdefault("automountServiceAccountToken", False)
-    _set_priority(spec, classes.base, classes.of_claims(job) if worker_id in status.claimed_ids else "")
+    _set_priority(spec, job, classes, claimed=worker_id in status.claimed_ids)
     if assignment.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **assignment.node_selector}
     if assignment.tolerations:
@@ -171,13 +171,11 @@ def _mount_volumes(spec: Object, container: Object) -> None:
     _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
 
 
-def _set_priority(spec: Object, base: str, claimed: str) -> None:
-    """Sets the PriorityClass: `claimed` if it is not empty, otherwise the template's, otherwise `base`."""
-    if claimed:
-        spec["priorityClassName"] = claimed
+def _set_priority(spec: Object, job: PipeTrainingJob, classes: PriorityClasses, *, claimed: bool) -> None:
+    if name := classes.of(job, claimed=claimed):
+        spec["priorityClassName"] = name
+    if claimed and classes.of_claims(job):
         spec.pop("preemptionPolicy", None)  # the class has its own
-    elif base:
-        spec.setdefault("priorityClassName", base)
 
 
 def _trainer(containers: list[Object], name: str) -> Object:

@@ -194,12 +194,9 @@ class _Run:
         slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
         async def one(index: int) -> None:
-            namespace, job = (
-                self._namespaces[index // JOBS_PER_NAMESPACE],
-                manifest(f"job-{index}", release=_releases(index)),
-            )
+            job = manifest(f"job-{index}", release=_releases(index))
             async with slots:
-                await self._living.submit(namespace, job)
+                await self._living.submit(self._namespaces[index // JOBS_PER_NAMESPACE], job)
 
         await asyncio.gather(*(one(index) for index in range(self._count)))
 

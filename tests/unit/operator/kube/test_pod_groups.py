@@ -184,7 +184,6 @@ async def test_groups_without_pods_are_deleted() -> None:
 async def test_a_new_job_of_the_same_name_looks_for_its_own_groups() -> None:
     cluster = Cluster()
     await cluster.make(status(4), [0, 1, 2, 3])
-    cluster.groups["digits-start"]["metadata"]["name"] = "digits-start"
     cluster.pods.clear()
     with pytest.raises(Conflict, match="digits-start exists"):
         await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
