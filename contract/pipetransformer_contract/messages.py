@@ -208,6 +208,12 @@ class DurableCheckpoint(Wire):
     num_shards: Positive | None = Field(
         default=None, description="Number of shards of the data's order. A restart has at most this many pipelines."
     )
+    pause_seconds: Seconds | None = Field(
+        default=None, description="Seconds that training paused for it. Absent if the leader did not write it."
+    )
+    write_seconds: Seconds | None = Field(
+        default=None, description="Seconds from its beginning until it was durable. Absent as `pauseSeconds`."
+    )
 
 
 class Outcome(StrEnum):
@@ -288,6 +294,9 @@ class Report(Wire):
     )
     upcoming: Upcoming | None = None
     checkpoint: DurableCheckpoint | None = None
+    redone_steps: Count = Field(
+        default=0, description="Steps that were committed before, and that this generation trains again."
+    )
     loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean loss of the newest step.")
     samples_per_second: Seconds | None = Field(default=None, description="Samples per second of all workers together.")
     step_seconds: Seconds | None = Field(default=None, description="Step time of the present layout, in seconds.")

@@ -20,7 +20,7 @@ from pipetransformer_contract.api import PLURAL, PipeTrainingJob
 from .channel.app import Channel
 from .channel.limits.entrance import Entrance, allow_files, listen, serve
 from .channel.tls import buffers
-from .channel.tls.certificate import Certificate, MountedCertificate
+from .channel.tls.certificate import Certificate, MountedCertificate, Validity
 from .controller.manager import Controller
 from .controller.ports import Conflict, JobKey, Refused, Unavailable
 from .health import Health
@@ -41,6 +41,7 @@ from .kube.workers.protection import release_budgets
 from .kube.workers.rendering import PriorityClasses
 from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
+from .metrics.lag import watch_lag
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class Service:
         cluster: WatchedCluster,
         watching: Sequence[_Watching],
         runners: list[web.AppRunner],
-        renewing: asyncio.Task[None],
+        always: Sequence[asyncio.Task[None]],
         namespaces: Sequence[str],
     ) -> None:
         self.health = health
@@ -89,7 +90,7 @@ class Service:
         self._cluster = cluster
         self._watching = watching
         self._runners = runners
-        self._renewing = renewing
+        self._always = always
         self._namespaces = namespaces
 
     @classmethod
@@ -141,7 +142,7 @@ class Service:
         # Loops wake last, so that they see what the other listeners have noted.
         cluster.events.add(pool, quota, tokens, health, waker)
         lease.add(waker)
-        metrics.show(_State(controller, lease, health, entrance, cluster.nodes))
+        metrics.show(_State(controller, lease, health, entrance, cluster.nodes, certificate, quota))
         keeper = Keeper(api, settings.namespaces, pool.protection, publisher, cluster.events)
         channel = Channel(controller.boards, tokens, metrics, entrance.most_polls)
         guarded = entrance.guard(listen(settings.host, settings.channel_port))
@@ -150,10 +151,13 @@ class Service:
             await serve(_exporter(metrics), listen(settings.host, settings.metrics_port)),
             await serve(health.application(), listen(settings.host, settings.health_port)),
         ]
-        renewing = asyncio.create_task(_renew(certificate, publisher, controller), name="certificate")
+        always = [
+            asyncio.create_task(_renew(certificate, publisher, controller), name="certificate"),
+            asyncio.create_task(watch_lag(metrics), name="event-loop-lag"),
+        ]
         watching = [cluster.jobs, cluster.pods, keeper, quota, *filter(None, [cluster.others])]
         return cls(
-            [own, api], lease, health, metrics, controller, cluster, watching, runners, renewing, settings.namespaces
+            [own, api], lease, health, metrics, controller, cluster, watching, runners, always, settings.namespaces
         )
 
     async def lead(self) -> None:
@@ -168,7 +172,7 @@ class Service:
         async with asyncio.TaskGroup() as tasks:
             for one in self._watching:
                 tasks.create_task(one.run())
-            await self._renewing
+            await asyncio.gather(*self._always)
 
     async def keep_leading(self) -> None:
         """Renews the lease until it is lost.
@@ -180,7 +184,8 @@ class Service:
 
     async def stop(self) -> None:
         """Stops everything; jobs and workers continue."""
-        self._renewing.cancel()
+        for task in self._always:
+            task.cancel()
         await self._controller.stop()
         await self._release_budgets()
         await self._lease.release()
@@ -267,6 +272,8 @@ class _State:
     health: Health
     entrance: Entrance
     nodes: Nodes
+    certificate: Certificate
+    quota: KueueQuota | NoKueue
 
     def jobs(self) -> Iterator[PipeTrainingJob]:
         return self.controller.jobs()
@@ -286,6 +293,14 @@ class _State:
     @property
     def avoided_nodes(self) -> Mapping[str, datetime]:
         return self.nodes.avoided
+
+    @property
+    def certificates(self) -> Mapping[str, Validity]:
+        return self.certificate.validities
+
+    @property
+    def kueue_answers(self) -> bool | None:
+        return self.quota.answers
 
 
 def _priority_classes(settings: Settings) -> PriorityClasses:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 import yaml
 
+from pipetransformer_operator.kube.client.api import Api
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.charts import monitors
 from tests.testkit.operator.fake_kubelet import FakeKubelet
@@ -46,6 +47,17 @@ def train() -> None:
 
 
 @pytest.fixture
+async def operator(api: Api, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Operator]:
+    """An operator that uses Kueue, which is not there."""
+    running = Operator(kubeconfig, tmp_path / "operator.log")
+    running.environment["PIPETRANSFORMER_KUEUE"] = "true"
+    await running.start()
+    yield running
+    await running.kill()
+    print((tmp_path / "operator.log").read_text())
+
+
+@pytest.fixture
 async def prometheus(operator: Operator, tmp_path: Path) -> AsyncIterator[Prometheus]:
     server = Prometheus(tmp_path / "prometheus", f"127.0.0.1:{operator.metrics_port}", monitors()["PodMonitor"])
     await server.start()
@@ -58,6 +70,7 @@ async def test_no_panel_is_empty_while_real_trainers_shrink(
 ) -> None:
     kubelet.program = train
     await namespace.apply(training_job(tmp_path / "checkpoints"))
+    await namespace.apply(make_job("doomed").set("runPolicy.backoffLimit", 0))
     variables = {"namespace": namespace.name, "job": "digits", "__rate_interval": "15s", "__range": "5m"}
     boards = {name: (write.FOLDER / name).read_text() for name in ("fleet.json", "job.json")}
     wanted = {found for name, text in boards.items() for found in queries(name, text, variables)}
@@ -65,7 +78,11 @@ async def test_no_panel_is_empty_while_real_trainers_shrink(
     seen: set[tuple[str, str]] = set()
 
     async def all_filled() -> bool:
-        prometheus.show_pods(list((await namespace.pods()).values()))
+        pods = await namespace.pods()
+        prometheus.show_pods(list(pods.values()))
+        for name, pod in pods.items():
+            if name.startswith("doomed") and (process := kubelet.processes.get(pod["metadata"]["uid"])):
+                process.kill()
         seen.update(await prometheus.filled(wanted - seen))
         return seen == wanted
 
@@ -79,7 +96,8 @@ async def test_no_panel_is_empty_while_real_trainers_shrink(
         return bool(await prometheus.query("namespace_job_name:pipetransformer_job_saved_gpus:rate5m > 0"))
 
     await until("the GPU that is given back shows", given_back)
-    pages = [operator.metrics, *(f"http://{pod['status']['podIP']}:9464" for pod in (await namespace.pods()).values())]
+    running = [pod for pod in (await namespace.pods()).values() if pod["status"]["phase"] == "Running"]
+    pages = [operator.metrics, *(f"http://{pod['status']['podIP']}:9464" for pod in running)]
     async with aiohttp.ClientSession() as session:
         for page in pages:
             async with session.get(page) as response:

@@ -82,6 +82,13 @@ def _gpus(board: Dashboard) -> None:
             description="Pending: asked for, not placed yet. Leaving: released after the next durable checkpoint.",
         ),
         graph(
+            "Held and not training, by reason",
+            [("sum by (reason) (pipetransformer_job_gpus_idle)", "{{reason}}")],
+            stacked=True,
+            span=12,
+            description="GPUs that jobs hold without training on them, by what they wait for.",
+        ),
+        graph(
             "Saved by job",
             [("namespace_job_name:pipetransformer_job_saved_gpus:rate5m", "{{namespace}}/{{job_name}}")],
             stacked=True,
@@ -140,6 +147,40 @@ def _jobs(board: Dashboard) -> None:
             description="Training speed of each job, as a mean of five minutes.",
         ),
         graph(
+            "Jobs ended, by cause",
+            [
+                (
+                    "sum by (state, reason) (increase(pipetransformer_jobs_finished_total[$__range]))",
+                    "{{state}} {{reason}}",
+                )
+            ],
+            description="Jobs that completed or failed in the range, by the reason of their condition.",
+        ),
+        graph(
+            "Seconds to the first step",
+            [
+                (
+                    f"histogram_quantile({quantile}, sum by (le)"
+                    " (increase(pipetransformer_first_step_seconds_bucket[$__range])))",
+                    name,
+                )
+                for quantile, name in _QUANTILES
+            ],
+            unit="s",
+            description="Time from when a job asked for its workers until their first step, for starts in the range.",
+        ),
+        graph(
+            "Failures by node",
+            [
+                (
+                    "sum by (node, cause) (increase(pipetransformer_node_failures_total[$__range]))",
+                    "{{node}} {{cause}}",
+                )
+            ],
+            description="Failed workers in the range by node and cause, and lost nodes. An alert fires at the line.",
+            limits=((3, "red"),),
+        ),
+        graph(
             "Nodes avoided",
             [("count(pipetransformer_node_avoided_until_timestamp_seconds > time()) or vector(0)", "nodes")],
             description="Nodes that get no workers, because more than one accelerator failed there within a day.",
@@ -166,6 +207,17 @@ def _resizes(board: Dashboard) -> None:
             "Layouts published, by reason",
             [("sum by (reason) (increase(pipetransformer_generations_total[$__rate_interval]))", "{{reason}}")],
             description="Generations that the operator published in each interval, by their cause.",
+        ),
+        graph(
+            "Back in the layout before",
+            [
+                (
+                    f"sum by {_OF_JOB} (increase(pipetransformer_job_layout_returns_total[1h]))",
+                    "{{namespace}}/{{job_name}}",
+                )
+            ],
+            description="Changes by choice to the layout left last, within an hour. An alert fires at the line.",
+            limits=((3, "red"),),
         ),
         graph(
             "Seconds in each phase",
@@ -265,6 +317,31 @@ def _operator(board: Dashboard) -> None:
             unit="s",
             description="Each watch is opened again every two minutes. One that grows older is stuck.",
             limits=((300, "red"),),
+        ),
+        graph(
+            "Lag of the event loop",
+            [
+                (_quantile("0.99", "event_loop_lag_seconds"), "p99"),
+                (_quantile("0.5", "event_loop_lag_seconds"), "median"),
+            ],
+            unit="s",
+            description="How late the operator's event loop is. An alert fires if it is often later than the line.",
+            limits=((1, "red"),),
+        ),
+        graph(
+            "Days left of certificates",
+            [
+                (
+                    "(pipetransformer_certificate_expiry_timestamp_seconds - time()) / 86400",
+                    "{{certificate}} {{instance}}",
+                )
+            ],
+            description="Days until the channel's certificates expire. The operator renews its own early.",
+        ),
+        graph(
+            "Kueue answers",
+            [("pipetransformer_kueue_answers", "{{instance}}")],
+            description="1 while Kueue answers the operator. Empty for an operator that does not use Kueue.",
         ),
         graph(
             "Holds the lease",

@@ -102,6 +102,12 @@ def _layout(board: Dashboard) -> None:
             description="GPUs that the job holds, asked for and releases, and its initial GPUs.",
         ),
         graph(
+            "Held and not training, by reason",
+            [(_operator("gpus_idle"), "{{reason}}")],
+            stacked=True,
+            description="GPUs that the job holds without training on them, by what they wait for.",
+        ),
+        graph(
             "GPUs saved",
             [(f"namespace_job_name:pipetransformer_job_saved_gpus:rate5m{{{_JOB}}}", "saved")],
             description="GPUs that the job leaves to others, as a mean of five minutes.",
@@ -138,6 +144,28 @@ def _training(board: Dashboard) -> None:
             "Step and checkpoint",
             [(_worker("step"), "step"), (_operator("checkpoint_step"), "durable checkpoint")],
             description="Committed steps, and steps in a durable checkpoint.",
+        ),
+        graph(
+            "Age of the newest checkpoint",
+            [(f"time() - {_operator('checkpoint_timestamp_seconds')}", "age")],
+            unit="s",
+            description="Time since the newest checkpoint became durable. An alert fires above the line.",
+            limits=((7200, "red"),),
+        ),
+        graph(
+            "Cost of the newest checkpoint",
+            [
+                (_operator("checkpoint_pause_seconds"), "training paused"),
+                (_operator("checkpoint_write_seconds"), "until durable"),
+            ],
+            unit="s",
+            description="Seconds that training paused for the newest checkpoint, and seconds until it was durable.",
+        ),
+        graph(
+            "Steps redone",
+            [(_increase(_operator("redone_steps_total")), "redone")],
+            description="Committed steps in each interval that were lost with their workers, and trained again.",
+            limits=((1, "yellow"),),
         ),
         graph(
             "Steps skipped",

@@ -342,6 +342,12 @@ class JobStatus(Wire):
     resize: Resize | None = None
     last_report: LastReport | None = None
     checkpoint: DurableCheckpoint | None = None
+    checkpoint_time: datetime | None = Field(
+        default=None, description="When the operator first heard that `checkpoint` is durable."
+    )
+    redone_steps: Count = Field(
+        default=0, description="Steps that were committed and then trained again, since the job was created."
+    )
     # Lists of numbers, not one list of objects: for 4,096 workers that is 0.1 MB of etcd's 1.5 MiB, and not 0.4 MB.
     worker_ids: list[Count] = Field(
         default_factory=list,

@@ -45,6 +45,11 @@ class KueueQuota(ClusterListener):
         self._refusals: dict[JobKey, str] = {}
         self._assignments: dict[str, tuple[tuple[str, ...], Assignment]] = {}
 
+    @property
+    def answers(self) -> bool | None:
+        """Whether Kueue answered the newest request of the watch; None before the first."""
+        return self._seen.answers
+
     def observe(self, job: PipeTrainingJob) -> Queue | None:
         """See `Quota`."""
         if not job.metadata.labels.get(QUEUE_LABEL) and not job.status.quota_requests:
@@ -202,6 +207,10 @@ class NoKueue(ClusterListener):
     def __init__(self, api: Api, namespaces: Iterable[str]) -> None:
         self._api = api
         self._places = [f"/namespaces/{namespace}" for namespace in namespaces] or [""]
+
+    @property
+    def answers(self) -> None:
+        """This operator does not use Kueue."""
 
     def observe(self, job: PipeTrainingJob) -> Queue | None:
         """See `Quota`."""

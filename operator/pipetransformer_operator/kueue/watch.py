@@ -34,6 +34,7 @@ class Workloads:
     def __init__(self, api: Api, namespaces: Iterable[str], events: ClusterListener) -> None:
         self._api = api
         self._problems = dict.fromkeys(namespaces or [""], "Kueue was not asked yet")
+        self._answered: dict[str, bool] = {}
         self._events = events
         self._seen: dict[JobKey, dict[str, Object]] = {}
         self._gone: set[str] = set()
@@ -41,6 +42,11 @@ class Workloads:
     def problem(self, namespace: str) -> str:
         """Why nothing is known of the namespace; empty once it was listed completely."""
         return self._problems[namespace if namespace in self._problems else ""]
+
+    @property
+    def answers(self) -> bool | None:
+        """Whether the newest attempt to list or watch succeeded in each namespace; None before the first."""
+        return all(self._answered.values()) if self._answered else None
 
     def of(self, key: JobKey) -> Mapping[str, Object]:
         """Workloads with the job's label, by name."""
@@ -82,6 +88,7 @@ class Workloads:
 
     def on_failed(self, namespace: str, error: Exception) -> None:
         """The namespace's Workloads could not be listed or watched."""
+        self._answered[namespace] = False
         if self._problems[namespace]:
             self._problems[namespace] = f"Kueue does not answer: {error}"
             self._events.on_quota_changed(None)
@@ -100,6 +107,7 @@ class Workloads:
         for workload in there.values():
             self.note(workload)
         self._gone.clear()
+        self._answered[namespace] = True
         if self._problems[namespace]:
             self._problems[namespace] = ""
             self._events.on_quota_changed(None)

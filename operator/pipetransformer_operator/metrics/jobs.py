@@ -1,6 +1,7 @@
 """Series of single jobs. They are read from the jobs at each scrape, so they end with the job."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from pipetransformer_contract.api.status import ConditionType, JobStatus, State
 from pipetransformer_operator.clocks import Clock
 from pipetransformer_operator.plan.rules.accounting import gpu_seconds_saved
 
+from .idle import IdleReason
 from .names import JOB_LABELS, PREFIX
 
 #: A job's value of a metric; None if it has none now.
@@ -64,6 +66,18 @@ _GAUGES: dict[str, tuple[str, Figure]] = {
         "Step of the newest durable checkpoint.",
         lambda status, now: status.checkpoint.step if status.checkpoint else None,
     ),
+    "checkpoint_timestamp_seconds": (
+        "When the newest durable checkpoint became known to the operator, seconds since the epoch.",
+        lambda status, now: status.checkpoint_time.timestamp() if status.checkpoint_time else None,
+    ),
+    "checkpoint_pause_seconds": (
+        "Seconds that training paused for the newest durable checkpoint.",
+        lambda status, now: status.checkpoint.pause_seconds if status.checkpoint else None,
+    ),
+    "checkpoint_write_seconds": (
+        "Seconds from the beginning of the newest durable checkpoint until it was durable.",
+        lambda status, now: status.checkpoint.write_seconds if status.checkpoint else None,
+    ),
     "checkpoint_fails": (
         "1 while the storage does not take the job's checkpoint, otherwise 0.",
         lambda status, now: status.is_true(ConditionType.UNSAVED),
@@ -98,6 +112,10 @@ _COUNTERS: dict[str, tuple[str, Figure]] = {
         "Failed workers and broken generations since the job was created, without lost nodes.",
         lambda status, now: status.failures,
     ),
+    "redone_steps": (
+        "Steps that were committed and then trained again, because nothing held their state any more.",
+        lambda status, now: status.redone_steps,
+    ),
     "node_losses": (
         "Nodes that were lost while they ran members of the job.",
         lambda status, now: status.node_losses,
@@ -113,23 +131,41 @@ class JobSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the newest turn of a job showed, besides its status.
+
+    Attributes:
+        pending: workers of the layout without a node.
+        idle: accelerators that are held without training, by reason.
+        returns: how often the job returned to the layout before.
+    """
+
+    pending: int = 0
+    idle: Mapping[IdleReason, int] = field(default_factory=dict)
+    returns: int = 0
+
+
+_UNSEEN = Seen()
+
+
 class JobCollector(Collector):
     """Reads all jobs at each scrape.
 
     Args:
         source: knows the jobs.
-        pending: number of workers without a node, by (namespace, name) of the job, as last observed.
+        seen: what their newest turns showed, by (namespace, name) of the job.
         clock: the present time, with its time zone.
     """
 
     def __init__(
         self,
         source: JobSource,
-        pending: Mapping[tuple[str, str], int],
+        seen: Mapping[tuple[str, str], Seen],
         clock: Clock,
     ) -> None:
         self._source = source
-        self._pending = pending
+        self._seen = seen
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
@@ -140,6 +176,15 @@ class JobCollector(Collector):
             *((_counter(name, help_text), figure) for name, (help_text, figure) in _COUNTERS.items()),
         ]
         pending = _gauge("gpus_pending", "Workers of the layout that have no node yet or are not created.")
+        returns = _counter(
+            "layout_returns",
+            "Times that the job changed, by choice, to the layout that it had chosen to leave last.",
+        )
+        idle = GaugeMetricFamily(
+            f"{PREFIX}_job_gpus_idle",
+            f"Accelerators that the job holds without training on them, by reason: {', '.join(IdleReason)}.",
+            labels=(*JOB_LABELS, "reason"),
+        )
         states = ", ".join(state.value for state in State)
         state = GaugeMetricFamily(
             f"{PREFIX}_job_state", f"1 for the job's present state: {states}.", labels=(*JOB_LABELS, "state")
@@ -150,10 +195,14 @@ class JobCollector(Collector):
                 value = figure(job.status, now)
                 if value is not None:
                     family.add_metric(labels, value)
-            pending.add_metric(labels, self._pending.get(labels, 0))
+            seen = self._seen.get(labels, _UNSEEN)
+            pending.add_metric(labels, seen.pending)
+            returns.add_metric(labels, seen.returns)
+            for reason, gpus in seen.idle.items():
+                idle.add_metric((*labels, reason.value), gpus)
             state.add_metric((*labels, job.status.state.value), 1)
         yield from (family for family, _ in families)
-        yield from (pending, state)
+        yield from (pending, idle, returns, state)
 
 
 def _gauge(name: str, help_text: str) -> GaugeMetricFamily:

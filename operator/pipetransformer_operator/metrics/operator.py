@@ -1,5 +1,6 @@
 """The metrics of one operator: its loops, its channel and its requests to the API server."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from importlib.metadata import version
@@ -16,23 +17,29 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.status import Reason
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.wire import Path
 from pipetransformer_operator.channel.listener import ChannelListener
 from pipetransformer_operator.channel.refusal import Refusal
+from pipetransformer_operator.channel.tls.certificate import Validity
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import JobKey, LoopMetrics, TurnResult
-from pipetransformer_operator.plan import Observed, Plan, WorkerPhase
+from pipetransformer_operator.plan import FailureCause, Observed, Plan, WorkerPhase
 
-from .jobs import JobCollector, JobSource
+from .idle import idle_gpus
+from .jobs import JobCollector, JobSource, Seen
 from .names import PREFIX
-from .resizes import Resizes
+from .resizes import Resizes, Returns
+from .starts import Starts
 
 _QUICK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 _REQUEST_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15)
+_LAG_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _WATCH = "watch"
+#: A trainer may give any reason for a failure; the others count as TrainingFailed.
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
 
 
 class OperatorState(JobSource, Protocol):
@@ -58,6 +65,16 @@ class OperatorState(JobSource, Protocol):
         """Names of nodes on which accelerators failed, and until when they get no worker."""
         ...
 
+    @property
+    def certificates(self) -> Mapping[str, Validity]:
+        """Validity of the certificates that the channel uses now, by what they are."""
+        ...
+
+    @property
+    def kueue_answers(self) -> bool | None:
+        """Whether Kueue answers; None if this operator does not use it."""
+        ...
+
 
 class Metrics(LoopMetrics, ChannelListener):
     """All metrics of one operator, in a registry of their own. `show` adds those that are read at each scrape.
@@ -70,8 +87,10 @@ class Metrics(LoopMetrics, ChannelListener):
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the number of series
         self.registry = CollectorRegistry()
         self._clock = clock
-        self._pending: dict[tuple[str, str], int] = {}
+        self._seen: dict[tuple[str, str], Seen] = {}
         self._resizes = Resizes(self.registry)
+        self._returns = Returns()
+        self._starts = Starts(self.registry)
         ProcessCollector(registry=self.registry)
         build = self._gauge("build_info", "1, with the version of this operator.", ("version",))
         build.labels(version("pipetransformer-operator")).set(1)
@@ -81,9 +100,9 @@ class Metrics(LoopMetrics, ChannelListener):
 
     def show(self, state: OperatorState) -> None:
         """Adds the metrics that are read from `state` at each scrape. Call it once."""
-        self.registry.register(JobCollector(state, self._pending, self._clock))
-        self.registry.register(_WatchCollector(state))
-        self.registry.register(_AvoidedCollector(state))
+        self.registry.register(JobCollector(state, self._seen, self._clock))
+        for collector in (_WatchCollector, _AvoidedCollector, _CertificateCollector, _KueueCollector):
+            self.registry.register(collector(state))
         self._gauge(
             "leader",
             "1 while this operator holds the lease and may write; 0 if another holds it or the API server is away.",
@@ -110,6 +129,21 @@ class Metrics(LoopMetrics, ChannelListener):
         )
         self._decisions = self._counter(
             "decisions", f"Kubernetes events for decisions, by reason: {_values(Reason)}.", ("reason",)
+        )
+
+        self._finished = self._counter(
+            "jobs_finished",
+            "Jobs that ended, by state (Complete, Failed) and the reason of that condition.",
+            ("state", "reason"),
+        )
+        causes = ", ".join(FailureCause)
+        self._node_failures = self._counter(
+            "node_failures", f"Failures of workers by the node that they ran on and cause: {causes}.", ("node", "cause")
+        )
+        self._lag = self._histogram(
+            "event_loop_lag_seconds",
+            "Seconds that the operator's event loop was late, sampled four times a second.",
+            buckets=_LAG_SECONDS,
         )
 
     def _add_channel(self) -> None:
@@ -151,9 +185,16 @@ class Metrics(LoopMetrics, ChannelListener):
             self._decisions.labels(event.reason.value).inc()
         key = JobKey(job.metadata.namespace, job.metadata.name)
         self._resizes.on_turned(key, before, plan.status)
+        self._returns.on_turned(key, before, plan.status)
+        self._starts.on_turned(key, before, plan.status, observed.report, self._clock())
         placed = {worker.id for worker in observed.workers if worker.scheduled or worker.phase != WorkerPhase.PENDING}
         wanted = set() if plan.status.finished else set(plan.status.worker_ids)
-        self._pending[key] = len(wanted - placed)
+        idle = idle_gpus(observed, plan.status)
+        self._seen[key] = Seen(len(wanted - placed), idle, self._returns.count(key))
+        for failure in plan.failures:
+            self._node_failures.labels(failure.node, failure.cause.value).inc()
+        if plan.status.finished and not before.finished:
+            self._count_end(plan.status)
         self._plan_seconds.observe(seconds)
 
     def on_turned(self, result: TurnResult, seconds: float) -> None:
@@ -163,8 +204,20 @@ class Metrics(LoopMetrics, ChannelListener):
 
     def on_gone(self, key: JobKey) -> None:
         """See `LoopMetrics`."""
-        self._pending.pop(key, None)
+        self._seen.pop(key, None)
         self._resizes.on_gone(key)
+        self._returns.on_gone(key)
+        self._starts.on_gone(key)
+
+    def on_lag(self, seconds: float) -> None:
+        """See `LagListener`."""
+        self._lag.observe(seconds)
+
+    def _count_end(self, status: JobStatus) -> None:
+        kind = ConditionType.FAILED if status.is_true(ConditionType.FAILED) else ConditionType.COMPLETE
+        reason = status.reason(kind)
+        known = reason if _REASON.fullmatch(reason) else Reason.TRAINING_FAILED.value
+        self._finished.labels(kind.value, known).inc()
 
     def on_request(self, path: str, code: int, seconds: float) -> None:
         """See `ChannelListener`."""
@@ -230,6 +283,45 @@ class _AvoidedCollector(Collector):
         for node, time in sorted(self._state.avoided_nodes.items()):
             until.add_metric((node,), time.timestamp())
         yield until
+
+
+class _CertificateCollector(Collector):
+    """When the channel's certificates begin and end, so that an alert sees one that is not renewed."""
+
+    def __init__(self, state: OperatorState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        kinds = "Server (the channel's own), Authority (the newest that workers trust)"
+        begins = GaugeMetricFamily(
+            f"{PREFIX}_certificate_start_timestamp_seconds",
+            f"When the certificate in use begins to be valid, by certificate: {kinds}.",
+            labels=("certificate",),
+        )
+        ends = GaugeMetricFamily(
+            f"{PREFIX}_certificate_expiry_timestamp_seconds",
+            f"When the certificate in use expires, by certificate: {kinds}.",
+            labels=("certificate",),
+        )
+        for name, validity in sorted(self._state.certificates.items()):
+            begins.add_metric((name,), validity.start.timestamp())
+            ends.add_metric((name,), validity.end.timestamp())
+        yield from (begins, ends)
+
+
+class _KueueCollector(Collector):
+    """Whether Kueue answers; nothing for an operator that does not use it."""
+
+    def __init__(self, state: OperatorState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        answers = GaugeMetricFamily(
+            f"{PREFIX}_kueue_answers", "1 while Kueue answers the operator, otherwise 0; none without Kueue."
+        )
+        if self._state.kueue_answers is not None:
+            answers.add_metric((), self._state.kueue_answers)
+        yield answers
 
 
 def _values(kind: Iterable[Reason | ResizeReason | TurnResult]) -> str:

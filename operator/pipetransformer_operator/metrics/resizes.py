@@ -7,12 +7,15 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.status import Resize, ResizePhase
+from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.clocks import Stopwatch
 from pipetransformer_operator.controller.ports import JobKey
 
 from .names import PREFIX
 
+#: Changes that the operator chose because another layout seemed better.
+_CHOSEN = (ResizeReason.PACK, ResizeReason.DEEPEN, ResizeReason.RELEASE, ResizeReason.CLAIM)
 _SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
 
@@ -76,6 +79,39 @@ class Resizes:
     def on_gone(self, key: JobKey) -> None:
         """The job is gone."""
         self._entered.pop(key, None)
+
+
+class Returns:
+    """Counts layouts that a job returns to: it changed, by choice, to the layout that it had chosen to leave last.
+
+    A job that does so again and again pays for each pause and gains nothing. Changes that a failure, a drain or an edit
+    of the spec brought about do not count.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[JobKey, Layout] = {}
+        self._counts: dict[JobKey, int] = {}
+
+    def on_turned(self, key: JobKey, before: JobStatus, after: JobStatus) -> None:
+        """A turn changed the job's status."""
+        old, new = before.generation, after.generation
+        if old is not None and new is not None and new.layout_generation == old.layout_generation:
+            return
+        if old is None or new is None or new.reason not in _CHOSEN:
+            self._left.pop(key, None)
+            return
+        if self._left.get(key) == new.layout:
+            self._counts[key] = self.count(key) + 1
+        self._left[key] = old.layout
+
+    def on_gone(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._left.pop(key, None)
+        self._counts.pop(key, None)
+
+    def count(self, key: JobKey) -> int:
+        """How often the job returned, since this operator began."""
+        return self._counts.get(key, 0)
 
 
 def direction_of(resize: Resize) -> Direction:

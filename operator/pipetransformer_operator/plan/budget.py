@@ -11,7 +11,7 @@ from datetime import timedelta
 from pipetransformer_contract.api.status import NodeSilence, Reason
 
 from .draft import DOUBT, Draft
-from .types import Worker
+from .types import FailureCause, NodeFailure, Worker
 from .view import OVERDUE, View
 
 #: Longest words of a worker that are kept while its node is judged.
@@ -94,6 +94,7 @@ def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSil
         if silence.failure_step is not None and silence.failure_step in steps:
             steps.remove(silence.failure_step)
         draft.update(node_losses=draft.status.node_losses + 1, failure_steps=steps)
+        draft.failures.append(NodeFailure(silence.node, FailureCause.LOST))
         draft.tell(Reason.NODE_LOST, f"Node {silence.node} is lost; no failure of the job: {silence.words}")
         return silence.model_copy(update={"lost": True, "failure_step": None, "words": ""})
     if silence.decided:
@@ -102,4 +103,5 @@ def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSil
     awaited = draft.observed.sees_drains and not draft.status.finished
     if awaited and not draft.clock.reached(due):
         return silence
+    draft.failures.append(NodeFailure(silence.node, FailureCause.SILENT))
     return silence.model_copy(update={"failure_step": count(draft, silence.words)})

@@ -24,7 +24,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from .clock import Clock
 from .deletions import DECIDED_BEFORE, ENDED, deletion_of, events_of
-from .types import Deletion, EventType, Observed, Plan, PlanEvent
+from .types import Deletion, EventType, NodeFailure, Observed, Plan, PlanEvent
 from .view import View
 from .workers import Workers
 
@@ -46,6 +46,7 @@ class Draft:
         spared_ids: of workers that are wanted no longer, and whose pods stay for now.
         suspects: names of members that are lost although their pods look alive, and why.
         broken: by uid, nodes of workers whose accelerator failed.
+        failures: as the plan's.
         unfit: nodes that refused workers which were to join, or whose accelerator failed.
         explained_ids: of workers whose loss another event explains, so that their deletion needs none.
         said: conditions that were set in this turn; the others are as the turn before left them.
@@ -57,6 +58,7 @@ class Draft:
         self.spared_ids: frozenset[int] = frozenset()
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
+        self.failures: list[NodeFailure] = []
         self.broken: dict[str, str] = {}
         self.explained_ids: frozenset[int] = frozenset()
         self.said: set[ConditionType] = set()
@@ -181,6 +183,7 @@ class Draft:
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
             broken=self.broken,
+            failures=tuple(self.failures),
         )
 
     def _is_news(self, deletion: Deletion) -> bool:

@@ -12,10 +12,12 @@ from pipetransformer_contract.api.status import MAX_CONDITION_REASON, Reason
 from pipetransformer_contract.messages import Outcome
 
 from .last_words import MAX_WORDS, report_in
-from .types import Worker
+from .types import FailureCause, Worker
 
 #: Exit code of a trainer that cannot do what its spec says.
 EXIT_USER_ERROR = 2
+#: Exit code of a process that was killed with SIGKILL, as by the kernel when the memory limit is reached.
+EXIT_KILLED = 137
 #: Reason that a trainer gives if its accelerator failed.
 DEVICE_FAILED = "DeviceFailed"
 #: Wait before a start replaces a failed worker, as for a Job's pods. Each failure in a row doubles it.
@@ -123,6 +125,15 @@ def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
     if 0 < out_of_memory_at(worker) < longest:
         return _PACKED_TOO_TIGHT
     return next(row for row in LOSSES if row.fits(worker))
+
+
+def cause_of(worker: Worker) -> FailureCause:
+    """Why a worker failed that a row of `LOSSES` counts, for the metrics."""
+    if worker.exit_code is None:
+        return FailureCause.POD
+    if blames_device(worker):
+        return FailureCause.ACCELERATOR
+    return FailureCause.KILLED if worker.exit_code == EXIT_KILLED else FailureCause.EXITED
 
 
 def describe(worker: Worker | None) -> str:

@@ -281,6 +281,25 @@ class Deletion:
     why: str
 
 
+class FailureCause(StrEnum):
+    """Why a worker failed, as far as its pod and its node show."""
+
+    ACCELERATOR = "Accelerator"  #: the trainer blames the device
+    KILLED = "Killed"  #: exit code 137, most often because the host's memory limit is reached
+    EXITED = "Exited"  #: another exit code
+    POD = "Pod"  #: the pod failed without an exit code
+    SILENT = "Silent"  #: it was not heard for too long, and its node is well
+    LOST = "Lost"  #: its node is lost, which is no failure of the job
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailure:
+    """A worker failed on a node, or the node was lost. `node` is empty for a worker that had none."""
+
+    node: str
+    cause: FailureCause
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the operator does, in this order.
@@ -298,6 +317,7 @@ class Plan:
         doubted: nodes whose members fell silent, and until when the cluster may not yet know that they are lost.
         unfit: nodes that rejected workers or whose accelerator failed, and until when the job avoids them.
         broken: by uid, nodes of workers whose accelerator failed.
+        failures: workers that failed and nodes that were lost, for the metrics.
         waits_for_room: the operator should plan again once accelerators become free.
         expired: `ttlSecondsAfterFinished` has passed, so the operator must delete the job itself.
     """
@@ -313,6 +333,7 @@ class Plan:
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     broken: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    failures: tuple[NodeFailure, ...] = ()
     waits_for_room: bool = False
 
 

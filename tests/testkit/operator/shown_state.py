@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_operator.channel.tls.certificate import Validity
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class ShownState:
     watches: Mapping[str, float] = field(default_factory=dict)
     connections: int = 0
     avoided_nodes: Mapping[str, datetime] = field(default_factory=dict)
+    certificates: Mapping[str, Validity] = field(default_factory=dict)
+    kueue_answers: bool | None = None
 
     def jobs(self) -> Iterable[PipeTrainingJob]:
         """See `JobSource`."""

@@ -101,6 +101,8 @@ class Checkpointer:
         self._given_up = threading.Event()
         #: On the leader: the checkpoint whose marker is being written.
         self._marking: StorageWork[CheckpointInfo] | None = None
+        #: When it was begun, and for how many seconds training paused for it.
+        self._marking_cost = (0.0, 0.0)
         #: Whether an attempt to write the current checkpoint failed. Its duration is then not used for the interval.
         self._was_late = False
 
@@ -313,6 +315,7 @@ class Checkpointer:
     def _mark(self, info: CheckpointInfo) -> StorageWork[CheckpointInfo]:
         assert self._spec is not None
         location, keep = self._spec.location, self._spec.keep
+        self._marking_cost = self._begun_at, self._pause_seconds
 
         def mark() -> CheckpointInfo:
             commit(location, info, keep=keep)
@@ -322,7 +325,9 @@ class Checkpointer:
 
     def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
         self._known = info
-        return describe(info, info.state["earlierGenerations"])
+        begun_at, pause = self._marking_cost
+        costs = {"pause_seconds": pause, "write_seconds": self._clock() - begun_at}
+        return describe(info, info.state["earlierGenerations"]).model_copy(update=costs)
 
     def durable(self) -> DurablePoint | None:
         """Read step, boundary, folder name and visit of the newest durable checkpoint; None without one.

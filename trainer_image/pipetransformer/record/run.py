@@ -73,6 +73,9 @@ class RunRecord:
     """`steps.jsonl`, `events.jsonl` and `summary.json` of one run directory.
 
     Every line carries `time`, seconds since the epoch by the leader's clock. Only the leader of a generation writes.
+
+    Attributes:
+        redone_steps: steps that the newest `rewind` dropped.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -82,6 +85,7 @@ class RunRecord:
         self.steps_path = run_dir / "steps.jsonl"
         self._steps = lines.Appender(self.steps_path)
         self.events_path = run_dir / "events.jsonl"
+        self.redone_steps = 0
 
     def step(
         self,
@@ -144,7 +148,8 @@ class RunRecord:
 
         Either their leader died before other workers committed them, or the run went back to a checkpoint.
         """
-        if self.last_step() >= step:
+        self.redone_steps = max(0, self.last_step() + 1 - step)
+        if self.redone_steps:
             lines.cut_off(self.steps_path, lambda line: int(line["step"]) >= step)
 
     def last_step(self) -> int:

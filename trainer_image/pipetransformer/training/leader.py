@@ -74,7 +74,7 @@ class Leader:
             RecordWriter(job, layout, self.record),
             CallbackTeller(job, layout, teller, self._pace),
             LeaderMetrics(meter or Meter()),
-            OperatorReports(job, layout, reports, self._pace, self._forecast, level_ahead),
+            OperatorReports(job, layout, reports, self._pace, self._forecast, level_ahead, self.record),
         ]
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from pipetransformer.job.job import Job
 from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, ModelCosts, StepModel
+from pipetransformer.record import RunRecord
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason, Upcoming
@@ -259,8 +260,9 @@ class OperatorReports:
         pace: Pace,
         forecast: Forecast,
         level_ahead: LevelAhead,
+        record: RunRecord,
     ) -> None:
-        self._job, self._layout, self._sink = job, layout, sink
+        self._job, self._layout, self._sink, self._record = job, layout, sink, record
         self._pace, self._forecast, self._level_ahead = pace, forecast, level_ahead
         self._checkpoint: DurableCheckpoint | None = None
         self._loss: float | None = None
@@ -330,6 +332,7 @@ class OperatorReports:
             level=job.level,
             upcoming=upcoming,
             checkpoint=self._checkpoint,
+            redone_steps=self._record.redone_steps,
             loss=self._loss,
             samples_per_second=job.order.global_batch / seconds if seconds else None,
             step_seconds=self._forecast.step_seconds if upcoming is None else None,  # comparable with the offers

@@ -7,7 +7,7 @@ only after all workers have certainly read that. Which one signs follows from th
 import ipaddress
 import ssl
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,24 @@ SERVER_LIFETIME = timedelta(days=30)
 CLOCK_SKEW = timedelta(hours=1)
 
 
+@dataclass(frozen=True, slots=True)
+class Validity:
+    """When a certificate begins and ceases to be valid."""
+
+    start: datetime
+    end: datetime
+
+    @classmethod
+    def of(cls, certificate: x509.Certificate) -> "Validity":
+        return cls(certificate.not_valid_before_utc, certificate.not_valid_after_utc)
+
+
+def validities(server: x509.Certificate, trusted: bytes) -> dict[str, Validity]:
+    """Validity of the server's certificate and of the newest authority in the PEM `trusted`."""
+    authorities = map(Validity.of, x509.load_pem_x509_certificates(trusted))
+    return {"Server": Validity.of(server), "Authority": max(authorities, key=lambda one: one.end)}
+
+
 class Certificate(Protocol):
     """The channel's certificate, and the authorities by which workers trust it."""
 
@@ -39,6 +57,11 @@ class Certificate(Protocol):
     @property
     def trusted(self) -> bytes:
         """PEM of all certificates that workers must trust."""
+        ...
+
+    @property
+    def validities(self) -> Mapping[str, Validity]:
+        """Validity of the certificates in use: `Server` and `Authority`. Empty before the first refresh."""
         ...
 
     async def refresh(self) -> None:
@@ -105,8 +128,11 @@ def server_context() -> ssl.SSLContext:
     return context
 
 
-def load_new_certificate(context: ssl.SSLContext, authority: Authority, hosts: Sequence[str], now: datetime) -> None:
+def load_new_certificate(
+    context: ssl.SSLContext, authority: Authority, hosts: Sequence[str], now: datetime
+) -> x509.Certificate:
     """Loads a new certificate for `hosts` (DNS names or IP addresses), signed by `authority`, into `context`.
+    Returns it.
 
     Raises:
         ValueError: the authority's PEM is invalid.
@@ -130,6 +156,7 @@ def load_new_certificate(context: ssl.SSLContext, authority: Authority, hosts: S
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # the ssl module loads keys from files only
         Path(file.name).write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + _pem(key))
         context.load_cert_chain(file.name)
+    return certificate
 
 
 class MountedCertificate:
@@ -143,6 +170,7 @@ class MountedCertificate:
         self._folder = folder
         self.context = server_context()
         self.trusted = b""
+        self.validities: Mapping[str, Validity] = {}
         self._shown = b""
 
     async def refresh(self) -> None:
@@ -154,6 +182,8 @@ class MountedCertificate:
                 self.trusted = self._shown + b"\n" + trusted
                 return
             self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+            server = x509.load_pem_x509_certificate((self._folder / "tls.crt").read_bytes())
+            self.validities = validities(server, trusted)
         except (OSError, ValueError) as error:
             raise ValueError(f"{self._folder}: cannot load tls.crt, tls.key and ca.crt: {error}") from error
         self.trusted = self._shown = trusted

@@ -7,17 +7,19 @@ the lease, because a write fails if the Secret changed since it was read.
 import asyncio
 import base64
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.channel.tls.certificate import (
     Authority,
+    Validity,
     load_new_certificate,
     renewed,
     server_context,
     signing,
+    validities,
 )
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
@@ -51,13 +53,15 @@ class KeptAuthority:
         self._clock = clock
         self.context = server_context()
         self.trusted = b""
+        self.validities: Mapping[str, Validity] = {}
 
     async def refresh(self) -> None:
         """See `Certificate`."""
         now = self._clock()
         authorities = await self._renew(now)
-        load_new_certificate(self.context, signing(authorities, now), self._hosts, now)
+        server = load_new_certificate(self.context, signing(authorities, now), self._hosts, now)
         self.trusted = b"".join(one.certificate for one in authorities)
+        self.validities = validities(server, self.trusted)
 
     async def _renew(self, now: datetime) -> tuple[Authority, ...]:
         while True:

@@ -6,8 +6,8 @@ from datetime import timedelta
 from functools import cached_property
 
 from pipetransformer_operator.plan import budget
-from pipetransformer_operator.plan.losses import describe, loss_of, out_of_memory_at
-from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.losses import cause_of, describe, loss_of, out_of_memory_at
+from pipetransformer_operator.plan.types import FailureCause, NodeFailure, Worker
 from pipetransformer_operator.plan.view import View
 from pipetransformer_operator.plan.workers import Workers
 
@@ -116,6 +116,15 @@ class Incident:
     def silent(self) -> Workers:
         """Failed members whose nodes may be the reason."""
         return self._present(self.failed).that(lambda one: budget.is_of_node(self.view, one, self.suspects))
+
+    @property
+    def failures(self) -> list[NodeFailure]:
+        """Failed workers by node and cause, except silent ones: whether their node is lost shows later."""
+        failed = [*self._present(self.failed).without(self.silent.ids), *self.failed_joiners]
+        return [NodeFailure(worker.node, self._cause(worker)) for worker in failed]
+
+    def _cause(self, worker: Worker) -> FailureCause:
+        return FailureCause.SILENT if worker.name in self.suspects else cause_of(worker)
 
     @property
     def counts(self) -> bool:

@@ -136,6 +136,7 @@ def _follow_up(draft: Draft, incident: Incident) -> None:
 
 def _count(draft: Draft, incident: Incident) -> None:
     """Counts the failure against the job's budget, and tells who is lost."""
+    draft.failures += incident.failures
     if incident.counts:
         draft.tell(Reason.WORKER_LOST, f"Lost {incident.described}", EventType.WARNING)
         budget.note(draft, incident.silent, incident.described)

@@ -42,12 +42,16 @@ def _mends(status: JobStatus, report: Report) -> bool:
 
 
 def _write(draft: Draft, report: Report) -> None:
-    checkpoint = _newer(draft.status.checkpoint, report.checkpoint)
+    before, last = draft.status.checkpoint, draft.status.last_report
+    checkpoint = _newer(before, report.checkpoint)
+    begins = last is None or report.layout_generation > last.layout_generation
     shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
         last_report=LastReport(**dict(report), time=draft.now),
         frozen=f"{report.boundary}/{report.num_layers}",
         checkpoint=checkpoint,
+        checkpoint_time=draft.status.checkpoint_time if checkpoint == before else draft.now,
+        redone_steps=draft.status.redone_steps + (report.redone_steps if begins else 0),
         num_shards=min(shards, default=None),
     )
 

@@ -15,6 +15,7 @@ from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.channel.tls.certificate import (
     AUTHORITY_LIFETIME,
     RENEWAL,
+    SERVER_LIFETIME,
     SPREAD,
     Authority,
     MountedCertificate,
@@ -106,6 +107,26 @@ async def test_authorities_outlive_the_operator_and_are_renewed_in_the_secret() 
     del api.object["data"]  # somebody emptied it
     await next_one.refresh()
     assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 1 and next_one.trusted not in first.trusted
+
+
+async def test_what_is_in_use_says_when_it_expires(tmp_path: Path) -> None:
+    times = [NOW]
+    kept = KeptAuthority(FakeApi(), "system", ["operator"], clock=lambda: times[-1])
+    assert kept.validities == {}
+    await kept.refresh()
+    assert {name: one.end - NOW for name, one in kept.validities.items()} == {
+        "Server": SERVER_LIFETIME,
+        "Authority": AUTHORITY_LIFETIME,
+    }
+    times.append(NOW + timedelta(days=20))
+    await kept.refresh()
+    assert kept.validities["Server"].end == times[-1] + SERVER_LIFETIME, "each refresh makes a new one"
+    old, new = new_authority(NOW), new_authority(NOW + timedelta(days=7))
+    mount(tmp_path, old, trusted=old.certificate + new.certificate)
+    mounted = MountedCertificate(tmp_path)
+    await mounted.refresh()
+    assert mounted.validities["Server"].end == old.end
+    assert mounted.validities["Authority"].end == new.end
 
 
 async def test_namespaces_are_told_again_only_when_there_is_something_new() -> None:

@@ -47,6 +47,20 @@ async def test_nothing_is_known_before_the_first_list_and_outages_take_nothing()
     assert told == [KEY, None]
 
 
+async def test_whether_kueue_answers_is_as_its_newest_answer() -> None:
+    assert Workloads(ScriptedApi(), [], NO_LISTENER).answers is None, "it was not asked yet"
+    seen, _ = await seen_after(Unavailable("500"))
+    assert seen.answers is False
+    seen, _ = await seen_after(Unavailable("500"), Listed([workload(3)]), [])
+    assert seen.answers is True
+    seen, _ = await seen_after(Listed([workload(3)]), [], Unavailable("500"))
+    assert seen.answers is False, "although what was seen last is still known"
+    api = ScriptedApi(Refused("403"), Listed([workload(3)]))
+    seen = Workloads(api, ["deleted", "default"], NO_LISTENER)
+    await api.answer(seen.run())
+    assert seen.answers is False
+
+
 async def test_a_namespace_whose_workloads_may_not_be_seen_hides_those_of_no_other() -> None:
     api = ScriptedApi(Refused("403"), Listed([workload(3)]))
     seen = Workloads(api, ["deleted", "default"], NO_LISTENER)

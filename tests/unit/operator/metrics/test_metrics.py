@@ -4,10 +4,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
     Gpus,
     LayoutSize,
     QuotaRequest,
@@ -15,13 +18,24 @@ from pipetransformer_contract.api.status import (
     Resize,
     ResizePhase,
 )
-from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from pipetransformer_contract.messages import DurableCheckpoint, Generation, Member, Report, ResizeReason
+from pipetransformer_operator.channel.tls.certificate import Validity
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import JobKey, TurnResult
 from pipetransformer_operator.kube.client.verbs import describe, namespace_of
 from pipetransformer_operator.metrics import Metrics
 from pipetransformer_operator.metrics.resizes import Direction, Result, direction_of, result_of
-from pipetransformer_operator.plan import EventType, Observed, Plan, PlanEvent, Worker, WorkerPhase
+from pipetransformer_operator.metrics.starts import Starts
+from pipetransformer_operator.plan import (
+    EventType,
+    FailureCause,
+    NodeFailure,
+    Observed,
+    Plan,
+    PlanEvent,
+    Worker,
+    WorkerPhase,
+)
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shown_state import ShownState
 
@@ -86,9 +100,9 @@ def test_metrics_forget_jobs_that_are_gone_without_a_scrape() -> None:
     metrics = metrics_of([])
     job = job_with(published(2))
     metrics.on_decided(job, observed(), Plan(status=resizing(job.status, ResizePhase.PREPARE)), 0.001)
-    assert metrics._pending and metrics._resizes._entered
+    assert metrics._seen and metrics._resizes._entered
     metrics.on_gone(JobKey(job.metadata.namespace, job.metadata.name))
-    assert not metrics._pending and not metrics._resizes._entered
+    assert not metrics._seen and not metrics._resizes._entered
 
 
 def test_a_job_in_a_queue_shows_the_quota_it_has_and_waits_for() -> None:
@@ -112,6 +126,122 @@ def test_workers_without_a_node_are_pending() -> None:
     assert figure(metrics, "job_gpus_pending", **JOB) == 1
     metrics.on_decided(job, observed(placed), Plan(status=job.status), 0.001)
     assert figure(metrics, "job_gpus_pending", **JOB) == 2
+
+
+def test_gpus_that_are_held_without_training_show_by_reason() -> None:
+    job = job_with(published(1))  # not confirmed
+    metrics = metrics_of([job])
+    members = [Worker(id=i, name=f"digits-w{i}", uid=f"u{i}", scheduled=True) for i in range(2)]
+    metrics.on_decided(job, observed(*members), Plan(status=job.status), 0.001)
+    assert figure(metrics, "job_gpus_idle", **JOB, reason="Regrouping") == 2
+    assert figure(metrics, "job_gpus_idle", **JOB, reason="Stalled") is None
+
+
+def test_failures_count_by_node_and_cause() -> None:
+    metrics = metrics_of([])
+    lost = NodeFailure("node-a", FailureCause.LOST)
+    failures = (lost, lost, NodeFailure("node-b", FailureCause.KILLED))
+    metrics.on_decided(make_job().job(), observed(), Plan(status=JobStatus(), failures=failures), 0.001)
+    assert figure(metrics, "node_failures_total", node="node-a", cause="Lost") == 2
+    assert figure(metrics, "node_failures_total", node="node-b", cause="Killed") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "counted"),
+    [
+        (ConditionType.COMPLETE, "TrainingSucceeded", ("Complete", "TrainingSucceeded")),
+        (ConditionType.FAILED, "StorageFailed", ("Failed", "StorageFailed")),
+        (ConditionType.FAILED, "no word" * 100, ("Failed", "TrainingFailed")),
+    ],
+)
+def test_a_job_that_ends_counts_once_by_its_cause(kind: ConditionType, reason: str, counted: tuple[str, str]) -> None:
+    metrics, before = metrics_of([]), published(1)
+    ended = Condition(type=kind, status=ConditionStatus.TRUE, reason=reason, last_transition_time=NOW)
+    after = before.model_copy(update={"conditions": [ended]})
+    metrics.on_decided(job_with(before), observed(), Plan(status=after), 0.001)
+    metrics.on_decided(job_with(after), observed(), Plan(status=after), 0.001)
+    assert figure(metrics, "jobs_finished_total", state=counted[0], reason=counted[1]) == 1
+
+
+def test_the_checkpoint_shows_its_age_and_what_it_cost() -> None:
+    durable = DurableCheckpoint(step=7, boundary=0, min_stages=1, pause_seconds=0.5, write_seconds=30)
+    status = published(1).model_copy(update={"checkpoint": durable, "checkpoint_time": NOW, "redone_steps": 12})
+    metrics = metrics_of([job_with(status)])
+    assert figure(metrics, "job_checkpoint_timestamp_seconds", **JOB) == NOW.timestamp()
+    assert figure(metrics, "job_checkpoint_pause_seconds", **JOB) == 0.5
+    assert figure(metrics, "job_checkpoint_write_seconds", **JOB) == 30
+    assert figure(metrics, "job_redone_steps_total", **JOB) == 12
+
+
+def test_certificates_and_kueue_show_what_the_operator_uses_now() -> None:
+    validity = Validity(NOW, NOW + timedelta(days=30))
+    metrics = metrics_of([], certificates={"Server": validity}, kueue_answers=False)
+    expiry = figure(metrics, "certificate_expiry_timestamp_seconds", certificate="Server")
+    assert expiry == (NOW + timedelta(days=30)).timestamp()
+    assert figure(metrics, "certificate_start_timestamp_seconds", certificate="Server") == NOW.timestamp()
+    assert figure(metrics, "kueue_answers") == 0
+    assert figure(metrics_of([]), "kueue_answers") is None, "without Kueue there is nothing to answer"
+
+
+def report(generation: int, step: int) -> Report:
+    return Report(
+        job_uid="u", layout_generation=generation, step=step, boundary=0, num_layers=12, bytes_budget=1, checkpoint=None
+    )
+
+
+def test_a_start_is_timed_from_asking_for_workers_to_the_first_step_that_they_make() -> None:
+    registry = CollectorRegistry()
+    starts, key = Starts(registry), JobKey("default", "digits")
+    asked = JobStatus(start_time=NOW)
+
+    def at(seconds: float, before: JobStatus, after: JobStatus, heard: Report | None = None) -> float:
+        starts.on_turned(key, before, after, heard, NOW + timedelta(seconds=seconds))
+        return registry.get_sample_value("pipetransformer_first_step_seconds_sum") or 0.0
+
+    at(0, JobStatus(), asked)
+    assert at(40, asked, published(1)) == 0
+    assert at(50, published(1), published(1), report(1, 300)) == 0, "it has resumed from a checkpoint"
+    assert at(60, published(1), published(1), report(1, 301)) == 60
+    assert at(70, published(1), published(1), report(1, 302)) == 60
+    lost = published(1).model_copy(update={"generation": None, "start_time": NOW})
+    at(1000, published(1), lost, report(1, 400))
+    at(1010, lost, published(2), report(1, 400))
+    assert at(1020, published(2), published(2), report(2, 350)) == 60, "no step since the start"
+    assert at(1030, published(2), published(2), report(2, 351)) == 60 + 30, "it counts from the loss of all workers"
+
+
+def laid_out(number: int, stages: int, reason: ResizeReason) -> JobStatus:
+    status = published(number, reason=reason)
+    assert status.generation is not None
+    return status.model_copy(update={"generation": status.generation.model_copy(update={"stages": stages})})
+
+
+FLAPS = [
+    ([("PACK", 1), ("DEEPEN", 2), ("PACK", 1)], 2),
+    ([("PACK", 1), ("RELEASE", 4), ("CLAIM", 3)], 0),
+    ([("PACK", 1), ("FAILURE", 4), ("CLAIM", 1)], 0),
+    ([("PACK", 1), ("SPEC", 2)], 0),
+    ([("PACK", 1), ("UNDO", 2)], 0),
+]
+
+
+@pytest.mark.parametrize(("changes", "returns"), FLAPS)
+def test_a_layout_that_a_job_chose_to_leave_and_returns_to_counts(changes: list[tuple[str, int]], returns: int) -> None:
+    before = laid_out(1, 2, ResizeReason.START)
+    metrics = metrics_of([job_with(before)])
+    for number, (reason, stages) in enumerate(changes, 2):
+        after = laid_out(number, stages, ResizeReason[reason])
+        metrics.on_decided(job_with(before), observed(), Plan(status=after), 0.001)
+        metrics.on_decided(job_with(after), observed(), Plan(status=after), 0.001)
+        before = after
+    assert figure(metrics, "job_layout_returns_total", **JOB) == returns
+
+
+def test_lag_of_the_event_loop_is_counted() -> None:
+    metrics = metrics_of([])
+    metrics.on_lag(0.3)
+    assert figure(metrics, "event_loop_lag_seconds_bucket", le="0.25") == 0
+    assert figure(metrics, "event_loop_lag_seconds_bucket", le="0.5") == 1
 
 
 def test_saved_gpu_seconds_grow_between_two_writes_of_the_status() -> None:

@@ -11,7 +11,7 @@ from pipetransformer_contract.messages import DurableCheckpoint, Offer, Outcome,
 from pipetransformer_operator.plan import WorkerPhase, plan
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.fake_queue import FakeQueue
-from tests.testkit.operator.world import TOTAL_STEPS, World, offers
+from tests.testkit.operator.world import TOTAL_STEPS, World, offers, training
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -600,3 +600,46 @@ def test_the_status_keeps_the_checkpoint_of_the_higher_generation() -> None:
     world.settle()
     assert world.status.last_report is not None and world.status.last_report.step == world.report.step
     assert world.status.checkpoint == newest
+
+
+def test_the_age_of_a_checkpoint_counts_from_the_report_that_first_told_of_it() -> None:
+    world = World(make_job().stages(2).workers(2).checkpoint())
+    world.start()
+    assert world.status.checkpoint_time is None
+    world.wait(60)
+    world.commit(checkpoint=0)
+    told = world.now
+    assert world.status.checkpoint_time == told
+    world.wait(60)
+    world.commit()
+    assert world.status.checkpoint_time == told
+    assert world.report is not None and world.report.checkpoint is not None
+    costs = {"pause_seconds": None, "write_seconds": None}
+    same = world.report.checkpoint.model_copy(update=costs)
+    world.report = world.report.model_copy(update={"step": world.report.step + 1, "checkpoint": same})
+    world.settle()
+    assert world.status.checkpoint_time == told, "a new leader knows no costs"
+    world.commit(checkpoint=0)
+    assert world.status.checkpoint_time == world.now
+
+
+def test_steps_that_a_generation_trains_again_count_once() -> None:
+    world = training()
+
+    def report(step: int, redone: int) -> int:
+        assert world.report is not None
+        number = world.generation.layout_generation
+        said = {"layout_generation": number, "step": step, "redone_steps": redone, "offers": offers(0)}
+        world.report = world.report.model_copy(update=said)
+        world.wait(60)
+        world.settle()
+        return world.status.redone_steps
+
+    assert report(100, 0) == 0
+    world.break_group(world.workers)
+    assert report(95, 5) == 5
+    assert report(120, 5) == 5
+    world.break_group(world.workers)
+    assert report(121, 0) == 5
+    world.break_group(world.workers)
+    assert report(114, 7) == 12

@@ -8,7 +8,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.plan import plan
+from pipetransformer_operator.plan import FailureCause, WorkerPhase, plan
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World
 
@@ -145,3 +145,46 @@ def test_steps_that_are_made_again_after_a_restart_forget_no_failure() -> None:
     decided = plan(world.spec, replace(world.observed(), status=status, report=report), world.now + timedelta(hours=1))
     assert decided.status.last_report is not None and decided.status.last_report.step == 10
     assert decided.status.failure_steps == [501]
+
+
+def seen_failures(world: World) -> list[tuple[str, FailureCause]]:
+    """Failures for the metrics, by node and cause, until nothing is left to do."""
+    seen: list[tuple[str, FailureCause]] = []
+    for _ in range(5):
+        seen += [(one.node, one.cause) for one in world.turn().failures]
+    world.settle()
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "cause"),
+    [
+        (1, "Traceback", FailureCause.EXITED),
+        (137, "OOMKilled", FailureCause.KILLED),
+        (None, "UnexpectedAdmissionError", FailureCause.POD),
+        (1, '{"outcome": "Failed", "reason": "DeviceFailed"}', FailureCause.ACCELERATOR),
+    ],
+)
+def test_a_failure_is_told_once_with_its_node_and_cause(code: int | None, message: str, cause: FailureCause) -> None:
+    world = on_nodes(limit=3)
+    world.change("digits-w3", phase=WorkerPhase.FAILED, exit_code=code, message=message)
+    assert seen_failures(world) == [("node-1", cause)]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_silence_is_told_once_it_is_known_whether_the_node_is_lost(lost: bool) -> None:
+    world = on_nodes(limit=3)
+    world.silent.add("digits-w3")
+    for name in ("digits-w0", "digits-w1", "digits-w2"):
+        world._waiting[world.workers[name].uid] = world.generation.layout_generation, world.now
+    assert seen_failures(world) == []
+    if lost:
+        world.lost_nodes.add("node-1")
+    world.wait(60)
+    assert seen_failures(world) == [("node-1", FailureCause.LOST if lost else FailureCause.SILENT)]
+
+
+def test_a_worker_that_is_taken_away_is_no_failure_of_its_node() -> None:
+    world = on_nodes(limit=3)
+    world.change("digits-w3", disrupted=True)
+    assert seen_failures(world) == []

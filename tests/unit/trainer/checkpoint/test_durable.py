@@ -32,7 +32,7 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest, load_unit, save_unit
 from pipetransformer.training.between_rounds import BetweenRounds
 from pipetransformer.training.vote import Vote
-from pipetransformer_contract.messages import Member
+from pipetransformer_contract.messages import DurableCheckpoint, Member
 from pipetransformer_contract.spec import Checkpoint
 from tests.testkit.trainer.late_copies import Late
 from tests.testkit.trainer.numerics import ADAMW, make_spec
@@ -561,6 +561,33 @@ def test_where_the_spec_does_not_say_how_often_the_clock_does_by_what_the_newest
     assert not checkpointer.overdue
     clock.now = 360.0
     assert checkpointer.overdue, "it stood still for 3 s: a hundredth of 300"
+
+
+def test_a_durable_checkpoint_says_what_it_cost(tmp_path: Path) -> None:
+    checkpointer, clock, job = checkpointing(tmp_path)
+    clock.now = 100.0
+
+    def copy_for_3_seconds(*_: object, **__: object) -> dict[str, Tensor]:
+        clock.now = 103.0
+        return {}
+
+    checkpointer.want()
+    with mock.patch.object(WorkerState, "unit_tensors", side_effect=copy_for_3_seconds):
+        checkpointer.begin(trained(job, 7), lone_layout(job), *alone())
+    until(lambda: not checkpointer.writing)
+    clock.now = 110.0
+    durable: DurableCheckpoint | None = None
+
+    def advance() -> bool:
+        nonlocal durable
+        durable = checkpointer.advance(0.0, leads=True)
+        return durable is not None
+
+    until(advance)
+    assert durable is not None
+    assert (durable.step, durable.pause_seconds, durable.write_seconds) == (7, 3.0, 10.0)
+    known = checkpointer.known(trained(job, 7).control)
+    assert known is not None and known.pause_seconds is None, "a regroup does not know the cost, the operator does"
 
 
 def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:

@@ -321,8 +321,11 @@ def test_a_record_is_rewound_to_where_a_new_leader_goes_on(tmp_path: Path) -> No
     write_run(tmp_path)
     record = RunRecord(tmp_path)
 
+    steps = record.last_step() + 1
     record.rewind(3)
+    assert record.redone_steps == steps - 3 > 0
     record.rewind(3)
+    assert record.redone_steps == 0
 
     assert record.last_step() == 2
     assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 3

@@ -192,6 +192,22 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
     assert all(offer.step_seconds for offer in reports.sent[-1].offers)
 
 
+def test_a_leader_that_goes_back_says_how_many_steps_are_trained_again(tmp_path: Path) -> None:
+    job, reports = load_job(make_spec(ADAMW)), Reports()
+    first = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control()
+    first.on_committed(control, None)
+    take_steps(first, control, 9)
+    assert {report.redone_steps for report in reports.sent} == {0}
+
+    back = Control(step=6)
+    second = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.FAILURE), Offered())
+    second.on_committed(back, None)
+    assert reports.sent[-1].redone_steps == 3
+    take_steps(second, back, 5)
+    assert reports.sent[-1].redone_steps == 3
+
+
 def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
     """Otherwise GPUs would be given back that a thaw needs again."""
     job, reports = load_job(make_spec(ADAMW)), Reports()
