@@ -8,15 +8,19 @@
 """
 
 import json
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipetransformer_contract.api.labels import CHECKPOINT_NOW_ANNOTATION
 from pipetransformer_contract.api.manifest import checked, read_manifest
 from pipetransformer_contract.api.requests import jobs_path
+from pipetransformer_contract.api.status import CheckpointRequest
 from pipetransformer_contract.api.validate import is_name
+from pipetransformer_contract.messages import MAX_TOKEN
 
 from .errors import InvalidName, NotFound, NothingToFetch, Refused, Unavailable
 from .fetch import fetch_from_pod, fetch_from_url
@@ -102,9 +106,58 @@ class Client:
         """
         return self._change(name, {"elasticPolicy": {"maxWorkers": max_workers}})
 
-    def _change(self, name: str, spec: Mapping[str, Any]) -> Job:
+    def checkpoint_now(self, name: str, token: str | None = None) -> str:
+        """Asks for a checkpoint after the next step. Returns the token of the request, by default a new one.
+
+        The same token asks only once. `status.checkpointRequest` names the token, and `step` once it is durable.
+
+        Raises:
+            Refused: the job has no `spec.checkpoint`, or has ended.
+            ValueError: the token is empty or longer than 63 characters.
+        """
+        token = secrets.token_hex(4) if token is None else token
+        if not 0 < len(token) <= MAX_TOKEN:
+            raise ValueError(f"the token {token!r} must have 1 to {MAX_TOKEN} characters")
+        job = self._changeable(name)
+        if job.manifest["spec"].get("checkpoint") is None:
+            raise Refused(
+                f"{job.namespace}/{name} has no spec.checkpoint, so it writes no checkpoints; delete it and create it"
+                " again with one"
+            )
+        annotations = {CHECKPOINT_NOW_ANNOTATION: token}
+        self._kube.request("PATCH", _path(self.namespace, name), {"metadata": {"annotations": annotations}})
+        return token
+
+    def wait_for_checkpoint(self, name: str, token: str, *, timeout: float | None = None) -> CheckpointRequest:
+        """Waits until the checkpoint of `checkpoint_now` is durable, and returns the request with its step.
+
+        Raises:
+            Refused: no checkpoint will answer the request, or another request has replaced it.
+            TimeoutError: it was not durable in time.
+        """
+        seen = False
+        for job in self.stream(name, timeout=timeout):
+            request = job.status.checkpoint_request
+            if request is not None and request.token == token:
+                seen = True
+                if not request.is_open:
+                    break
+            elif seen:
+                raise Refused(f"{job.namespace}/{name}: another request has replaced {token}")
+        else:
+            raise Refused(f"{job.namespace}/{name} has ended, and no checkpoint {token} is durable")
+        if request.message:
+            raise Refused(f"{job.namespace}/{name}: {request.message}")
+        return request
+
+    def _changeable(self, name: str) -> Job:
+        """The job, if it has not ended."""
         if (job := self.get(name)).finished:
             raise Refused(f"{job.namespace}/{name} has ended ({job.status.state.value}) and cannot be changed")
+        return job
+
+    def _change(self, name: str, spec: Mapping[str, Any]) -> Job:
+        self._changeable(name)
         return Job.of(self._kube.request("PATCH", _path(self.namespace, name), {"spec": dict(spec)}))
 
     def stream(self, name: str, *, timeout: float | None = None) -> Iterator[Job]:

@@ -17,6 +17,8 @@ from .wire import Wire
 MAX_OFFERS = 16
 MAX_MESSAGE = 1024
 MAX_LOST_PEERS = 64
+#: Length of a token of `checkpoint now`.
+MAX_TOKEN = 63
 MAX_MEMBERS = 8192
 
 Count = Annotated[int, Field(ge=0, le=2**53)]
@@ -208,6 +210,9 @@ class DurableCheckpoint(Wire):
     num_shards: Positive | None = Field(
         default=None, description="Number of shards of the data's order. A restart has at most this many pipelines."
     )
+    request: str = Field(
+        default="", max_length=MAX_TOKEN, description="Token of the request that it answers. Empty without one."
+    )
     pause_seconds: Seconds | None = Field(
         default=None, description="Seconds that training paused for it. Absent if the leader did not write it."
     )
@@ -365,10 +370,12 @@ class ReportReply(Wire):
     """Acknowledges a report. `layout_generation` is the newest published generation.
 
     If only the progress is new, the next report may wait `next_seconds` seconds. If this is absent, the worker decides.
+    `checkpoint_request` is as in `HeartbeatReply`. The leader hears it here sooner in a large fleet.
     """
 
     layout_generation: Count
     next_seconds: Seconds | None = None
+    checkpoint_request: str = ""
 
 
 class Heartbeat(Wire):
@@ -395,8 +402,11 @@ class HeartbeatReply(Wire):
     The operator expects the next heartbeat after `next_seconds` seconds, or sooner if something happens. If this is
     absent, the worker decides. `stop` tells the members to exit once a checkpoint of their state is durable. The
     operator never takes it back.
+    `checkpoint_request` is the token of a checkpoint that the members shall write after the next step. It is empty
+    without one, and once the operator knows that the checkpoint is durable.
     """
 
     layout_generation: Count
     next_seconds: Seconds | None = None
     stop: bool = False
+    checkpoint_request: str = ""

@@ -12,7 +12,7 @@ import yaml
 from pipetransformer_operator.kube.client.api import Api
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.charts import monitors
-from tests.testkit.operator.fake_kubelet import FakeKubelet
+from tests.testkit.operator.fake_kubelet import FakeKubelet, real_trainer
 from tests.testkit.operator.namespace import Namespace, until
 from tests.testkit.operator.operating import Operator
 from tests.testkit.operator.prometheus import RULES, Prometheus, promtool, queries
@@ -39,13 +39,6 @@ def training_job(checkpoints: Path) -> JobBuilder:
     )
 
 
-def train() -> None:
-    """A real trainer, whose torch only its own process imports."""
-    from pipetransformer.__main__ import main
-
-    main()
-
-
 @pytest.fixture
 async def operator(api: Api, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[Operator]:
     """An operator that uses Kueue, which is not there."""
@@ -68,7 +61,7 @@ async def prometheus(operator: Operator, tmp_path: Path) -> AsyncIterator[Promet
 async def test_no_panel_is_empty_while_real_trainers_shrink(
     namespace: Namespace, operator: Operator, kubelet: FakeKubelet, prometheus: Prometheus, tmp_path: Path
 ) -> None:
-    kubelet.program = train
+    kubelet.program = real_trainer
     await namespace.apply(training_job(tmp_path / "checkpoints"))
     await namespace.apply(make_job("doomed").set("runPolicy.backoffLimit", 0))
     variables = {"namespace": namespace.name, "job": "digits", "__rate_interval": "15s", "__range": "5m"}

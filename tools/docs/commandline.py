@@ -19,14 +19,23 @@ def rendered() -> str:
     """The page."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    commands = [group.commands[name] for name in sorted(group.commands)]
-    return "\n".join([GENERATED + _INTRODUCTION, *(_section(one) for one in commands if isinstance(one, TyperCommand))])
+    return "\n".join([GENERATED + _INTRODUCTION, *(_section(name, one) for name, one in _commands(group))])
 
 
-def _section(command: TyperCommand) -> str:
+def _commands(group: TyperGroup, before: str = "") -> Iterator[tuple[str, TyperCommand]]:
+    """All commands by name, those of a group with the group's name before theirs."""
+    for name in sorted(group.commands):
+        command = group.commands[name]
+        if isinstance(command, TyperGroup):
+            yield from _commands(command, f"{before}{name} ")
+        elif isinstance(command, TyperCommand):
+            yield f"{before}{name}", command
+
+
+def _section(name: str, command: TyperCommand) -> str:
     arguments = [f"{one.name}".upper() for one in command.params if isinstance(one, TyperArgument)]
-    usage = code(" ".join(["pipetransformer", f"{command.name}", *arguments, "[OPTIONS]"]))
-    return f"## {command.name}\n\n{usage}\n\n{command.help}\n\n" + table(("", "default", "meaning"), _rows(command))
+    usage = code(" ".join(["pipetransformer", name, *arguments, "[OPTIONS]"]))
+    return f"## {name}\n\n{usage}\n\n{command.help}\n\n" + table(("", "default", "meaning"), _rows(command))
 
 
 def _rows(command: TyperCommand) -> Iterator[list[str]]:

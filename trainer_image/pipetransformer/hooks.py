@@ -36,6 +36,10 @@ class Hooks:
         """Whether the process was told to stop. The worker then leaves at the end of the round."""
         return False
 
+    def checkpoint_request(self) -> str:
+        """Token of the checkpoint that a user asks for now; empty without one."""
+        return ""
+
     def ends_soon(self) -> bool:
         """Whether a worker that was told to stop exits when its group breaks. Otherwise it waits for a next generation,
         which may still need its state."""

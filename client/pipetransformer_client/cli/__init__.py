@@ -9,7 +9,7 @@ import sys
 from pipetransformer_client.errors import ClientError, InvalidName
 from pipetransformer_contract.api.manifest import InvalidManifest
 
-from . import change, fetch, logs, plan, run, show, submit, timeline, watch  # noqa: F401 - registers the commands
+from . import change, checkpoint, fetch, logs, plan, run, show, submit, timeline, watch  # noqa: F401 - registers the commands
 from .app import app
 from .options import EXIT_CLUSTER, EXIT_REFUSED, errors
 

@@ -325,6 +325,7 @@ class Metadata(SpecModel):
     generation: int = 1
     resource_version: str = ""
     labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
     deletion_timestamp: str | None = None
     finalizers: list[str] = Field(default_factory=list)
 

@@ -13,6 +13,8 @@ WORKER_LABEL = f"{GROUP}/worker-id"
 PLACEMENT_GROUP_LABEL = f"{GROUP}/placement-group"
 #: On a worker's pod: its group. The scheduler binds the workers of a group all at once (`kube/workers/pod_groups.py`).
 POD_GROUP_LABEL = f"{GROUP}/pod-group"
+#: Annotation of a job: a token by which a user asks for a checkpoint now. A new token asks again.
+CHECKPOINT_NOW_ANNOTATION = f"{GROUP}/checkpoint-now"
 #: On all objects that the operator creates for a job.
 MANAGED_BY = {"app.kubernetes.io/managed-by": "pipetransformer-operator"}
 #: A label of Kueue on a job: the queue that the job asks. Kueue may stop the job, so the job needs a checkpoint.

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import (
+    MAX_TOKEN,
     Count,
     DurableCheckpoint,
     Generation,
@@ -107,6 +108,8 @@ class Reason(StrEnum):
     SHARE_CHANGED = "ShareChanged"
     OUT_OF_MEMORY = "OutOfMemory"  #: pipelines need too much memory; with Failed, also the longest pipelines do
     GPUS_RELEASED = "GPUsReleased"
+    CHECKPOINT_MADE = "CheckpointMade"  #: the one that a user asked for is durable
+    CHECKPOINT_REFUSED = "CheckpointRefused"  #: a user asked for one, and none will be written
     STEPS_LOST = "StepsLost"  #: no checkpoint holds these steps; they must be trained again
 
 
@@ -299,6 +302,23 @@ class Stop(Wire):
     )
 
 
+class CheckpointRequest(Wire):
+    """A checkpoint that a user asked for by the annotation `training.pipetransformer.io/checkpoint-now`."""
+
+    token: str = Field(min_length=1, max_length=MAX_TOKEN, description="Value of the annotation.")
+    time: datetime = Field(description="When the operator saw it.")
+    step: Count | None = Field(
+        default=None, description="Committed steps of the durable checkpoint that answers it. Absent before."
+    )
+    served_time: datetime | None = Field(default=None, description="When the operator heard that it is durable.")
+    message: str = Field(default="", max_length=1024, description="Why no checkpoint answers it. Empty otherwise.")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has no answer yet."""
+        return self.step is None and not self.message
+
+
 class NodeSilence(Wire):
     """A node whose members send no more heartbeats. Kubernetes notices only later whether the node is lost."""
 
@@ -345,6 +365,7 @@ class JobStatus(Wire):
     checkpoint_time: datetime | None = Field(
         default=None, description="When the operator first heard that `checkpoint` is durable."
     )
+    checkpoint_request: CheckpointRequest | None = None
     redone_steps: Count = Field(
         default=0, description="Steps that were committed and then trained again, since the job was created."
     )
@@ -515,6 +536,12 @@ class JobStatus(Wire):
         if self.generation is None:
             status = status.model_copy(update={"workers": 0, "gpus": self.gpus.model_copy(update={"held": 0})})
         return status
+
+    @property
+    def awaited_checkpoint(self) -> str:
+        """Token of the checkpoint that a user asked for and that is not durable yet; empty without one."""
+        request = self.checkpoint_request
+        return request.token if request is not None and request.is_open else ""
 
     @property
     def own_requests(self) -> list[QuotaRequest]:

@@ -149,7 +149,12 @@ class Channel:
     async def _heartbeat(self, request: web.Request) -> web.Response:
         board, reporter = await self._identify(request)
         pause = board.put_heartbeat(reporter, await _body(request, Heartbeat))
-        reply = HeartbeatReply(layout_generation=board.layout_generation, next_seconds=pause, stop=board.stop)
+        reply = HeartbeatReply(
+            layout_generation=board.layout_generation,
+            next_seconds=pause,
+            stop=board.stop,
+            checkpoint_request=board.checkpoint_request,
+        )
         return web.json_response(reply.to_wire())
 
     async def _report(self, request: web.Request) -> web.Response:
@@ -174,7 +179,11 @@ class Channel:
             await board.put_report(reporter, report, timeout=DURABLE_SECONDS)
         except NotYetDurable as error:
             raise RefusedError(Refusal.NOT_DURABLE, str(error)) from error
-        reply = ReportReply(layout_generation=board.layout_generation, next_seconds=board.pulse.report_seconds)
+        reply = ReportReply(
+            layout_generation=board.layout_generation,
+            next_seconds=board.pulse.report_seconds,
+            checkpoint_request=board.checkpoint_request,
+        )
         return web.json_response(reply.to_wire())
 
     async def _identify(self, request: web.Request) -> tuple[Board, Reporter]:

@@ -65,6 +65,8 @@ class Board:
 
     Attributes:
         stop: whether the members must write a checkpoint and exit; heartbeats answer with it.
+        checkpoint_request: token of the checkpoint that the members shall write now; heartbeats and reports are
+            answered with it.
         since: when a worker was heard again after all were silent for `DEAF`; at first, when the board was created.
     """
 
@@ -86,6 +88,7 @@ class Board:
         self._shown = False
         self._ended = False
         self.stop = False
+        self.checkpoint_request = ""
         self._arrived = 0
         self._settled = 0
         self._count(workers=0, jobs=1)
@@ -129,7 +132,9 @@ class Board:
 
     # What the loop says.
 
-    async def show(self, generation: Generation | None, *, ended: bool, stop: bool = False) -> None:
+    async def show(
+        self, generation: Generation | None, *, ended: bool, stop: bool = False, checkpoint_request: str = ""
+    ) -> None:
         """Shows the durable generation to workers, and forgets workers that are gone. Returns once all waiting polls
         that it concerns are answered.
 
@@ -137,8 +142,9 @@ class Board:
             generation: from the written status.
             ended: whether the job has ended.
             stop: whether the members must write a checkpoint and exit.
+            checkpoint_request: token of the checkpoint that the members shall write now; empty without one.
         """
-        self.stop = stop
+        self.stop, self.checkpoint_request = stop, checkpoint_request
         generation = generation.for_workers() if generation else None
         self._shown = True
         present = self._announced.generation if self._announced else None

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.labels import CHECKPOINT_NOW_ANNOTATION
 from pipetransformer_contract.api.status import Share
+from pipetransformer_contract.messages import MAX_TOKEN
 from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.clocks import Clock
@@ -183,6 +185,7 @@ class JobLoop:
             decided.status.generation,
             ended=decided.status.finished and decided.status.stop is None,
             stop=decided.status.stop is not None,
+            checkpoint_request=decided.status.awaited_checkpoint,
         )
         await self.board.settle(arrived)
         if await self._applier.apply(job, decided):
@@ -245,6 +248,7 @@ class JobLoop:
             released=self._releases.for_job(self.key),
             gives_way_to=self._place.gives_way_to,
             preferred_since=self._place.preferred_since,
+            checkpoint_now=job.metadata.annotations.get(CHECKPOINT_NOW_ANNOTATION, "")[:MAX_TOKEN],
             nonce=secrets.token_hex(16),
             since=self.board.since,
             nodes=self._pool.nodes,

@@ -8,7 +8,20 @@ from pipetransformer_contract.api.status import Reason
 from . import budget
 from .draft import Draft
 from .quota import queue
-from .rules import accounting, conditions, drain, finish, prepare, recover, reports, resize, start, stop, suspend
+from .rules import (
+    accounting,
+    checkpoint_now,
+    conditions,
+    drain,
+    finish,
+    prepare,
+    recover,
+    reports,
+    resize,
+    start,
+    stop,
+    suspend,
+)
 from .sharing import share
 from .types import Observed, Plan
 
@@ -33,6 +46,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
         finish.clean(draft)
     else:
         drain.limit(draft)
+    checkpoint_now.follow(draft)
     accounting.count(draft)
     conditions.describe(draft)
     return draft.plan()

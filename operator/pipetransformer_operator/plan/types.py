@@ -204,6 +204,7 @@ class Observed:
         released: when another owner last released accelerators, or a node appeared; None if not seen.
         gives_way_to: another waiting job that can start if this job, which cannot, holds nothing; empty without one.
         preferred_since: since when other waiting jobs give way to this one; None if they do not.
+        checkpoint_now: token by which a user asks for a checkpoint; empty without one.
         nonce: random text, new in every look, for the generation that this turn may publish.
         nodes: what the operator knows about nodes.
         sees_drains: whether the operator sees workers as `draining` before their node is emptied.
@@ -237,6 +238,7 @@ class Observed:
     released: datetime | None = None
     gives_way_to: str = ""
     preferred_since: datetime | None = None
+    checkpoint_now: str = ""
     nonce: str = ""
     since: datetime | None = None
     nodes: NodeFacts = UNSEEN

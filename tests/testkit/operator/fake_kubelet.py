@@ -18,6 +18,13 @@ from tests.testkit.operator.kubelet import token as token_of
 from .namespace import POLL_SECONDS, Namespace
 
 
+def real_trainer() -> None:
+    """A real trainer as the program of pods, whose torch only its own process imports."""
+    from pipetransformer.__main__ import main
+
+    main()
+
+
 class FakeKubelet:
     """Runs a scripted trainer for each pod of a namespace and keeps the pods' status.
 

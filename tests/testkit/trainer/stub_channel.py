@@ -23,6 +23,7 @@ class StubChannel:
 
     Attributes:
         told: workers whose heartbeats were answered so.
+        asks_for: token of the checkpoint that answers ask for; empty for none.
         asked_for_members: workers that asked for a generation with all its members.
     """
 
@@ -50,6 +51,7 @@ class StubChannel:
         self._ready: dict[str, str] = {}
         self._ended = False
         self._stops = False
+        self.asks_for = ""
         self._unheard: frozenset[str] = frozenset()
         self._condition = threading.Condition()
         self._server = _Server(("127.0.0.1", 0), self._handler_class())
@@ -205,10 +207,16 @@ class StubChannel:
                     case ChannelPath.HEARTBEAT:
                         worker = self.headers["X-Pipetransformer-Worker"]
                         newest = channel.beat(worker, Heartbeat.model_validate_json(body))
-                        reply = {"layoutGeneration": newest, "stop": channel._stops}
+                        reply = {
+                            "layoutGeneration": newest,
+                            "stop": channel._stops,
+                            "checkpointRequest": channel.asks_for,
+                        }
                         return self._answer(410) if newest is None else self._answer(200, reply)
                     case ChannelPath.REPORT:
-                        return self._answer(200, {"layoutGeneration": channel.report(Report.model_validate_json(body))})
+                        newest = channel.report(Report.model_validate_json(body))
+                        reply = {"layoutGeneration": newest, "checkpointRequest": channel.asks_for}
+                        return self._answer(200, reply)
                     case _:
                         return self._answer(404)
 

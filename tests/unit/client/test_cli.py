@@ -8,6 +8,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -224,6 +225,70 @@ def test_a_job_that_is_there_is_changed(
     assert command(monkeypatch, *words) == 0
     assert fake.requests == [("PATCH", f"{JOBS}/digits", {"spec": changed})]
     assert capsys.readouterr().out == f"{told}\n"
+
+
+def asked(token: str, **answer: Any) -> Object:
+    """The job as its status names a request."""
+    request = {"token": token, "time": "2026-01-01T00:00:00Z", **answer}
+    return stored(make_job().checkpoint(), version=2, checkpointRequest=request)
+
+
+def test_a_checkpoint_is_asked_for_under_a_token(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().checkpoint())
+    assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "before-upgrade") == 0
+    annotations = {"training.pipetransformer.io/checkpoint-now": "before-upgrade"}
+    assert fake.requests == [("PATCH", f"{JOBS}/digits", {"metadata": {"annotations": annotations}})]
+    assert capsys.readouterr().out == "default/digits was asked for the checkpoint before-upgrade\n"
+    assert command(monkeypatch, "checkpoint", "now", "digits") == 0
+    assert command(monkeypatch, "checkpoint", "now", "digits") == 0
+    tokens = {next(iter(body["metadata"]["annotations"].values())) for _, _, body in fake.requests[1:] if body}
+    assert len(tokens) == 2, "each has a new one"
+    assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "") == 2
+    assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "x" * 64) == 2
+
+
+def test_a_job_without_checkpoints_is_not_asked_for_one(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job())
+    assert command(monkeypatch, "checkpoint", "now", "digits") == 3
+    assert "default/digits has no spec.checkpoint" in capsys.readouterr().err
+    assert fake.requests == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "told"),
+    [
+        ({"step": 7}, 0, "default/digits has a durable checkpoint of step 7"),
+        ({"message": "the job ended"}, 3, "default/digits: the job ended"),
+    ],
+)
+def test_a_command_waits_for_the_checkpoint(
+    answer: Object,
+    code: int,
+    told: str,
+    fake: FakeKube,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().checkpoint())
+    seen = [asked("another", step=3), asked("one"), asked("one", **answer)]
+    monkeypatch.setattr(Client, "stream", lambda client, name, timeout: map(Job.of, seen))
+    assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "one", "--wait") == code
+    out, err = capsys.readouterr()
+    assert told in out + err
+
+
+@pytest.mark.parametrize("seen", [[asked("one"), asked("two")], [asked("one")]])
+def test_a_wait_for_a_checkpoint_ends_with_what_will_not_answer_it(
+    seen: list[Object], fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().checkpoint())
+    monkeypatch.setattr(Client, "stream", lambda client, name, timeout: map(Job.of, seen))
+    assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "one", "--wait") == 3
+    assert "default/digits" in capsys.readouterr().err
 
 
 def test_a_job_that_has_ended_is_not_changed(

@@ -72,7 +72,11 @@ def test_a_command_in_a_sentence_exists_with_its_options() -> None:
     for page, words in ours:
         words = words[words.index("pipetransformer") + 1 :]
         assert words[0] in group.commands, f"{page}: {words}"
-        known = {option for parameter in group.commands[words[0]].params for option in parameter.opts}
+        command = group.commands[words[0]]
+        if isinstance(command, TyperGroup):
+            assert words[1] in command.commands, f"{page}: {words}"
+            command = command.commands[words[1]]
+        known = {option for parameter in command.params for option in parameter.opts}
         used = {word.strip("[]") for word in words if word.startswith(("-", "[-"))}
         assert used <= known, f"{page}: {words}"
     targets = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, flags=re.MULTILINE))

@@ -103,23 +103,34 @@ class Checkpointer:
         self._marking: StorageWork[CheckpointInfo] | None = None
         #: When it was begun, and for how many seconds training paused for it.
         self._marking_cost = (0.0, 0.0)
+        #: Tokens of the requests that the begun, the marked and the newest durable checkpoint of the generation answer.
+        self._begun_for = self._marking_for = self._served = ""
         #: Whether an attempt to write the current checkpoint failed. Its duration is then not used for the interval.
         self._was_late = False
 
     def due(self, step: int, save: float) -> bool:
         """Whether a checkpoint is due after `step` committed steps.
 
-        `checkpoint.everySteps` decides. Without it, a checkpoint is due if `save` is above 0, the sum of the members'
-        votes on `overdue`.
+        One is due if `save` is above 0, the sum of the members' votes on `overdue`, or by `checkpoint.everySteps`.
         """
         if self._spec is None or self._spec.every_steps is None:
             return save > 0
-        return step % self._spec.every_steps == 0
+        return save > 0 or step % self._spec.every_steps == 0
+
+    @property
+    def _asked(self) -> bool:
+        """Whether a user asks for a checkpoint, and this worker began none since."""
+        token = self._hooks.checkpoint_request()
+        return bool(token) and token not in (self._begun_for, self._marking_for, self._served)
 
     @property
     def overdue(self) -> bool:
-        """Whether a checkpoint is due by this worker's clock. False if the spec sets `everySteps`, has no checkpoint,
-        or a checkpoint is being written."""
+        """Whether a checkpoint is due because a user asked for one, or by this worker's clock.
+
+        The clock counts only without `checkpoint.everySteps`, and while no checkpoint is being written.
+        """
+        if self._spec is not None and self._asked:
+            return True
         if self._spec is None or self._spec.every_steps is not None or self._begun is not None:
             return False
         interval = interval_seconds(self._pause_seconds, self._writing_seconds)
@@ -171,6 +182,7 @@ class Checkpointer:
         if self._spec is None or not self._wanted or self._begun is not None:
             return
         self._wanted = False
+        self._begun_for = self._hooks.checkpoint_request()
         control = state.control
         job = self._job.at(control.visit)
         self._begun = CheckpointInfo(
@@ -304,6 +316,7 @@ class Checkpointer:
         self._drop_marking()
         self._begun = self._part = None
         self._wanted = False
+        self._begun_for = self._marking_for = self._served = ""  # the operator asks again until it knows of one
         self.why_unsaved = ""
 
     def _drop_marking(self) -> None:
@@ -316,6 +329,7 @@ class Checkpointer:
         assert self._spec is not None
         location, keep = self._spec.location, self._spec.keep
         self._marking_cost = self._begun_at, self._pause_seconds
+        self._marking_for = self._begun_for
 
         def mark() -> CheckpointInfo:
             commit(location, info, keep=keep)
@@ -326,8 +340,9 @@ class Checkpointer:
     def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
         self._known = info
         begun_at, pause = self._marking_cost
-        costs = {"pause_seconds": pause, "write_seconds": self._clock() - begun_at}
-        return describe(info, info.state["earlierGenerations"]).model_copy(update=costs)
+        self._served = self._marking_for
+        more = {"request": self._served, "pause_seconds": pause, "write_seconds": self._clock() - begun_at}
+        return describe(info, info.state["earlierGenerations"]).model_copy(update=more)
 
     def durable(self) -> DurablePoint | None:
         """Read step, boundary, folder name and visit of the newest durable checkpoint; None without one.

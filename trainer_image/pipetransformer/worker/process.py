@@ -164,7 +164,7 @@ class WorkerProcess(Hooks):
         source: GenerationSource = operator if agent is None else agent
         self._handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
         self._watcher = GenerationWatcher(operator.watched() if agent is None else agent)
-        self._reports = ReportSender(channel, operator)
+        self._reports = ReportSender(channel, operator, self)
         self._heartbeats = HeartbeatSender(channel, operator, self)
         self._meter = Meter()
         self._trainer: Trainer | None = None
@@ -175,6 +175,8 @@ class WorkerProcess(Hooks):
         #: The operator asked for a last checkpoint, and allows time for it before it has the process killed.
         self._asked = threading.Event()
         self._job_ended = threading.Event()
+        #: The token under which the operator asks for a checkpoint.
+        self._checkpoint_request = ""
 
     @property
     def trainer(self) -> Trainer:
@@ -301,6 +303,12 @@ class WorkerProcess(Hooks):
         self._asked.set()
         if self._handler.waiting_after is not None and self.trainer.has_left:
             self._handler.set_closed()
+
+    def on_checkpoint_asked(self, token: str) -> None:
+        self._checkpoint_request = token
+
+    def checkpoint_request(self) -> str:
+        return self._checkpoint_request
 
     def on_broken(self) -> None:
         self._heartbeats.beat_now()

@@ -199,7 +199,10 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
         assert not request.done()
         await board.settle(board.arrived)
         response = await request
-        assert (response.status, await response.json()) == (200, {"layoutGeneration": 1, "nextSeconds": 5.0})
+        assert (response.status, await response.json()) == (
+            200,
+            {"layoutGeneration": 1, "nextSeconds": 5.0, "checkpointRequest": ""},
+        )
 
 
 async def test_a_report_during_a_status_write_waits_for_the_next_write() -> None:
@@ -230,6 +233,18 @@ async def test_stopping_members_say_why_their_checkpoint_is_late() -> None:
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
         assert (await response.json())["stop"] is True
         assert board.beats["uid-0"].unsaved == "No space left on device"
+
+
+async def test_answers_to_heartbeats_and_reports_name_the_checkpoint_that_is_asked_for() -> None:
+    board = new_board()
+    await board.show(generation(1, "digits-w0"), ended=False, checkpoint_request="one")
+    await board.settle(1)
+    async with client_of(board) as client:
+        for path, body in (("heartbeat", {"layoutGeneration": 1, "step": 3}), ("report", report(step=3))):
+            response = await client.post(f"/v1/{path}", json=body, headers=headers())
+            assert (await response.json())["checkpointRequest"] == "one"
+        await board.show(generation(1, "digits-w0"), ended=False)
+        assert board.checkpoint_request == ""
 
 
 async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
@@ -269,7 +284,12 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
     async with client_of(board) as client:
         beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "because": "it closed"}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
-        assert await response.json() == {"layoutGeneration": 1, "nextSeconds": 2.0, "stop": False}
+        assert await response.json() == {
+            "layoutGeneration": 1,
+            "nextSeconds": 2.0,
+            "stop": False,
+            "checkpointRequest": "",
+        }
         assert board.lost_peers == {"digits-w1"}
         assert board.beats["uid-0"].because == "it closed"
         await show(board, generation(2, "digits-w0"))

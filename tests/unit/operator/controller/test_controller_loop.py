@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api.labels import CHECKPOINT_NOW_ANNOTATION
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
 from pipetransformer_operator.channel.board import Ended, NotYetDurable, Reporter
@@ -532,3 +533,15 @@ async def test_workers_of_a_job_that_is_deleted_without_them_are_left_alone() ->
 
     assert await make_loop(cluster).turn(cluster.jobs[KEY]) is None
     assert (cluster.deleted, cluster.told) == ([], [])
+
+
+async def test_the_annotation_of_a_job_asks_its_members_for_a_checkpoint() -> None:
+    leader = Leader()
+    await leader.start()
+    job = leader.cluster.jobs[KEY]
+    metadata = job.metadata.model_copy(update={"annotations": {CHECKPOINT_NOW_ANNOTATION: "one"}})
+    with_checkpoint = make_job().stages(1).workers(2).checkpoint().job().spec
+    leader.cluster.jobs[KEY] = job.model_copy(update={"metadata": metadata, "spec": with_checkpoint})
+    await leader.turn()
+    assert leader.cluster.status("digits").awaited_checkpoint == "one"
+    assert leader.loop.board.checkpoint_request == "one"

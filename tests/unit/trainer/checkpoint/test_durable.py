@@ -22,6 +22,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
+from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models.off_device import bring_back, move_off
@@ -594,7 +595,54 @@ def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:
     checkpointer, clock, _ = checkpointing(tmp_path, everySteps=5)
     clock.now = 1e6
     assert not checkpointer.overdue
-    assert checkpointer.due(10, 0.0) and not checkpointer.due(11, 1.0)
+    assert checkpointer.due(10, 0.0) and not checkpointer.due(11, 0.0)
+
+
+class Asking(Hooks):
+    """Asks for a checkpoint under a token."""
+
+    token = ""
+
+    def checkpoint_request(self) -> str:
+        return self.token
+
+
+def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_path: Path) -> None:
+    job = load_job(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 1000}))
+    hooks = Asking()
+    checkpointer, layout = Checkpointer(job, hooks), lone_layout(job)
+
+    def next_durable() -> DurableCheckpoint:
+        found: list[DurableCheckpoint] = []
+
+        def advance() -> bool:
+            found.extend(filter(None, [checkpointer.advance(float(checkpointer.writing), leads=True)]))
+            return bool(found)
+
+        until(advance)
+        return found[0]
+
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, *alone())
+    hooks.token = "one"
+    assert checkpointer.overdue and checkpointer.due(6, 1.0), "the one that is being written was begun before"
+    checkpointer.want()
+    assert next_durable().request == ""
+    checkpointer.begin(trained(job, 6), layout, *alone())
+    assert not checkpointer.overdue
+    durable = next_durable()
+    assert (durable.step, durable.request) == (6, "one")
+    assert not checkpointer.overdue
+    checkpointer.give_up()
+    assert checkpointer.overdue, "in the next generation, until the operator knows"
+    hooks.token = ""
+    assert not checkpointer.overdue
+
+
+def test_a_job_without_checkpoints_writes_none_that_is_asked_for() -> None:
+    hooks = Asking()
+    hooks.token = "one"
+    assert not Checkpointer(load_job(make_spec(ADAMW)), hooks).overdue
 
 
 def test_a_job_that_does_not_say_how_often_makes_checkpoints_while_it_trains(

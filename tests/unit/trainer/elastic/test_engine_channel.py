@@ -100,7 +100,7 @@ def test_a_report_is_sent_again_until_it_is_acknowledged(stub: StubChannel) -> N
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     source.next_generation(0)
     stub.down.set()
-    sender = ReportSender(client(stub), source)
+    sender = ReportSender(client(stub), source, Beating(mock.Mock()))
     sender.start()
     sender.submit(make_report(1), urgent=True)
     assert not sender.flush(timeout=0.1)
@@ -111,6 +111,22 @@ def test_a_report_is_sent_again_until_it_is_acknowledged(stub: StubChannel) -> N
     assert sender.flush(timeout=10)
     assert stub.reports[-1].step == 2
     sender.stop()
+
+
+def test_answers_to_heartbeats_and_reports_ask_for_a_checkpoint(stub: StubChannel) -> None:
+    source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
+    source.next_generation(0)
+    beating, reporting = (Beating(lambda: Heartbeat(layout_generation=1, step=1)) for _ in range(2))
+    stub.asks_for = "one"
+    heartbeats, reports = HeartbeatSender(client(stub), source, beating), ReportSender(client(stub), source, reporting)
+    heartbeats.start()
+    reports.start()
+    reports.submit(make_report(1), urgent=True)
+    assert reports.flush(timeout=10)
+    assert stub.wait_for(lambda: bool(beating.tokens), 10)
+    heartbeats.stop()
+    reports.stop()
+    assert set(beating.tokens) == set(reporting.tokens) == {"one"}
 
 
 class TooMany(BaseHTTPRequestHandler):
@@ -155,6 +171,10 @@ class Beating:
     def __init__(self, heartbeat: Callable[[], Heartbeat]) -> None:
         self.heartbeat = heartbeat
         self.ended = 0
+        self.tokens: list[str] = []
+
+    def on_checkpoint_asked(self, token: str) -> None:
+        self.tokens.append(token)
 
     def on_job_ended(self) -> None:
         self.ended += 1
@@ -196,7 +216,9 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
         return Heartbeat(layout_generation=1, step=1)
 
     heartbeats, reports, watcher = (
-        HeartbeatSender(speaks, source, Beating(beat)), ReportSender(speaks, source), GenerationWatcher(source)
+        HeartbeatSender(speaks, source, Beating(beat)),
+        ReportSender(speaks, source, Beating(beat)),
+        GenerationWatcher(source),
     )  # fmt: skip
     stub.ready("job-w0", Ready(address="127.0.0.1:1"))
     reports.submit(make_report(1), urgent=True)

@@ -8,6 +8,7 @@ import pytest
 
 from pipetransformer.storage import latest
 from pipetransformer_contract.choose import OnPack, Packing
+from pipetransformer_contract.layout import Layout
 from tests.testkit.trainer.stub_channel import StubChannel
 from tests.testkit.trainer.workers import SPEC, Workers
 
@@ -79,3 +80,27 @@ def test_members_out_of_time_end_without_a_checkpoint_or_a_failed_job(workers: W
 
     assert all("savedStep" not in line for line in ended(workers, 143))
     assert channel.outcome is None
+
+
+def test_members_write_the_checkpoint_that_is_asked_for_once_and_train_on(workers: Workers) -> None:
+    spec = LONG | {"checkpoint": {"location": str(workers.folder / "checkpoint"), "everySteps": 1_000_000}}
+    workers.start(spec)
+    channel = workers.channel
+
+    def made(token: str) -> list[int]:
+        """Steps of the checkpoints that were reported under the token."""
+        reported = [report.checkpoint for report in list(channel.reports)]
+        return sorted({one.step for one in reported if one is not None and one.request == token})
+
+    assert channel.wait_for(lambda: any(report.step > 0 for report in channel.reports), 120)
+    channel.asks_for = "one"
+    assert channel.wait_for(lambda: bool(made("one")), 60)
+    last = channel.reports[-1].step
+    assert channel.wait_for(lambda: channel.reports[-1].step > last + 3, 60), "it trains on"
+    assert len(made("one")) == 1, "although it is still asked for"
+
+    channel.publish(Layout(2, 1))
+    assert channel.wait_for(lambda: len(made("one")) == 2, 60), "the next leader cannot know that it was heard"
+    channel.asks_for = "two"
+    assert channel.wait_for(lambda: bool(made("two")), 60)
+    assert min(made("two")) > max(made("one"))

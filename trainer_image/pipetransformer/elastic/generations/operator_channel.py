@@ -229,7 +229,14 @@ class Sightings(Protocol):
     def saw(self, layout_generation: int) -> None: ...
 
 
-class HeartbeatSubject(Protocol):
+class CheckpointSubject(Protocol):
+    """The worker that the operator asks for a checkpoint."""
+
+    def on_checkpoint_asked(self, token: str) -> None:
+        """The operator asks for a checkpoint under this token, or for none if it is empty. Called for each answer."""
+
+
+class HeartbeatSubject(CheckpointSubject, Protocol):
     """The worker that a heartbeat speaks for."""
 
     def heartbeat(self) -> Heartbeat:
@@ -273,6 +280,7 @@ class HeartbeatSender:
                 reply = self._channel.heartbeat(self._subject.heartbeat())
                 self._source.saw(reply.layout_generation)
                 pause = reply.next_seconds or HEARTBEAT_SECONDS
+                self._subject.on_checkpoint_asked(reply.checkpoint_request)
                 if reply.stop:
                     self._subject.on_stop_asked()
             except JobEndedError as error:
@@ -290,9 +298,10 @@ class ReportSender:
     """A thread that sends the newest report until the operator acknowledges it: urgent reports at once, others at the
     pace that the operator asks for."""
 
-    def __init__(self, channel: Channel, source: Sightings) -> None:
+    def __init__(self, channel: Channel, source: Sightings, subject: CheckpointSubject) -> None:
         self._channel = channel
         self._source = source
+        self._subject = subject
         self._lock = threading.Condition()
         self._latest: Report | None = None
         self._acknowledged: Report | None = None
@@ -344,6 +353,7 @@ class ReportSender:
             try:
                 reply = self._channel.report(report)
                 self._source.saw(reply.layout_generation)
+                self._subject.on_checkpoint_asked(reply.checkpoint_request)
                 pause = reply.next_seconds or REPORT_SECONDS
             except JobEndedError as error:
                 logger.info("report: %s", error)
