@@ -1,4 +1,4 @@
-"""The decisions of the operator: pure, one rule per file, no I/O and no clock."""
+"""The operator's decisions about one job, as pure functions: no I/O and no clock. Each rule has its file in `rules`."""
 
 from .sharing.allocate import Demand, allocate
 from .sharing.demand import demand_of, may_demand

@@ -1,8 +1,8 @@
-"""Counts failures against the job's budget, and losses of nodes, which are no failures.
+"""Counts failures against the job's budget (`runPolicy.backoffLimit`), and lost nodes, which are no failures.
 
 A failure is forgotten after `forgetFailuresAfterSteps` more steps, so old failures do not end a long run. A silent
-worker may hang, or its node may be dead; the cluster knows which about a minute later. Until then the silence is kept
-with its node. If the node is lost, that is one node loss for all its workers. Otherwise the silence is one failure.
+worker may hang, or its node may be dead; the cluster knows which about a minute later. Until then the status keeps a
+note of the silent node. If the node is lost, that is one node loss for all its workers. Otherwise it is one failure.
 """
 
 from collections.abc import Container, Iterable
@@ -14,14 +14,14 @@ from .draft import DOUBT, Draft
 from .types import FailureCause, NodeFailure, Worker
 from .view import OVERDUE, View
 
-#: Longest words of a worker that are kept while its node is judged.
+#: Maximum length of the description of a loss that the status keeps until the cause is known, in characters.
 MAX_WORDS = 1024
-#: How long a lost node is remembered after its last worker fell silent: it may stay lost for days, or be deleted.
+#: How long the status keeps the note of a lost node after its last worker fell silent.
 KEPT = timedelta(minutes=30)
 
 
 def forget(draft: Draft) -> None:
-    """Forgets failures after which the job has committed enough steps."""
+    """Forgets failures that are at least `forgetFailuresAfterSteps` steps old."""
     report, steps = draft.status.last_report, draft.status.failure_steps
     if report is None or not steps:
         return
@@ -31,10 +31,12 @@ def forget(draft: Draft) -> None:
 
 
 def count(draft: Draft, described: str) -> int:
-    """Counts a failure of the job; past its budget the job ends. Returns the step at which it counts."""
+    """Counts a failure of the job, and ends the job if the budget is exceeded. Returns the step that the failure has.
+
+    `described` says what failed, for the message of the job's end."""
     policy, steps = draft.spec.run_policy, draft.status.failure_steps
-    # The newest report may know of more steps than the status, where progress is written now and then. After a restart
-    # the job is at an earlier step: steps that it makes again are no progress.
+    # The newest report may be at a later step than the status, because the status shows progress only now and then.
+    # After a restart the job repeats steps. They are no progress, so the step of a failure never decreases.
     reports = (draft.status.last_report, draft.observed.report)
     step = max([0, *steps, *(one.step for one in reports if one is not None and one.job_uid == draft.observed.uid)])
     steps = [*steps, step]
@@ -43,20 +45,24 @@ def count(draft: Draft, described: str) -> int:
         draft.fail(
             Reason.BACKOFF_LIMIT_EXCEEDED,
             f"spec.runPolicy.backoffLimit: {len(steps)} failures within {policy.forget_failures_after_steps} steps"
-            f" (forgetFailuresAfterSteps), {policy.backoff_limit} allowed; {described}",
+            f" (forgetFailuresAfterSteps), {policy.backoff_limit} allowed; the last: {described}",
         )
     return step
 
 
 def is_of_node(view: View, worker: Worker, suspects: Container[str]) -> bool:
-    """Whether the node of a lost member may be the reason, because the member has not ended by itself."""
+    """Whether a member may be lost because of its node: it did not end by itself, and the node or worker is silent.
+
+    `suspects` are the names of members that are lost although their pods look alive."""
     if worker.exit_code is not None or not worker.node:
         return False
     return worker.node_lost or (worker.name in suspects and not view.hears(worker.uid))
 
 
 def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
-    """Notes the nodes of lost members that may be the reason. More members of a known node add no second loss."""
+    """Notes the nodes of these lost workers as silent. Several workers of one node count as one loss.
+
+    `described` says what was lost, for the event that follows once the cause is known."""
     known = {silence.node: silence for silence in draft.status.silences}
     for node in dict.fromkeys(worker.node for worker in workers):
         before = known.get(node)
@@ -69,7 +75,7 @@ def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
 
 
 def judge(draft: Draft) -> None:
-    """Decides which silent nodes are lost, as far as that is known, and forgets those that are well again."""
+    """Counts each silent node as a node loss or as a failure as soon as the cause is known; later forgets the node."""
     before = draft.status.silences
     if not before:
         return
@@ -77,7 +83,7 @@ def judge(draft: Draft) -> None:
     kept = []
     for silence in before:
         silence = _decide(draft, silence, lost)
-        # Its workers beat at different times, in a large fleet minutes apart.
+        # Heartbeats of the node's workers may be minutes apart in a large fleet, so they fall silent one by one.
         until = silence.newest + (KEPT if silence.node in lost else OVERDUE) + draft.observed.pace
         if not silence.decided or draft.now < until:
             kept.append(silence)
@@ -89,13 +95,13 @@ def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSil
     if silence.lost:
         return silence
     if silence.node in lost:
-        # The cluster may take longer than `DOUBT`: then the silence was no failure after all.
+        # If the cluster took longer than `DOUBT` to see it, the silence was counted as a failure. Take that back.
         steps = list(draft.status.failure_steps)
         if silence.failure_step is not None and silence.failure_step in steps:
             steps.remove(silence.failure_step)
         draft.update(node_losses=draft.status.node_losses + 1, failure_steps=steps)
         draft.failures.append(NodeFailure(silence.node, FailureCause.LOST))
-        draft.tell(Reason.NODE_LOST, f"Node {silence.node} is lost; no failure of the job: {silence.words}")
+        draft.tell(Reason.NODE_LOST, f"Node {silence.node} is lost, which is not a failure of the job: {silence.words}")
         return silence.model_copy(update={"lost": True, "failure_step": None, "words": ""})
     if silence.decided:
         return silence

@@ -1,20 +1,20 @@
-"""The time of one turn."""
+"""The time of one turn, and when the next turn is due."""
 
 from collections.abc import Iterable
 from datetime import datetime
 
 
 def latest(times: Iterable[datetime | None]) -> datetime | None:
-    """The latest of the times that are known; None if none is."""
+    """The latest of the times that are not None; None if all are."""
     return max(filter(None, times), default=None)
 
 
 class Clock:
-    """Stands still for a turn, and notes when the next one is due because time alone changes an answer.
+    """The time of one turn. It stands still during the turn, and notes when the next turn is due.
 
     Attributes:
         now: the time of this turn.
-        next_turn: the earliest time that a rule waits for; None when only an event can change anything.
+        next_turn: the earliest time that a rule waits for; None if no rule waits for a time.
     """
 
     def __init__(self, now: datetime) -> None:
@@ -26,20 +26,20 @@ class Clock:
         self.next_turn = time if self.next_turn is None else min(self.next_turn, time)
 
     def reached(self, time: datetime) -> bool:
-        """Whether `time` has come. If not, another turn follows then."""
+        """Whether `time` has come. If not, asks for another turn at that time."""
         if self.now < time:
             self.wake_at(time)
         return self.now >= time
 
     def is_ahead(self, time: datetime | None) -> bool:
-        """Whether `time` is known and still to come."""
+        """Whether `time` is not None and lies in the future."""
         return time is not None and self.now < time
 
     def awaits(self, time: datetime | None) -> bool:
-        """As `is_ahead`; another turn follows at `time`."""
+        """Like `is_ahead`, and asks for another turn at `time`."""
         return time is not None and not self.reached(time)
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds until the next turn; None when only an event asks for one."""
+        """Seconds until the next turn; None if no rule waits for a time."""
         return None if self.next_turn is None else max(0.1, (self.next_turn - self.now).total_seconds())

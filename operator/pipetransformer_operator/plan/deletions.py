@@ -1,4 +1,4 @@
-"""Why workers are deleted, as `kubectl describe` of their job shows it."""
+"""Deletions of workers, and the events by which `kubectl describe` of the job says why workers are deleted."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -6,16 +6,16 @@ from pipetransformer_contract.api.status import Reason
 
 from .types import Deletion, EventType, PlanEvent, Worker
 
-#: Names of workers in one event.
+#: Maximum number of workers' names in one event.
 MAX_NAMES = 8
-#: Of a worker whose deletion an earlier turn decided.
-DECIDED_BEFORE = "the job no longer needs it"
-#: Of a worker of a job that has ended.
+#: Reason for a worker whose deletion an earlier turn decided: the status no longer says why.
+DECIDED_BEFORE = "no longer needed by the job"
+#: Reason for a worker of a job that has ended.
 ENDED = "the job has ended (spec.runPolicy.cleanPodPolicy)"
 
 
 def deletion_of(worker: Worker, why: str) -> Deletion:
-    """The deletion of a worker for that reason."""
+    """The deletion of a worker. `why` is the reason, as words that follow a colon."""
     return Deletion(worker.id, worker.name, worker.uid, why)
 
 
@@ -29,6 +29,6 @@ def events_of(deletions: Iterable[Deletion]) -> Iterator[PlanEvent]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first `MAX_NAMES` names in one text, and how many more there are."""
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return ", ".join(names[:MAX_NAMES]) + more

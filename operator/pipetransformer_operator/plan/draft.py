@@ -1,6 +1,6 @@
-"""What shall be: the changes that rules make to a job's status, and what the turn answers.
+"""A plan in the making: rules change the job's status here, add events, and say which workers the job wants.
 
-Rules ask `Draft.view` what is. Each change replaces the view, so the next rule sees it.
+Rules ask `Draft.view` about the job. Each change of the status replaces the view, so the next rule sees the change.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,27 +29,27 @@ from .view import View
 from .workers import Workers
 
 _CONDITION_STATUS = {True: ConditionStatus.TRUE, False: ConditionStatus.FALSE, None: ConditionStatus.UNKNOWN}
-#: After this the control plane has decided whether a silent node is lost. For a node that rejected a worker it begins
-#: with the job's next attempt.
+#: Time after which the control plane has decided whether a silent node is lost. New workers avoid the node until then.
+#: For a node that rejected a worker the time begins with the job's next attempt.
 DOUBT = timedelta(seconds=60)
 
 
 class Draft:
-    """A plan in the making. Its status is replaced, never changed in place.
+    """A plan in the making. Rules replace its status, and never change it in place.
 
     Attributes:
-        view: what is, with the status as the rules so far left it.
-        expired: as the plan's.
-        min_available: as the plan's.
-        keeps_unready: as the plan's.
-        waits_for_room: as the plan's.
-        spared_ids: of workers that are wanted no longer, and whose pods stay for now.
-        suspects: names of members that are lost although their pods look alive, and why.
-        broken: by uid, nodes of workers whose accelerator failed.
-        failures: as the plan's.
-        unfit: nodes that refused workers which were to join, or whose accelerator failed.
-        explained_ids: of workers whose loss another event explains, so that their deletion needs none.
-        said: conditions that were set in this turn; the others are as the turn before left them.
+        view: answers about the job, with the status as the rules left it so far.
+        expired: see `Plan`.
+        min_available: see `Plan`.
+        keeps_unready: see `Plan`.
+        waits_for_room: see `Plan`.
+        spared_ids: ids of workers that the job no longer wants, but whose pods stay for now.
+        suspects: why members are lost although their pods look alive, by name of the member.
+        broken: see `Plan`.
+        failures: see `Plan`.
+        unfit: names of nodes that rejected workers, or whose accelerator failed.
+        explained_ids: ids of workers whose loss another event explains, so their deletion needs no event.
+        said: conditions that a rule set in this turn. The other conditions are from earlier turns.
     """
 
     def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
@@ -97,7 +97,7 @@ class Draft:
         self._events.append(PlanEvent(kind, reason, message))
 
     def set_condition(self, kind: ConditionType, status: bool | None, reason: str, message: str = "") -> None:
-        """Sets a condition, None for unknown; its transition time moves only when its status does."""
+        """Sets a condition; status None means Unknown. The transition time changes only if the status changes."""
         self.said.add(kind)
         value = _CONDITION_STATUS[status]
         before = self.status.condition(kind)
@@ -124,7 +124,7 @@ class Draft:
         self.update(completion_time=self.now)
 
     def keep_workers(self, ids: Iterable[int], why: str | Mapping[int, str]) -> None:
-        """Says which workers ought to exist, and why the others are deleted: in one word for all, or by id."""
+        """Wants only the workers with these ids. `why` is the reason to delete the others, or one for each id."""
         wanted = set(ids)
         dropped = self.view.wanted_ids - wanted
         self._why_deleted |= {key: why if isinstance(why, str) else why[key] for key in dropped}
@@ -136,7 +136,9 @@ class Draft:
         )
 
     def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason, old: Layout | None) -> None:
-        """Notes where the change of layout stands, and until when; a preparation counts from its first turn."""
+        """Writes into the status which phase a resize is in, and its deadline.
+
+        The deadline of a preparation counts from its first turn, that of other phases from now."""
         prepared, preparing = self.view.preparation, phase is ResizePhase.PREPARE
         start = prepared.start_time if prepared else self.now
         timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
@@ -154,7 +156,7 @@ class Draft:
         self.update(resize=resize)
 
     def prepare_anew(self, begin: datetime) -> None:
-        """Gives what is being prepared, if anything is, all its time again, from `begin` on."""
+        """Restarts the time of the present preparation, if there is one: its deadline counts from `begin`."""
         resize = self.view.preparation
         if resize is not None:
             timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
@@ -162,12 +164,12 @@ class Draft:
 
     @property
     def unwanted(self) -> Workers:
-        """Workers to delete."""
+        """Workers to delete: those that the job neither wants nor spares, and that are not being deleted yet."""
         others = self.view.workers.without(self.view.wanted_ids | self.spared_ids)
         return others.that(lambda worker: not worker.terminating)
 
     def plan(self) -> Plan:
-        """The answer; creation and deletion follow from the status and the pods alone."""
+        """The finished plan. Which workers it creates and deletes follows from the status and the existing pods."""
         otherwise = ENDED if self.status.finished else DECIDED_BEFORE
         deletions = [deletion_of(one, self._why_deleted.get(one.id, otherwise)) for one in self.unwanted]
         return Plan(

@@ -1,4 +1,4 @@
-"""Publishes generations. A published one is never taken back; the next one may return to the layout before it."""
+"""Publishes generations. A published generation is never changed, but the next one may return to the earlier layout."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,10 +15,15 @@ from .view import View
 def publish(
     draft: Draft, layout: Layout, candidates: Sequence[Member], reason: ResizeReason, broken_before: int = 0
 ) -> None:
-    """Publishes the next generation on the first candidates; holders of state that are left over become leavers.
+    """Publishes the next generation. The first candidates become members; other candidates with state become leavers.
 
-    Candidates that hold state come first, so the leader holds state whenever any member does. A holder of state
-    that is no candidate takes no part.
+    Args:
+        draft: draft of the job's plan.
+        layout: layout of the next generation.
+        candidates: possible members. Those that hold state come first, because the first member may become the leader.
+            A holder of state that is not among the candidates takes no part.
+        reason: why the layout changes.
+        broken_before: how many generations in a row broke before this one.
     """
     before, number = draft.status.generation, draft.status.layout_generation + 1
     leavers, _ = parted(candidates[layout.workers :], names(draft.view.state_holders))

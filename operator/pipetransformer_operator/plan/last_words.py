@@ -1,22 +1,22 @@
-"""Reads what a trainer leaves when it ends: its own report, one line of JSON, or else the end of its log.
+"""Reads the termination message of a trainer: its own report (one line of JSON), otherwise the end of its log.
 
-The kubelet gives the log where there is no report (`FallbackToLogsOnError`). A few words of it are kept.
+The kubelet gives the log if there is no report (`FallbackToLogsOnError`). Messages quote only a few words of it.
 """
 
 import json
 import re
 from itertools import dropwhile
 
-#: Characters of one worker in a message about several.
+#: Maximum characters about one worker in a message about several workers.
 MAX_WORDS = 200
-#: Exit codes of a process that its kubelet ended, or that used too much memory: it cannot say why. Local ones are
-#: negative.
+#: Exit codes of a process that a signal killed, for example because it used too much memory. Such a process cannot say
+#: why. Local processes have negative codes.
 _KILLED = (137, 143, -9, -15)
 _FRAME = re.compile(r'  File ".*", line \d+')
 
 
 def report_in(message: str) -> dict[str, object]:
-    """The trainer's own report; empty if the message is not one, as after a crash."""
+    """The trainer's own report in a termination message; empty if the message is not a report, as after a crash."""
     try:
         line = json.loads(message.strip().rpartition("\n")[2] or "{}")
     except (ValueError, RecursionError):
@@ -25,9 +25,14 @@ def report_in(message: str) -> dict[str, object]:
 
 
 def last_words(left: str, exit_code: int) -> str:
-    """The trainer's report as it is, or the end of its log in one line.
+    """The trainer's report unchanged, or the end of its log in one line of at most `MAX_WORDS` characters.
 
-    After a traceback that is its error, otherwise as many whole lines as fit.
+    If the log has a traceback, the result is the traceback's error. Otherwise it is as many of the last lines as fit.
+    It is empty if a signal killed the trainer.
+
+    Args:
+        left: the trainer's termination message.
+        exit_code: exit code of the trainer's process.
     """
     if report_in(left):
         return left
@@ -42,7 +47,7 @@ def last_words(left: str, exit_code: int) -> str:
 
 
 def _error(lines: list[str]) -> list[str]:
-    """The lines from the last traceback's error on; empty without a traceback that ends."""
+    """The lines from the error of the last traceback on; empty without a complete traceback."""
     frames = [number for number, line in enumerate(lines) if _FRAME.match(line)]
     after_frames = lines[frames[-1] :] if frames else []
     return list(dropwhile(lambda line: line.startswith(" "), after_frames))

@@ -1,4 +1,4 @@
-"""Layouts that a job may have: `choose` on its leader's offers, within the bounds of its spec and its data order."""
+"""Which layouts a job may have: calls `choose` with the leader's offers and the limits of the job's spec and data."""
 
 from dataclasses import replace
 from itertools import product
@@ -13,7 +13,7 @@ from .view import View
 
 
 def bounds_of(view: View) -> Bounds:
-    """Limits of a layout. There are never more pipelines than `num_shards`, of which workers were told."""
+    """Limits of a layout. It has at most `num_shards` pipelines, because the order of the data allows no more."""
     elastic, stages, status = view.spec.elastic_policy, view.spec.pipeline.stages, view.status
     report = status.last_report
     by_start = elastic.release_down_to is ReleaseDownTo.STARTING_STEP
@@ -29,7 +29,9 @@ def bounds_of(view: View) -> Bounds:
 
 
 def best(view: View, workers: int) -> Layout | None:
-    """The best layout on `workers` workers by the last report; without offers, only with the present length."""
+    """The best layout on at most `workers` workers, by the offers in the leader's last report; None if none is valid.
+
+    Without offers it has as many stages as the present layout."""
     generation, bounds = view.status.generation, bounds_of(view)
     offers = offered(view)
     if not offers and generation:
@@ -39,23 +41,25 @@ def best(view: View, workers: int) -> Layout | None:
 
 
 def offered(view: View) -> list[Offer]:
-    """The layouts that the leader last offered, except those that have run out of GPU memory before."""
+    """The leader's newest offers, except those of pipelines that have run out of GPU memory before."""
     return [offer for offer in view.offers if fits(view, offer.stages, view.boundary)]
 
 
 def fits(view: View, stages: int, boundary: int) -> bool:
-    """Whether pipelines of that many stages are not known to need too much memory."""
+    """Whether pipelines of that many stages have not run out of GPU memory with so few frozen layers (`boundary`)."""
     return view.status.too_short is None or not view.status.too_short.rules_out(stages, boundary)
 
 
 def awaited(view: View, present: Layout) -> Layout:
-    """The layout that a job with lost workers waits for: the present one, or the spec's if memory rules that out."""
+    """The layout that a job with lost workers waits for: the present one, or the spec's if memory is too small."""
     return present if fits(view, present.stages, view.boundary) else bounds_of(view).initial
 
 
 def starting(view: View) -> Layout | None:
-    """The layout of a start: as long as the spec or the durable checkpoint needs, and as wide as the spec's ceiling and
-    the queue's quota allow. None where the ceiling allows none."""
+    """The layout of a start; None if the spec's limits allow none.
+
+    It has as many stages as the durable checkpoint needs, otherwise as the spec says. It has as many pipelines as the
+    spec's limits and the queue's quota allow."""
     bounds, own = bounds_of(view), quota.usable(view.status, view.observed, own=True)
     most = min(bounds.initial.workers, own.granted) if own else bounds.initial.workers
     for stages, workers in product(starting_lengths(view), (most, bounds.initial.workers)):
@@ -67,7 +71,7 @@ def starting(view: View) -> Layout | None:
 
 
 def starting_lengths(view: View) -> list[int]:
-    """Stages that a start may have, the best first."""
+    """Possible numbers of stages of a start, the best first."""
     checkpoint, stages = view.status.checkpoint, view.spec.pipeline.stages
     if checkpoint is None or not fits(view, checkpoint.min_stages, checkpoint.boundary):
         return [stages]
@@ -75,7 +79,9 @@ def starting_lengths(view: View) -> list[int]:
 
 
 def limited(view: View, workers: int) -> int:
-    """`workers`, or the job's share if that is less and up to date; only `onPack: Auto` obeys what jobs share."""
+    """`workers`, or the job's share if that is smaller and was computed for the present generation.
+
+    Only `onPack: Auto` obeys the share, but every job obeys one that makes room for pods of other owners."""
     share = view.status.share
     if share is None or share.layout_generation != view.status.layout_generation:
         return workers
@@ -85,14 +91,14 @@ def limited(view: View, workers: int) -> int:
 
 
 def pays_to_recut(view: View) -> bool:
-    """Whether the members should continue in the same layout with stages cut again."""
+    """Whether the members gain more than a pause costs if they keep the layout, and cut its stages anew."""
     report, present = view.status.last_report, _present(view)
     packing = view.spec.pipeline.packing
     return report is not None and present is not None and cut_pays(report.offers, present, packing)
 
 
 def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
-    """Offers and bounds of pipelines of that many stages, without measurements."""
+    """Offers and bounds that allow only pipelines of that many stages, without measurements."""
     initial = Layout(stages, bounds.initial.pipelines)
     return [Offer(stages=stages, bytes_per_worker=0)], replace(bounds, initial=initial, bytes_budget=0)
 

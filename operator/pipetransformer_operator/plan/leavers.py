@@ -1,6 +1,7 @@
-"""Chooses which members leave when a smaller layout needs fewer: claimed ones first, and among equals whole nodes.
+"""Chooses which members leave for a smaller layout: claimed workers first, then those that leave whole nodes empty.
 
-An empty node can be removed or take a large pod. Leavers that are spread over many nodes free no whole node.
+An autoscaler can remove an empty node, and a large pod fits there. Leavers that are spread over many nodes free no
+whole node.
 """
 
 from collections import Counter, defaultdict
@@ -13,7 +14,7 @@ from .view import View
 
 
 def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
-    """The members in an order in which the first `staying` stay and the others leave."""
+    """Sorts the members so that the first `staying` of them stay and the others leave."""
     claimed, own = parted(members, view.claimed_names)
     going = max(0, len(members) - staying)
     left = _choose(view, claimed, min(going, len(claimed))) | _choose(view, own, max(0, going - len(claimed)))
@@ -22,8 +23,11 @@ def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
 
 
 def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
-    """Names of `number` members that leave: those on the node that is asked for, then on nodes that they leave empty,
-    the smallest first, then on nodes that other pods keep busy. On each node the last members leave first."""
+    """Names of `number` members that leave.
+
+    First leave members on the node that the job's share names, because a pod of another owner waits for it. Then come
+    nodes that become empty, those with the fewest members first, and then nodes that other pods keep busy. On each node
+    the last members leave first."""
     groups = _by_node(view, members)
     share = view.status.share
     asked = share.node if share is not None and share.for_others else ""
@@ -38,7 +42,7 @@ def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
 
 
 def _by_node(view: View, members: Sequence[Member]) -> dict[str, list[Member]]:
-    """The members of each node, the last first; without a node those whose pods are gone."""
+    """The members of each node, the last member first. Members whose pods are gone are under the empty name."""
     groups: dict[str, list[Member]] = defaultdict(list)
     for member in reversed(members):
         worker = view.worker(member)
@@ -47,7 +51,7 @@ def _by_node(view: View, members: Sequence[Member]) -> dict[str, list[Member]]:
 
 
 def _emptied(view: View, groups: dict[str, list[Member]]) -> set[str]:
-    """Nodes that are empty once their group has left."""
+    """Nodes that are empty once all their members in `groups` have left."""
     there = Counter(view.wanted.placed.nodes)
     shared = set(view.wanted.that(lambda worker: worker.shares_node).nodes)
     candidates = groups.keys() - shared - {""}

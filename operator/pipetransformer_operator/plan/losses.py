@@ -1,6 +1,6 @@
-"""How workers end: whether the job failed, when a start replaces the worker, and how messages describe it.
+"""How workers end: whether it is a failure of the job, when a start replaces the worker, and what messages say.
 
-`LOSSES` is the only table for this. Workers do not show whether a silent node is lost; see `budget`.
+`LOSSES` is the only table for this. It cannot tell whether a silent worker's node is lost; `budget` decides that.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from pipetransformer_contract.messages import Outcome
 from .last_words import MAX_WORDS, report_in
 from .types import FailureCause, Worker
 
-#: Exit code of a trainer that cannot do what its spec says.
+#: Exit code of a trainer that refuses the job's spec, because it cannot do what the spec says.
 EXIT_USER_ERROR = 2
 #: Exit code of a process that was killed with SIGKILL, as by the kernel when the memory limit is reached.
 EXIT_KILLED = 137
-#: Reason that a trainer gives if its accelerator failed.
+#: Reason in the report of a trainer whose accelerator failed.
 DEVICE_FAILED = "DeviceFailed"
 #: Wait before a start replaces a failed worker, as for a Job's pods. Each failure in a row doubles it.
 RETRY = timedelta(seconds=10)
-#: Wait before a start replaces a worker that the cluster took away, because the cause may still be there.
+#: Wait before a start replaces a worker whose pod the cluster removed, because the cause may still be there.
 RETRY_TAKEN = timedelta(seconds=30)
 
 
@@ -42,7 +42,7 @@ def termination(worker: Worker) -> tuple[str, str]:
 def words(worker: Worker) -> str:
     """The trainer's explanation of its end: its report, or the end of its log."""
     if worker.exit_code == 0 and not _text(worker, "outcome"):
-        return "it did not say that it trained to the end; the command of the pod template has to call train()"
+        return "it did not report the end of training; the command of the pod template must call train()"
     reason, message = termination(worker)
     return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
 
@@ -53,7 +53,7 @@ def says_succeeded(worker: Worker | None) -> bool:
 
 
 def says_left(worker: Worker) -> bool:
-    """Whether a worker exited because it was told to leave, although the operator wants it again."""
+    """Whether a worker exited because it was told to leave. The operator may want it again by now."""
     return worker.exit_code == 0 and _text(worker, "outcome") == "Left"
 
 
@@ -69,14 +69,14 @@ def blames_device(worker: Worker) -> bool:
 
 
 def out_of_memory_at(worker: Worker) -> int:
-    """Stages of the pipelines if the worker ended because it ran out of memory; otherwise 0."""
+    """If the worker ran out of memory: how many stages its pipeline had; otherwise 0."""
     stages = report_of(worker).get("stages")
     short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
     return stages if short and isinstance(stages, int) and stages > 0 else 0
 
 
 def _text(worker: Worker, field: str) -> str:
-    """A field of the trainer's report, as text that a status can hold."""
+    """A field of the trainer's report, as text without characters that JSON cannot encode."""
     return str(report_of(worker).get(field, "")).encode(errors="replace").decode()
 
 
@@ -91,7 +91,8 @@ class Loss:
         fits: whether the worker ended in this way.
         counts: whether the loss is a failure of the job and counts against `runPolicy.backoffLimit`.
         retry: how long a start waits before it replaces the worker; None to replace it at once.
-        told: description, followed by the worker's own words. `{code}` is its exit code, `{phase}` its pod's phase.
+        told: description for messages, which append the worker's own words. `{code}` stands for its exit code, and
+            `{phase}` for its pod's phase.
     """
 
     fits: Callable[[Worker], bool]
@@ -115,10 +116,12 @@ LOSSES = (
 
 
 def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
-    """The row of a lost worker. None is a worker whose pod is gone: taken away while the operator did not look.
+    """The row of the table for a lost worker.
 
-    A worker that fails leaves its pod behind. `longest` is the spec's number of stages. A member of shorter pipelines
-    may run out of memory. This is not a failure, because longer pipelines follow.
+    Args:
+        worker: the lost worker. None if its pod is gone: the pod was removed, because a worker that fails leaves one.
+        longest: the spec's number of stages; 0 if it does not matter. If a pipeline with fewer stages runs out of
+            memory, this is not a failure, because the job continues with longer pipelines.
     """
     if worker is None:
         return _GONE
@@ -137,7 +140,7 @@ def cause_of(worker: Worker) -> FailureCause:
 
 
 def describe(worker: Worker | None) -> str:
-    """How a worker was lost, in words."""
+    """How a worker was lost, in words for messages. None is a worker whose pod is gone."""
     told = loss_of(worker).told
     if worker is None:
         return told

@@ -1,4 +1,4 @@
-"""Members of generations, by their names."""
+"""Selects members of generations by their names."""
 
 from collections.abc import Container, Iterable
 
@@ -11,7 +11,7 @@ def names(members: Iterable[Member]) -> frozenset[str]:
 
 
 def parted(members: Iterable[Member], chosen: Container[str]) -> tuple[list[Member], list[Member]]:
-    """The members whose names are chosen, and the others; each in their order."""
+    """Two lists: the members whose names are in `chosen`, and the others. Both keep the order."""
     parts: tuple[list[Member], list[Member]] = [], []
     for member in members:
         parts[member.name not in chosen].append(member)

@@ -1,4 +1,4 @@
-"""One turn of the loop: from what was observed to what to do."""
+"""`plan()`: applies all rules to one job, once for each turn of the job's loop."""
 
 from datetime import datetime
 
@@ -27,10 +27,10 @@ from .types import Observed, Plan
 
 
 def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
-    """Decides what a job needs now. See `Plan` for the order in which the answer is executed.
+    """Decides what a job needs now. `Plan` says in which order the operator executes the result.
 
-    The same question always gets the same answer. After it was executed, nothing is left to do until something happens.
-    A job with a foreign `managedBy` is not touched.
+    Equal arguments give equal plans. After a plan was executed, the next one has nothing to do until something happens.
+    A job whose `managedBy` names another controller is not touched.
     """
     draft = Draft(spec, observed, now)
     if not spec.managed:
@@ -81,6 +81,6 @@ def _advance(draft: Draft) -> None:
 
 
 def _try_an_edit_at_once(draft: Draft) -> None:
-    """Forgets failed attempts when the spec was edited, so that the user does not wait for the next one."""
+    """If the user edited the spec, forgets failed attempts, so that the next attempt begins at once."""
     if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
         prepare.forget_failures(draft)

@@ -12,16 +12,16 @@ from types import MappingProxyType
 from pipetransformer_contract.api.status import JobStatus, Reason, Share
 from pipetransformer_contract.messages import Ready, Report
 
-#: Time between two heartbeats of a worker, unless the operator asks for fewer.
+#: Shortest time between two heartbeats of a worker. An operator with many workers asks for longer ones.
 SHORTEST_PACE = timedelta(seconds=2)
 
 
-#: If more than this many accelerators failed on a node, the operator sends no workers there for `AVOIDED`.
+#: If more accelerators than this failed on one node, the operator creates no workers there for the time `AVOIDED`.
 FAILURES_ALLOWED = 1
 AVOIDED = timedelta(hours=1)
-#: `Worker.waiting` begins with this while the node sets up what containers need, before it pulls images.
+#: `Worker.waiting` begins with this while the node sets up the pod's volumes and network, before it pulls images.
 NOT_SET_UP = "PodNotSetUp"
-#: How it begins if a container cannot be started: because of the image, or of the rest of the template.
+#: `Worker.waiting` begins with one of these if a container cannot start: because of its image, or for another reason.
 IMAGE_TROUBLE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 CONTAINER_TROUBLE = ("CreateContainer", "RunContainerError")
 
@@ -42,22 +42,23 @@ class Worker:
     Attributes:
         phase: Succeeded or Failed once the trainer container has ended, even if sidecars still run. A pod that was
             evicted or lost before its trainer exited is Failed without an exit code.
-        end_time: when a pod that is being deleted should be gone, by the cluster's clock; includes its grace period.
+        end_time: when a pod that is being deleted should be gone, by the clock of the API server: the request to delete
+            it, plus its grace period. None if the pod is not being deleted.
         exit_code: of the trainer container; None while it runs.
         message: termination message of the trainer container; empty while it runs.
         lingers: the trainer has ended, but another container of the pod still runs.
         waiting: why the pod does not run yet, such as `ErrImagePull: ...`.
         disrupted: the cluster takes the pod away (preemption, eviction, a drained node), or the node rejected it. This
             is not a failure.
-        rejected: the node rejected the pod.
+        rejected: the node's kubelet rejected the pod before any container ran, for example because of a broken device.
         draining: the node accepts no new pods, or is unhealthy.
-        drain_reason: the mark on the node that says so.
-        node_lost: the node does not respond or is gone, as far as the operator sees nodes.
+        drain_reason: the cordon, taint or condition of the node that makes it `draining`.
+        node_lost: the node's kubelet does not respond, or the node was deleted. False if the operator sees no nodes.
         node_gone: the node was deleted.
-        node_doubted: other workers on the node fell silent lately.
+        node_doubted: workers on the node fell silent lately, so the node may be dead before the cluster says so.
         shares_node: pods of other jobs or owners hold accelerators of the node.
-        unattended_since: when the operator first saw that the pod has a node that has not reported its status; None
-            once it has.
+        unattended_since: when the operator first saw that the pod has a node, but no status from the node's kubelet;
+            None without a node, and once the kubelet has reported.
         priority: number that the cluster derived from the PriorityClass.
     """
 
@@ -87,22 +88,22 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can train, now or later."""
+        """Whether the worker can train, now or later: its pod is pending or runs, and is not being removed."""
         return not self.terminating and not self.disrupted and self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
 
     @property
     def lacks_image(self) -> bool:
-        """Whether an image of its pod cannot be had."""
+        """Whether the node cannot pull an image of the worker's pod."""
         return self.waiting.startswith(IMAGE_TROUBLE)
 
     @property
     def cannot_start(self) -> bool:
-        """Whether its node cannot set up its pod or start its containers."""
+        """Whether the node cannot set up the worker's pod, pull its images or start its containers."""
         return self.waiting.startswith((*IMAGE_TROUBLE, *CONTAINER_TROUBLE, NOT_SET_UP))
 
     @property
     def holds(self) -> bool:
-        """Whether its pod still has an accelerator, because at least one container has not ended."""
+        """Whether the worker's pod still has an accelerator, because at least one of its containers has not ended."""
         return self.lingers or self.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING)
 
 
@@ -111,13 +112,15 @@ class Beat:
     """The newest heartbeat of a worker.
 
     Attributes:
-        time: when it came.
-        layout_generation: the newest generation that the worker has committed or left with; 0 for none.
-        waiting_after: the worker is in no group and waits for a generation above this one; None while it is in a group.
-        waiting_since: when it first said so.
-        pace: time until the next heartbeat, as the operator asked.
-        because: why its group broke or a generation did not form, as the worker saw it; until it is in a group again.
-        unsaved: why it cannot write its part of a checkpoint yet.
+        time: when the operator received the heartbeat.
+        layout_generation: the newest generation that the worker committed, as a member or as a leaver; 0 for none.
+        waiting_after: number of a generation. The worker is in no process group and waits for a generation with a
+            higher number. None while the worker is in a process group.
+        waiting_since: when the operator first heard of that wait; None while `waiting_after` is None.
+        pace: time until the worker's next heartbeat, as the operator asked in its answer.
+        because: why the worker's process group broke, or why a new one did not form, in the worker's words. Empty once
+            the worker is in a group again.
+        unsaved: why the worker cannot write its part of a checkpoint; empty if it can.
     """
 
     time: datetime
@@ -135,12 +138,12 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The queue's present answer to one request.
+    """The answer of a job's queue to one quota request.
 
     Attributes:
-        admitted: the job has the quota, and the queue does not want it back.
-        message: why the request is not admitted, or why the queue wants the quota back.
-        withdrawn: the request was deleted and must be made again.
+        admitted: the job has the quota, and the queue does not reclaim it.
+        message: why the request is not admitted, or why the queue reclaims the quota.
+        withdrawn: the request's object was deleted in the cluster, so the job must make a new request.
     """
 
     admitted: bool
@@ -153,8 +156,10 @@ class Queue:
     """What the operator knows about a job's queue.
 
     Attributes:
-        problem: why the operator knows nothing about it. Then `answers` mean nothing, and the job keeps its quota.
-        answers: answers by the request's name. A missing request is not made yet, or was deleted.
+        problem: why the operator cannot read the queue's answers; empty if it can. With a problem the operator ignores
+            `answers`, and the job keeps the quota that it has.
+        answers: the queue's answers, by the name of the request. A request without an answer is not made yet, or was
+            deleted.
     """
 
     problem: str = ""
@@ -163,12 +168,12 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the operator knows about nodes, as far as it sees them.
+    """What the operator knows about nodes. Everything is empty if it does not watch nodes.
 
     Attributes:
         lost: names of nodes that do not respond or are gone.
-        failures: by name, number of accelerators that failed there lately, with workers of any job.
-        avoided: by name, time until which no worker is sent there because accelerators failed.
+        failures: by node name, how many accelerators failed there within a day, used by workers of any job.
+        avoided: by node name, until when no worker of any job is created there, because accelerators failed.
     """
 
     lost: Set[str] = frozenset()
@@ -176,43 +181,45 @@ class NodeFacts:
     avoided: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
 
 
-#: For an operator that sees no nodes.
+#: What an operator knows that does not watch nodes.
 UNSEEN = NodeFacts()
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One look at a job.
+    """All that the operator knows about one job at one moment: the input of `plan()`.
 
     Attributes:
-        status: status as last written or read; the only memory.
+        status: the job's status as last written or read. Decisions remember nothing else between two turns.
         workers: all pods whose controller is this job, including terminating and ended ones. The list must be complete,
             because a missing member counts as lost. It includes pods as soon as they are created.
-        ready: by worker uid, what warm workers reported. A restarted operator has none until workers repeat it.
-        report: newest report that the channel received; None until one came after the operator's start.
+        ready: by worker uid, the report of each worker that has warmed up. A restarted operator has none until workers
+            repeat it.
+        report: the leader's newest report; None until this operator has received one.
         heard: by worker uid, when the worker last sent anything.
         beats: by worker uid, its newest heartbeat.
-        pace: time between two heartbeats that the operator asks workers for now.
-        report_pace: time between two reports that only say progress, which the operator asks leaders for now.
-        lost_peers: names of members whose connection broke, as other members of the published generation said.
-        conflicts: names of this job's workers that pods of other owners have.
-        kept_by: foreign finalizers that keep a job that is being deleted; None if it is not being deleted.
+        pace: time between two heartbeats of a worker, as the operator asks for it now.
+        report_pace: time between two reports of a leader that tell only of more steps, as the operator asks for it now.
+        lost_peers: names of members whose connection broke, as reported by other members of the published generation.
+        conflicts: names that this job's workers need, but that pods of other owners already have.
+        kept_by: finalizers of other owners on a job that is being deleted; None if the job is not being deleted.
         refusal: why the cluster refused to create a worker in the last turn; empty if it did not.
-        undeleted: by worker uid, why the cluster refused to delete the worker when last asked.
-        share: workers that the job may have while other jobs want some, by `allocate`; None for as many as it gets.
-        queue: queue that the job must ask for its workers; None if it may have what the cluster gives it.
-        released: when another owner last released accelerators, or a node appeared; None if not seen.
-        gives_way_to: another waiting job that can start if this job, which cannot, holds nothing; empty without one.
-        preferred_since: since when other waiting jobs give way to this one; None if they do not.
+        undeleted: by worker uid, why the cluster refused the operator's last request to delete the worker.
+        share: how many workers the job may have while other jobs want some, from `allocate`; None without a limit.
+        queue: what the operator knows about the queue that the job names; None if the job needs no quota.
+        released: when another owner last released accelerators, or a node appeared; None if the operator saw neither.
+        gives_way_to: name of another waiting job. It can start if this job, which cannot start, holds no accelerators.
+            Empty without such a job.
+        preferred_since: when other waiting jobs began to give way to this one; None if they do not.
         checkpoint_now: token by which a user asks for a checkpoint; empty without one.
-        nonce: random text, new in every look, for the generation that this turn may publish.
+        nonce: random text, new at each turn, for the generation that this turn may publish.
         nodes: what the operator knows about nodes.
-        sees_drains: whether the operator sees workers as `draining` before their node is emptied.
-        free: number of further workers of the job that nodes would take now; None if unknown.
-        room: the part of `free` that no other job is about to take; 0 if unknown, None if unlimited.
-        reach: like `free`, plus pods that workers of the starting size would preempt; None if unknown.
-        since: when this operator began to listen to the job: at its start, or after all were silent. Earlier silence
-            proves nothing.
+        sees_drains: whether the operator sees workers as `draining` before evictions empty their node.
+        free: how many more workers of the job would find a node now; None if unknown.
+        room: how many of `free` other jobs have not reserved; 0 if unknown, None if unlimited.
+        reach: like `free`, plus workers that would find a node by preempting pods of lower priority; None if unknown.
+        since: when this operator began to listen to the job's workers: at its own start, or when it heard from workers
+            again after all were silent. If a worker was silent before that, this proves nothing.
     """
 
     uid: str
@@ -248,7 +255,7 @@ class Observed:
     reach: int | None = None
 
     def beat(self, uid: str) -> Beat:
-        """The newest heartbeat of a worker. One that sent none is in no group, and has the pace that is asked for."""
+        """The newest heartbeat of a worker. For a worker that sent none: no generation, and the present `pace`."""
         return self.beats.get(uid) or Beat(NEVER, layout_generation=0, pace=self.pace)
 
 
@@ -274,7 +281,7 @@ class Deletion:
         worker_id: id of the worker.
         name: name of the worker.
         uid: uid of the pod to delete. Another pod of the same name stays.
-        why: reason in words. An event gives it when the worker is deleted.
+        why: the reason, as words that follow a colon. The event about the deletion quotes them.
     """
 
     worker_id: int
@@ -310,15 +317,16 @@ class Plan:
     and sends events. A crash between two steps loses only events, because the next plan repeats all other steps.
 
     Attributes:
-        create: ids of workers that should exist but do not; the worker's name is `worker_name(job, id)`.
+        create: ids of workers to create. Each worker's name is `worker_name(job, id)`.
         delete: workers to delete, and why.
-        requeue_after: seconds until time alone changes the plan; None if only an event can.
-        min_available: workers that evictions must leave; None before the first layout, and once no worker of an ended
-            job holds anything.
-        keeps_unready: whether that includes running pods that are not ready, for example because a sidecar ended.
-        doubted: nodes whose members fell silent, and until when the cluster may not yet know that they are lost.
+        requeue_after: seconds until the plan changes because time has passed; None if only an event can change it.
+        min_available: how many workers evictions must leave (the PodDisruptionBudget). None leaves the budget as it is:
+            before the first layout, and once no worker of an ended job holds an accelerator.
+        keeps_unready: whether the budget also protects running pods that are not ready, for example because a sidecar
+            ended.
+        doubted: nodes whose workers fell silent, and until when the cluster may not know whether the nodes are lost.
         unfit: nodes that rejected workers or whose accelerator failed, and until when the job avoids them.
-        broken: by uid, nodes of workers whose accelerator failed.
+        broken: the nodes of workers whose accelerator failed, by uid of the worker.
         failures: workers that failed and nodes that were lost, for the metrics.
         waits_for_room: the operator should plan again once accelerators become free.
         expired: `ttlSecondsAfterFinished` has passed, so the operator must delete the job itself.

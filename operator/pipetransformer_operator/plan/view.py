@@ -1,7 +1,7 @@
-"""What is: one look at a job, and the questions that rules ask about it.
+"""Questions that rules ask about a job, answered from its spec, its status and what the operator observed.
 
-Nothing here changes anything. A draft replaces its view with each change of the status, so a rule sees what the rules
-before it decided.
+A view never changes. A draft replaces its view with each change of the status, so a rule sees what earlier rules of
+the same turn decided.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,24 +24,24 @@ from .quota import quota, requests
 from .types import SHORTEST_PACE, Observed, Worker, worker_name
 from .workers import Workers
 
-#: A worker that is silent for this long may be lost if it beats at the shortest pace; others have more time.
+#: A worker with the shortest pace of heartbeats may be lost after this silence. At a longer pace it has more time.
 SILENCE = timedelta(seconds=20)
-#: By then a kubelet has killed a pod whose time to end is over and said so, if it can be reached.
+#: A reachable kubelet has killed a pod and reported it at the latest this long after the pod's grace period.
 OVERDUE = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class View:
-    """Answers about one job at one moment. Lists of workers are by id.
+    """Answers about one job at one moment. Lists of workers are sorted by id.
 
     Attributes:
-        spec: of the job.
-        observed: what was seen of the job and its pods.
-        status: as the rules so far left it.
-        clock: the time, and who waits for a later one.
-        workers: all that are not gone.
-        by_name: the same by their names.
-        spec_errors: what is wrong with labels and pod template.
+        spec: the job's spec.
+        observed: what the operator knows about the job and its pods.
+        status: the job's status, with the changes that rules made in this turn.
+        clock: the time of this turn. It notes when the next turn is due.
+        workers: all workers whose pods exist.
+        by_name: the same workers by their names.
+        spec_errors: what is wrong with the job's labels and pod template; empty if nothing is.
     """
 
     spec: JobSpec
@@ -60,7 +60,7 @@ class View:
         return cls(spec, observed, _until(now, observed.status), Clock(now), Workers(observed.workers), by_name, errors)
 
     def with_status(self, status: JobStatus) -> "View":
-        """The same look, after a rule changed the status."""
+        """The same view with another status."""
         return replace(self, status=status)
 
     @property
@@ -90,27 +90,27 @@ class View:
         return resize if resize is not None and resize.phase is ResizePhase.PREPARE else None
 
     def counted_from(self, time: datetime) -> datetime:
-        """`time`, or the start of this operator if that was later: it first has to hear what its predecessor knew."""
+        """`time`, or when this operator began to listen, whichever is later: it must first hear from workers."""
         return max(time, self.observed.since or time)
 
     @property
     def asleep(self) -> bool:
-        """Whether the job waits before the next attempt, after one that failed."""
+        """Whether the job waits before its next attempt to start or resize, because the last one failed."""
         return self.clock.is_ahead(self.status.next_resize_time)
 
     def sleeps(self) -> bool:
-        """As `asleep`; another turn follows at the end of the wait."""
+        """Like `asleep`, and asks for another turn at the end of the wait."""
         return self.clock.awaits(self.status.next_resize_time)
 
     @property
     def granted(self) -> int | None:
-        """Workers that jobs share out to this one; None if they share nothing, or make room for pods of others."""
+        """The job's share in workers, from `allocate`. None without one, or if it makes room for other owners."""
         share = self.status.share
         return None if share is None or share.for_others else share.workers
 
     @property
     def boundary(self) -> int:
-        """Frozen layers by the last report."""
+        """Number of frozen layers, according to the leader's last report."""
         report = self.status.last_report
         return report.boundary if report else 0
 
@@ -122,7 +122,7 @@ class View:
 
     @property
     def awaited_level(self) -> Upcoming | None:
-        """The larger model that the job makes no step without, because its present layout does not hold it."""
+        """The next level's model, if the job makes no step until it has workers for that model; otherwise None."""
         report, generation = self.status.last_report, self.status.generation
         if report is None or report.upcoming is None or not report.upcoming.waits or generation is None:
             return None
@@ -139,12 +139,12 @@ class View:
         return worker_name(self.observed.name, worker_id)
 
     def worker(self, member: Member) -> Worker | None:
-        """The worker of a member; None when its pod is gone, or another pod has its name."""
+        """The worker of a member; None if the member's pod is gone, or another pod has its name."""
         worker = self.by_name.get(member.name)
         return worker if worker is not None and worker.uid == member.uid else None
 
     def workers_of(self, members: Iterable[Member]) -> list[Worker]:
-        """The workers of those members whose pods are there."""
+        """The workers of those members whose pods exist."""
         return list(filter(None, map(self.worker, members)))
 
     def alive(self, member: Member) -> bool:
@@ -157,19 +157,19 @@ class View:
         return list(filter(self.alive, members))
 
     def is_stuck(self, worker: Worker) -> bool:
-        """Whether its pod may stay for days: its node is lost, or it should be gone by now and nodes are not seen."""
+        """Whether the worker's pod may stay for days: its node is lost, or it should have ended some minutes ago."""
         if worker.node_lost or worker.end_time is None:
             return worker.node_lost
         return self.clock.reached(worker.end_time + OVERDUE)
 
     @cached_property
     def wanted_ids(self) -> frozenset[int]:
-        """Ids of workers that ought to exist."""
+        """Ids of workers that the job wants. Some may not exist yet."""
         return frozenset(self.status.worker_ids)
 
     @cached_property
     def leaving_ids(self) -> frozenset[int]:
-        """Ids of workers that left a generation and still exist."""
+        """Ids of leavers of earlier generations and of the published one whose pods the job still keeps."""
         return frozenset(self.status.leaving_ids)
 
     @cached_property
@@ -179,22 +179,22 @@ class View:
 
     @cached_property
     def wanted(self) -> Workers:
-        """Workers that ought to exist, and do."""
+        """Workers that the job wants and that exist."""
         return Workers(sorted(self.workers.among(self.wanted_ids), key=lambda worker: worker.id))
 
     @cached_property
     def claimed(self) -> Workers:
-        """Those of the wanted workers that are beyond the starting size."""
+        """Wanted workers beyond the starting size."""
         return self.wanted.among(self.claimed_ids)
 
     @property
     def num_placed(self) -> int:
-        """How many wanted workers have a node and keep it; a leaving worker holds its node for another owner."""
+        """How many wanted workers have a node. Leaving workers do not count, because their nodes become free."""
         return len(self.wanted.without(self.leaving_ids).placed)
 
     @property
     def members(self) -> Sequence[Member]:
-        """Members of the published generation; none without one."""
+        """Members of the published generation; empty if none is published."""
         return self.status.generation.members if self.status.generation else ()
 
     @cached_property
@@ -218,43 +218,43 @@ class View:
 
     @cached_property
     def joining_ids(self) -> list[int]:
-        """Ids of wanted workers that are to join: neither members nor leaving. Some may not exist yet."""
+        """Ids of wanted workers that are neither members nor leaving: they will join. Some may not exist yet."""
         ids = (key for key in self.status.worker_ids if key not in self.leaving_ids)
         return [key for key in ids if self.name_of(key) not in self.member_names]
 
     @cached_property
     def joiners(self) -> Workers:
-        """Living workers that are to join."""
+        """Workers that will join, exist, and can train."""
         return self.wanted.among(frozenset(self.joining_ids)).alive
 
     @cached_property
     def missing_ids(self) -> tuple[int, ...]:
-        """Ids of workers that are to join and do not exist yet."""
+        """Ids of workers that will join and do not exist yet."""
         return tuple(key for key in self.joining_ids if self.name_of(key) not in self.by_name)
 
     @cached_property
     def ready_joiners(self) -> list[Member]:
-        """Joiners that are warm and heard, as members to be."""
+        """Joiners that have warmed up and still send heartbeats, as members for the next generation."""
         return self._ready(self.joiners)
 
     @property
     def joiners_placed(self) -> bool:
-        """Whether each worker that is to join may exist, does, and has a node."""
+        """Whether each worker that will join exists and has a node, and no quota is missing."""
         return not self.awaits_quota and len(self.joiners.placed) == len(self.joining_ids)
 
     @property
     def joiners_startable(self) -> bool:
-        """Whether the nodes of all joiners can set up their pods and start their containers."""
+        """Whether no joiner's node has failed to set up its pod or start its containers."""
         return not self.joiners.that(lambda worker: worker.cannot_start)
 
     @property
     def start_complete(self) -> bool:
-        """Whether all workers of a start have their nodes, and can start there."""
+        """Whether all workers of a start have nodes, and no node fails to start them."""
         return bool(self.joining_ids) and self.joiners_placed and self.joiners_startable
 
     @property
     def idle_leavers(self) -> list[Member]:
-        """Workers that have left, still exist and could train again, as members to be."""
+        """Leavers without state whose pods still run and could train again, as members for the next generation."""
         ids = self.leaving_ids - quota.lost_ids(self.status, self.observed)
         holders = {member.uid for member in self.state_holders}
         return self._ready(self.wanted.among(ids).staying.that(lambda worker: worker.uid not in holders))
@@ -268,48 +268,51 @@ class View:
         ]
 
     def _could_join(self, uid: str) -> bool:
-        """Whether a warm worker is heard and in no group. One that was in a generation before has to say that it waits:
-        until then it has just left, or its trainer ends after it left."""
+        """Whether a worker that has warmed up still sends heartbeats, and is in no process group.
+
+        A worker that was in a generation before must say that it waits for a newer one. Until then its trainer may end.
+        """
         beat = self.observed.beat(uid)
         free = not beat.layout_generation or beat.waiting_after is not None
         return free and self.now < self.observed.heard.get(uid, self.now) + self.patience(uid)
 
     def ids_of(self, members: Iterable[Member]) -> list[int]:
-        """Those of the wanted workers' ids that belong to `members`."""
+        """Ids of the wanted workers that are among `members`."""
         known = names(members)
         return [key for key in self.status.worker_ids if self.name_of(key) in known]
 
     def leaves_surplus(self, reason: ResizeReason) -> bool:
-        """Whether leavers of a generation that has this reason are released."""
+        """Whether the job releases the leavers of a generation that was published for this reason."""
         return reason not in (ResizeReason.FAILURE, ResizeReason.DRAIN) and self.on_pack is not OnPack.HOLD
 
     # -- what workers say
 
     def patience(self, uid: str, silence: timedelta = SILENCE) -> timedelta:
-        """How long the worker may be silent, where `silence` is too long for one that beats at the shortest pace."""
+        """How long this worker may be silent: `silence` at the shortest pace of heartbeats, longer at a slower pace."""
         return silence + self.observed.beat(uid).pace - SHORTEST_PACE
 
     def waits(self, member: Member) -> bool:
-        """Whether the worker is in no group and waits for a newer generation than the published one."""
+        """Whether the worker is in no process group and waits for a newer generation than the published one."""
         generation, after = self.status.generation, self.observed.beat(member.uid).waiting_after
         return generation is not None and after is not None and after >= generation.layout_generation
 
     def has_left(self, member: Member) -> bool:
-        """Whether a leaver of the published generation holds no state any longer, because all workers voted for it."""
+        """Whether this leaver of the published generation has dropped its state, because the vote committed it."""
         generation = self.status.generation
         return (
             generation is not None and self.observed.beat(member.uid).layout_generation >= generation.layout_generation
         )
 
     def hears(self, uid: str) -> bool:
-        """Whether the worker said anything lately."""
+        """Whether the worker sent anything recently enough not to count as silent."""
         heard = self.observed.heard.get(uid)
         return heard is not None and self.now < heard + self.patience(uid)
 
     @cached_property
     def state_holders(self) -> list[Member]:
-        """Living workers with some state, members first: leavers hold theirs until the generation is confirmed, or they
-        say that they have left."""
+        """Workers that can train and hold state, members first.
+
+        Leavers count until the leader confirms the generation, or until they say that they have left."""
         generation = self.status.generation
         if generation is None:
             return []
@@ -318,29 +321,30 @@ class View:
 
     @cached_property
     def broken_since(self) -> datetime | None:
-        """Since when some holder of state waits for a newer generation than the published one; None while none does."""
+        """When a holder of state first began to wait for a newer generation than the published one, or None."""
         beats = (self.observed.beat(member.uid) for member in filter(self.waits, self.state_holders))
         return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
 
     @cached_property
     def newest_word(self) -> datetime | None:
-        """When any holder of state last said anything."""
+        """When a holder of state last sent anything; None if none ever did."""
         return latest(self.observed.heard.get(member.uid) for member in self.state_holders)
 
     @cached_property
     def hears_holders(self) -> bool:
-        """Whether any holder of state said anything lately."""
+        """Whether at least one holder of state is not silent."""
         return any(self.hears(member.uid) for member in self.state_holders)
 
     @cached_property
     def hears_waiting(self) -> bool:
-        """Whether a holder of state that waits for a newer generation said anything lately."""
+        """Whether at least one holder of state waits for a newer generation and is not silent."""
         return any(self.waits(member) and self.hears(member.uid) for member in self.state_holders)
 
 
 def _until(now: datetime, status: JobStatus) -> JobStatus:
-    """The status without times after `now`. An operator whose clock was ahead wrote them; counting from them would take
-    as long as the clocks differ."""
+    """The status with `now` in place of later times.
+
+    An operator whose clock was ahead wrote the later times. A wait that counts from them would take too long."""
     times: dict[str, Any] = {
         "last_report": _not_after(now, status.last_report, "time"),
         "generation": _not_after(now, status.generation, "published_time"),
@@ -351,6 +355,6 @@ def _until(now: datetime, status: JobStatus) -> JobStatus:
 
 
 def _not_after(now: datetime, part: Wire | None, field: str) -> Wire | None:
-    """A part of the status, with `now` in place of a later time in the field."""
+    """A part of the status, with `now` in its time field if that field holds a later time."""
     time = getattr(part, field, None)
     return part if part is None or time is None or time <= now else part.model_copy(update={field: now})

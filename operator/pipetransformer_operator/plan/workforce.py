@@ -1,4 +1,4 @@
-"""Which workers a job wants: those that it has, and as many new ones as it may create now."""
+"""Decides which workers a job wants: workers that it has, and new ones within its quota."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ from .view import View
 
 
 def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] = ()) -> None:
-    """Wants `ids` and as many new workers as make `count`, in addition to those that leave or are `replaced`.
+    """Wants the workers `ids`, and as many new workers as are missing to `count`. Leaving and `replaced` workers stay.
 
-    A new worker beyond the job's starting size is claimed: it has the lower priority. One that takes the place of a
-    worker of the starting size is not. A job with a queue first asks it for missing quota, and creates none of the new
-    workers before the queue agrees.
+    A new worker beyond the job's starting size is claimed: its pod has a lower priority. A new worker that replaces one
+    of the starting size is not claimed. A job with a queue first asks for missing quota. It creates no new worker until
+    the queue admits the request.
 
     Args:
-        draft: of the job.
-        ids: of workers that stay.
-        count: of workers that the job needs, `replaced` and leaving ones excluded.
-        replaced: ids of workers that some of the new ones are to replace.
+        draft: draft of the job's plan.
+        ids: ids of workers that stay.
+        count: how many workers the job needs, without `replaced` and leaving ones.
+        replaced: ids of workers that new ones will replace. They train until then.
     """
     missing = max(0, count - len(ids))
     least, base = _of_starting_size(draft.view, ids, missing, replaced)
@@ -34,12 +34,12 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
         draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
         draft.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
     draft.keep_workers(
-        [*ids, *created, *draft.status.leaving_ids, *replaced], "the layout that is prepared does not need it"
+        [*ids, *created, *draft.status.leaving_ids, *replaced], "not needed for the layout that is being prepared"
     )
 
 
 def _of_starting_size(view: View, ids: Sequence[int], missing: int, replaced: Sequence[int]) -> tuple[int, int]:
-    """How many of `missing` workers have to be of the starting size, and how many may be."""
+    """How many of the `missing` workers must belong to the starting size, and how many may. The others are claims."""
     claimed = view.claimed_ids
     if view.status.generation is None:  # a start has no claims
         return missing, missing
@@ -52,10 +52,10 @@ def _of_starting_size(view: View, ids: Sequence[int], missing: int, replaced: Se
 
 
 def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[int, int]:
-    """How many of `missing` workers may be created now, those of the starting size and all.
+    """How many of the `missing` workers may be created now: those of the starting size, and all.
 
-    None may while quota for some of them has to be asked for. At least `least` of them use quota of the starting size,
-    and up to `most` where there is some. Requests that are needed no longer are withdrawn.
+    Both are 0 while the queue must still grant quota for some of them. At least `least` workers use quota of the
+    starting size, and up to `most` if that quota suffices. Requests that are no longer needed are withdrawn.
     """
     stuck = draft.view.workers.that(draft.view.is_stuck).ids
     own, claims = (quota.room(draft.status, draft.observed, stuck, own=kind) for kind in (True, False))
@@ -67,7 +67,7 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
             draft.update(quota_requests=quota.without_waiting(draft.status, own=is_own))
         elif part > room.granted + room.waiting:
             ask_queue(draft, queue, part - room.granted - room.waiting, own=is_own)
-    if base > own.granted:  # the queue may have no room for it except what claims leave unused
+    if base > own.granted:  # return unused quota of claims: the queue may have no other room for the starting size
         draft.update(quota_requests=quota.give_back(draft.status, claims.free - (missing - base), own=False))
     if not may_create:
         return 0, 0
@@ -76,9 +76,9 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
 
 
 def ask_queue(draft: Draft, queue: str, workers: int, *, own: bool = False) -> None:
-    """Makes a request to the queue of that name; `own` if it takes the place of quota of the starting size."""
+    """Asks the queue of that name for quota. `own`: to replace workers of the starting size."""
     status = draft.status
     name = f"{draft.observed.name}-q{status.next_request_id}"
     request = QuotaRequest(name=name, queue=queue, workers=workers, own=own)
     draft.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
-    draft.tell(Reason.WAITING_FOR_QUOTA, f"Asking {queue} for {workers} workers")
+    draft.tell(Reason.WAITING_FOR_QUOTA, f"Asking queue {queue} for quota for {workers} workers")

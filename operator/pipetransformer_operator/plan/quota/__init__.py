@@ -1,1 +1,1 @@
-"""Quota of a job that names a queue: what the queue granted, and when the job asks for more."""
+"""Quota of jobs that name a queue: what the queue granted, and when a job asks for more or returns some."""

@@ -1,10 +1,10 @@
-"""A job that asks a queue for its workers: it waits for admission, asks for more, and returns what the queue reclaims.
+"""The rules for a job with a queue: it waits for admission, asks for more, and returns quota that the queue reclaims.
 
 The first request is for the starting size. If the queue reclaims it, the job writes a checkpoint, releases all workers
-and waits again, for the size that the checkpoint needs. Each claim is a request of its own: if the queue reclaims it,
-its workers leave and the job continues with fewer. Replacements of cordoned workers are also requests, because both
-workers hold quota for a time. They are not claims if they replace workers of the starting size, and neither is what a
-start asks for in place of pods on lost nodes. While the queue is unknown, nothing changes.
+and waits again, with the size that the checkpoint needs. Each claim has its own request: if the queue reclaims it, its
+workers leave and the job continues. Replacements of workers on cordoned or lost nodes need requests too, because the
+old pods still hold quota. These requests are no claims if they replace workers of the starting size. While the operator
+cannot read the queue's answers, nothing changes.
 """
 
 from collections.abc import Set
@@ -23,7 +23,7 @@ from .requests import Requests, admitted, of_kind
 
 
 def follow(draft: Draft) -> None:
-    """Takes the queue's answers, and notes which workers are gone. Quota of released workers returns to the queue."""
+    """Writes the queue's answers to the status, and returns the quota of released workers whose pods are gone."""
     status, queue = draft.status, draft.observed.queue
     if queue is None or not status.quota_requests:
         return
@@ -41,12 +41,14 @@ def _answered(draft: Draft, queue: Queue, request: QuotaRequest) -> QuotaRequest
     if answer.withdrawn:
         return None
     if answer.admitted:
-        draft.tell(Reason.QUOTA_RESERVED, f"{request.queue} admits {request.granted} workers")
+        draft.tell(Reason.QUOTA_RESERVED, f"Queue {request.queue} admits {request.granted} workers")
     return request.model_copy(update={"admitted": answer.admitted})
 
 
 def _without_gone(draft: Draft, request: QuotaRequest, there: Set[int]) -> QuotaRequest:
-    """The request without workers that are gone; quota of those that were released is returned."""
+    """The request without workers that are gone. Quota of those that the job released counts as returned.
+
+    `there`: ids of workers that exist or are wanted."""
     gone = set(request.worker_ids) - there
     kept = [key for key in request.worker_ids if key in there]
     returned = request.returned + len(gone & set(draft.status.releasing_ids))
@@ -54,7 +56,7 @@ def _without_gone(draft: Draft, request: QuotaRequest, there: Set[int]) -> Quota
 
 
 def admits(draft: Draft, needed: int) -> bool:
-    """Whether the queue lets the job start with the workers that it needs. Asks the queue first."""
+    """Whether the job has quota to start with `needed` workers, or has no queue. If not, asks the queue for it."""
     queue, status = draft.observed.queue, draft.status
     name = draft.observed.labels.get(QUEUE_LABEL, "")
     asked = [(first.queue, first.granted) for first in status.quota_requests[:1]]
@@ -73,8 +75,9 @@ def admits(draft: Draft, needed: int) -> bool:
 
 
 def sends_back(draft: Draft) -> bool:
-    """Whether the job must start over because the queue reclaims quota that it cannot train without. Then it releases
-    all workers. Other reclaimed requests are dropped once no worker uses them."""
+    """Releases all workers if the queue reclaims quota that the job cannot train without. Returns whether it does.
+
+    Other reclaimed requests are dropped once no worker uses them."""
     requests, lost = draft.status.quota_requests, quota.lost(draft.status, draft.observed)
     if not requests:
         return False
@@ -85,10 +88,10 @@ def sends_back(draft: Draft) -> bool:
     if draft.status.is_true(ConditionType.ADMITTED):
         draft.tell(
             Reason.QUOTA_LOST,
-            f"{base.queue} reclaims the job's quota: {quota.words(lost, draft.observed.queue)}",
+            f"Queue {base.queue} reclaims the job's quota: {quota.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
-    stop.give_back(draft, f"{base.queue} wants the job's quota back")
+    stop.give_back(draft, f"queue {base.queue} reclaims the job's quota")
     if not draft.observed.workers:
         kept = _again(draft, base) if base in lost else _own(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
@@ -103,8 +106,10 @@ def _drop_unused(draft: Draft, lost: Requests) -> None:
 
 
 def tidy(draft: Draft) -> None:
-    """Returns quota that the job does not need. A start needs none of claims. A training job that sleeps after a failed
-    attempt keeps the quota of its starting size for the next one."""
+    """Returns quota that the job does not need.
+
+    A start needs no quota of claims. A training job that waits after a failed attempt keeps the quota of its starting
+    size for the next attempt."""
     if not draft.status.quota_requests:
         return
     if draft.status.generation is None:
@@ -116,7 +121,7 @@ def tidy(draft: Draft) -> None:
 
 
 def _is_resizing(draft: Draft) -> bool:
-    """Whether a resize is under way. A recovery that sleeps is not."""
+    """Whether a resize is under way. Replacing lost workers is none while it waits for its next attempt."""
     return draft.status.resize is not None and not (is_recovery(draft.view) and draft.view.asleep)
 
 
@@ -150,7 +155,7 @@ def _is_vital(draft: Draft, lost: Requests) -> bool:
 
 
 def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
-    """The first request, to be asked again; empty if a new request must replace it."""
+    """The first request in the form that waits for admission again; empty if a new request must replace it."""
     assert draft.observed.queue is not None
     answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
     draft.update(quota_requests=[])
@@ -161,31 +166,31 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
 
 
 def _own(draft: Draft, lost: Requests) -> list[QuotaRequest]:
-    """The remaining quota of the starting size; empty if it is too little for a start."""
+    """Requests for the starting size that the queue does not reclaim; empty if they are too few for a start."""
     own = of_kind(draft.status, admitted(draft.status), own=True).without(lost.names)
     layout = layouts.starting(draft.view)
     return list(own) if layout is not None and layout.workers <= own.granted else []
 
 
 def _drop_joiners(draft: Draft) -> None:
-    """Drops workers that were to join on quota that the queue reclaims, and cancels the resize that they were for."""
+    """Deletes joiners whose quota the queue reclaims, and cancels the resize that needs them."""
     going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
     if draft.view.preparation and draft.status.generation is not None:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
-    draft.keep_workers(set(draft.status.worker_ids) - going, "the queue wants the quota back before they joined")
+    draft.keep_workers(set(draft.status.worker_ids) - going, "the queue reclaims their quota before they joined")
 
 
 def _return_excess(draft: Draft) -> None:
-    """Returns quota of cordoned workers of the starting size, because their replacements have their own."""
+    """Returns quota that exceeds the starting size, because replacements of cordoned workers have separate quota."""
     status = draft.status
     excess = of_kind(status, admitted(status), own=True).granted - status.initial_workers
     draft.update(quota_requests=quota.give_back(status, excess, own=True))
 
 
 def _return_claims(draft: Draft) -> None:
-    """Returns unused quota of claims, and withdraws requests for more."""
+    """Returns unused quota of claims, and withdraws requests for claims that the queue has not admitted."""
     draft.update(quota_requests=quota.without_waiting(draft.status, own=False))
     free = Requests(draft.status.quota_requests).free
     draft.update(quota_requests=quota.give_back(draft.status, free, own=False))

@@ -1,7 +1,7 @@
-"""What a job may use of the quota that its queue granted, and which worker uses which request.
+"""Counts how much of its granted quota a job may use, and assigns workers to requests.
 
-Quota counts as used until the worker's pod is gone, so a replacement waits until the pod that it replaces ends. A start
-does not wait for a pod that may stay for days, because all its other workers would wait with it.
+Quota counts as used until the worker's pod is gone, so a replacement waits until the old pod ends. A start does not
+wait for a pod that may stay for days, such as one on a lost node: all its other workers would wait too.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -14,7 +14,7 @@ from .requests import Requests, admitted, of_kind, waiting
 
 
 def lost(status: JobStatus, observed: Observed) -> Requests:
-    """Admitted requests whose quota the queue reclaims or has taken. A silent queue takes nothing."""
+    """Admitted requests whose quota the queue reclaims or has withdrawn. None while the queue's answers are unknown."""
     queue = observed.queue
     if queue is None or queue.problem:
         return Requests()
@@ -28,12 +28,12 @@ def lost_ids(status: JobStatus, observed: Observed) -> frozenset[int]:
 
 
 class Room(NamedTuple):
-    """How many workers have quota of one kind: of the starting size, or of claims.
+    """Quota of one kind, in workers. The kinds are quota of the starting size, and quota of claims.
 
     Attributes:
-        free: unused.
-        coming: of workers that are no longer wanted, but whose pods still exist.
-        waiting: asked for, but not granted yet.
+        free: granted and unused.
+        coming: granted, and used by workers that are no longer wanted, but whose pods still exist.
+        waiting: requested, but not granted yet.
     """
 
     free: int
@@ -42,13 +42,12 @@ class Room(NamedTuple):
 
     @property
     def granted(self) -> int:
-        """Quota that new workers may use, now or soon."""
+        """How many new workers may use granted quota, now or soon."""
         return self.free + self.coming
 
 
 def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Room:
-    """Quota for workers of the starting size (`own`), or for claims. `stuck`: ids of workers whose pods may stay for
-    days."""
+    """Quota of the starting size (`own`), or of claims. `stuck`: ids of workers whose pods may stay for days."""
     may_use = usable(status, observed, own=own)
     others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.generation is None else ())}
     return Room(
@@ -59,7 +58,7 @@ def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -
 
 
 def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own: bool) -> list[QuotaRequest]:
-    """The requests, with new workers on free quota of one kind; the oldest request is filled first."""
+    """The job's requests after the `created` workers took free quota of one kind, from the oldest request first."""
     left, changed = list(created), {}
     for request in usable(status, observed, own=own):
         taken, left = left[: request.free], left[request.free :]
@@ -69,14 +68,15 @@ def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own
 
 
 def without_waiting(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
-    """The requests without those of one kind that wait; the first request always stays."""
+    """The job's requests without those of one kind that are not admitted yet. The first request always stays."""
     withdrawn = of_kind(status, waiting(status), own=own).names
     return [*status.quota_requests[:1], *Requests(status.quota_requests[1:]).without(withdrawn)]
 
 
 def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
-    """The requests after returning up to `most` unused quota of one kind, without those that are empty then. The first
-    request always stays."""
+    """The job's requests after up to `most` workers' unused quota of one kind was returned.
+
+    Requests without remaining quota are left out, except the first request, which always stays."""
     most, changed = max(0, most), {}
     for request in of_kind(status, admitted(status), own=own):
         given = min(most, request.free)
@@ -86,7 +86,7 @@ def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
 
 
 def words(requests: Iterable[QuotaRequest], queue: Queue | None) -> str:
-    """The queue's messages about the requests."""
+    """The queue's messages about these requests, as one text."""
     answers = queue.answers if queue else {}
     each = dict.fromkeys(answers[request.name].message for request in requests if request.name in answers)
     return "; ".join(filter(None, each))

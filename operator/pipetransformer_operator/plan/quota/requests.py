@@ -1,4 +1,4 @@
-"""Several requests of one job to its queue, and what rules ask of them together."""
+"""A tuple of a job's quota requests with the filters and sums that rules need."""
 
 from collections.abc import Callable, Container
 
@@ -6,41 +6,41 @@ from pipetransformer_contract.api.status import JobStatus, QuotaRequest
 
 
 class Requests(tuple[QuotaRequest, ...]):
-    """Some requests, the oldest first. Each question returns those that it names."""
+    """Some of a job's requests, the oldest first. Filters keep the order, and return another `Requests`."""
 
     __slots__ = ()
 
     @property
     def names(self) -> frozenset[str]:
-        """Their names."""
+        """Names of these requests."""
         return frozenset(request.name for request in self)
 
     @property
     def worker_ids(self) -> list[int]:
-        """Ids of the workers that use their quota."""
+        """Ids of workers that use quota of these requests."""
         return [key for request in self for key in request.worker_ids]
 
     @property
     def granted(self) -> int:
-        """Workers that they are for, without those whose quota was returned."""
+        """How many workers these requests are for, without those whose quota was returned."""
         return sum(request.granted for request in self)
 
     @property
     def free(self) -> int:
-        """Workers that their quota still allows, in addition to those that use it."""
+        """How many more workers may use quota of these requests."""
         return sum(request.free for request in self)
 
     def that(self, holds: Callable[[QuotaRequest], bool]) -> "Requests":
-        """Those for which `holds` is true."""
+        """The requests for which `holds` returns true."""
         return Requests(filter(holds, self))
 
     def without(self, names: Container[str]) -> "Requests":
-        """Those with other names."""
+        """The requests whose names are not in `names`."""
         return self.that(lambda request: request.name not in names)
 
     @property
     def needed(self) -> "Requests":
-        """Those whose quota was not returned as a whole. The first one always stays."""
+        """The requests without those whose quota was all returned. The first one always stays."""
         return Requests((*self[:1], *filter(lambda request: request.granted, self[1:])))
 
 
@@ -55,6 +55,6 @@ def waiting(status: JobStatus) -> Requests:
 
 
 def of_kind(status: JobStatus, requests: Requests, *, own: bool) -> Requests:
-    """Those of the requests that are for workers of the starting size (`own`), or those that are claims."""
+    """The requests that are for workers of the starting size (`own`), or those that are for claims."""
     names = {request.name for request in status.own_requests}
     return requests.that(lambda request: (request.name in names) is own)

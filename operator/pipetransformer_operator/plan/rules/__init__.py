@@ -1,1 +1,1 @@
-"""The rules of one job, one a file: each reads the draft and says what it changes."""
+"""The rules for one job, one in each file. Each rule reads the draft of the job's plan, and changes it."""

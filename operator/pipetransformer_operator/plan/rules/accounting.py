@@ -1,4 +1,4 @@
-"""Counts what the job holds, what it gave back and what that saved. A worker counts until its pod is gone."""
+"""Counts the GPUs that the job holds, released and saved. A worker counts until its pod is gone."""
 
 from datetime import datetime
 
@@ -9,11 +9,11 @@ from pipetransformer_operator.plan.view import View
 
 
 def count(draft: Draft) -> None:
-    """Updates the numbers of workers in the status. It writes nothing where only time has passed."""
+    """Updates the numbers of workers in the status. They do not change because time passes, which saves writes."""
     status = draft.status
     there = draft.view.workers.ids
     gone = set(status.releasing_ids) - there
-    # Pods that have ended may be kept after the job's end, and hold no accelerator.
+    # After the job's end, pods that have ended may stay. They hold no accelerator.
     held = len(draft.view.workers.holding if status.finished else draft.view.workers)
     saved = _saved(draft.view, held) if _uses_workers(status) else 0
     if gone:
@@ -23,7 +23,7 @@ def count(draft: Draft) -> None:
     draft.update(
         gpus=Gpus(held=held, released=status.gpus.released + len(gone), saved=saved),
         workers=len(there),
-        # Claims have a priority of their own.
+        # Claimed workers have another priority, so they do not count.
         priority=draft.view.wanted.without(draft.view.claimed_ids).highest_priority(status.priority),
         releasing_ids=sorted(set(status.releasing_ids) & there),
         selector=f"{JOB_LABEL}={draft.observed.name}",
@@ -32,12 +32,12 @@ def count(draft: Draft) -> None:
 
 
 def _uses_workers(status: JobStatus) -> bool:
-    """Whether the job trains and keeps workers; otherwise all of them end."""
+    """Whether the job trains and wants workers."""
     return status.generation is not None and not status.finished and bool(status.worker_ids)
 
 
 def _add_seconds(draft: Draft, held: int, saved: int) -> None:
-    """Adds up the saved GPU-seconds until now if another number counts from here on."""
+    """Adds up the saved GPU-seconds until now, if the number of held or saved GPUs changed."""
     status, counting = draft.status, _uses_workers(draft.status)
     before = (status.gpus.held, status.gpus.saved, status.gpu_seconds_time is not None)
     if (held, saved, counting) != before:
@@ -46,8 +46,10 @@ def _add_seconds(draft: Draft, held: int, saved: int) -> None:
 
 
 def _saved(view: View, held: int) -> int:
-    """Workers that packing spares: shorter pipelines of the starting width need that many fewer, as far as the job does
-    not hold them. Workers that a ceiling or a failure takes do not count."""
+    """How many workers packing saves: those that the shorter pipelines do not need, and that the job does not hold.
+
+    The comparison is with as many pipelines as at the start. Workers that are missing because of a failure or a lower
+    `maxWorkers` do not count. `held` is the number of workers that the job holds."""
     generation, spec = view.status.generation, view.spec
     if generation is None:
         return 0
@@ -57,7 +59,7 @@ def _saved(view: View, held: int) -> int:
 
 
 def gpu_seconds_saved(status: JobStatus, now: datetime) -> float:
-    """GPU-seconds that packing left to others until `now`."""
+    """GPU-seconds that packing has saved until `now`."""
     if status.gpu_seconds_time is None:
         return status.gpu_seconds_saved
     return status.gpu_seconds_saved + status.gpus.saved * max(0.0, (now - status.gpu_seconds_time).total_seconds())

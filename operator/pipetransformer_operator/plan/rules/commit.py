@@ -1,9 +1,10 @@
-"""The second phase of a resize: a generation is published, and the trainers' vote decides. It is never taken back.
+"""The second phase of a resize: a generation is published, and the workers' vote commits it or not.
 
-A heartbeat says what the worker has committed, and whether it waits for a newer generation because its group broke or
-never met. If all members live, another generation follows: with the same layout if a worker has committed this one,
-otherwise with the layout before it. Generation after generation that breaks without a step is a failure: the members
-cannot reach each other, or each fails alike. If one of them comes to none, the others wait until it is lost (`stall`).
+A worker's heartbeat says which generation it has committed. It also says whether the worker waits for a newer one,
+because its group broke or never formed. If all members are alive then, the operator publishes another generation. It
+has the same layout if a worker has committed the broken generation, otherwise the layout before it. Several generations
+in a row that break without a step are a failure of the job: the members cannot reach each other, or each fails in the
+same way. If one member does not wait for the next generation, the others wait until `stall` declares it lost.
 """
 
 from datetime import datetime, timedelta
@@ -19,18 +20,19 @@ from pipetransformer_operator.plan.view import View
 from .prepare import back_off
 from .stall import last_words
 
-#: Longest pause between generations in which no step is made; it begins with two seconds and doubles each time.
+#: Longest wait before the next generation while generations break without a step. It is 2 s at first, and doubles.
 LONGEST_PAUSE_SECONDS = 300
-#: This many in a row, in two minutes at least, are a failure of the job, and so is each that follows.
+#: This many broken generations in a row (about two minutes) are a failure of the job, and so is each one after them.
 BROKEN_IN_A_ROW = 6
-#: This many in a row may break while a worker is still in an older group and joins none, because it is slow or hangs.
+#: The operator publishes the next generation even if a member is still in the group of an older one. After this many
+#: broken generations in a row it first waits for that member, because the member is slow or hangs.
 MISSED_IN_A_ROW = 3
-#: Generations that have no layout to go back to.
+#: Reasons of generations that cannot be undone, because there is no earlier layout to return to.
 _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
 def under_way(draft: Draft) -> bool:
-    """Publishes another generation if the present one broke. Returns whether none is confirmed yet."""
+    """Publishes another generation if the present one broke. Returns whether the newest one is not confirmed yet."""
     generation = draft.status.generation
     assert generation is not None
     since = draft.view.broken_since
@@ -43,7 +45,7 @@ def under_way(draft: Draft) -> bool:
 
 def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
     if not all(_is_outside(draft.view, generation, member, since) for member in draft.view.state_holders):
-        return  # the others notice soon, or are lost
+        return  # the others notice the break soon, or are lost
     due, broken = since, generation.broken_before + 1
     if (broken > 1 or not generation.confirmed) and generation.published_time:
         due = max(due, generation.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
@@ -51,20 +53,22 @@ def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
         return
     if generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft.view, generation):
         words = last_words(draft.view)
-        message = f"Generation {generation.layout_generation} lost its connections{words}"
+        message = f"Generation {generation.layout_generation} broke: its workers lost their connections{words}"
         draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
         if broken >= BROKEN_IN_A_ROW:
-            count(draft, f"{broken} generations in a row broke although all members live{words}")
+            count(draft, f"{broken} generations in a row broke although all workers are alive{words}")
         if not draft.status.finished:
             generations.publish(
                 draft, generation.layout, [*generation.members, *generation.leavers], ResizeReason.FAILURE, broken
             )
     else:
-        _go_back(draft, generation, "its members could not meet, or could not move their state")
+        _go_back(draft, generation, "its workers could not connect to each other or move their state")
 
 
 def _is_outside(view: View, generation: Generation, member: Member, since: datetime) -> bool:
-    """Whether the worker waits, or is still in the group of an older generation."""
+    """Whether the member is ready for another generation: it waits for one, or is still in an older generation's group.
+
+    `since` is when the published generation broke. A heartbeat before that proves nothing."""
     if view.waits(member):
         return True
     if generation.broken_before >= MISSED_IN_A_ROW:
@@ -78,10 +82,10 @@ def _check_deadline(draft: Draft, generation: Generation) -> None:
     deadline = resize.deadline if resize is not None and resize.phase is ResizePhase.COMMIT else None
     if deadline is None or generation.reason in _FINAL:
         return
-    if draft.observed.since is not None:  # another operator's clock may differ
+    if draft.observed.since is not None:  # the deadline may be by the clock of an earlier operator
         deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
     if draft.clock.reached(deadline) and not _committed_by_some(draft.view, generation):
-        _go_back(draft, generation, "its members did not commit it within spec.runPolicy.resizeTimeoutSeconds")
+        _go_back(draft, generation, "its workers did not finish the resize within spec.runPolicy.resizeTimeoutSeconds")
 
 
 def _committed_by_some(view: View, generation: Generation) -> bool:
@@ -90,9 +94,10 @@ def _committed_by_some(view: View, generation: Generation) -> bool:
 
 
 def _go_back(draft: Draft, generation: Generation, why: str) -> None:
-    """Publishes the layout before this one. Workers that joined for this one come last, so they leave again.
+    """Publishes a generation with the layout before this one. Workers that joined for this one leave again.
 
-    All members of the old layout must be heard, because the operator may be the one that hears nothing.
+    `why` says why, for the event. Nothing happens while a worker of the old layout is silent, because the operator may
+    be the one that is cut off.
     """
     resize = draft.status.resize
     assert resize is not None and resize.from_ is not None
@@ -110,7 +115,7 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     draft.update(not_committed=LayoutSize.of(generation.layout))
     draft.tell(
         Reason.NOT_COMMITTED,
-        f"Generation {generation.layout_generation}: {why};"
+        f"Generation {generation.layout_generation} is undone: {why};"
         f" next attempt in {wait.total_seconds():.0f} s{last_words(draft.view)}",
         EventType.WARNING,
     )

@@ -1,4 +1,4 @@
-"""Sets the conditions from what other rules decided, and the state: one word for the printer column."""
+"""Sets the job's conditions from what other rules decided, and its state: one word that `kubectl get` shows."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -36,11 +36,11 @@ _STATES = (
     (ConditionType.RUNNING, ConditionStatus.TRUE, State.RUNNING),
     (ConditionType.ADMITTED, ConditionStatus.TRUE, State.STARTING),
 )
-#: Reasons that stay while nothing is known of the queue.
+#: Reasons of Admitted that stay while the operator cannot read the queue's answers.
 _OF_QUEUES = (Reason.QUOTA_RESERVED, Reason.QUOTA_LOST, Reason.WAITING_FOR_QUOTA)
 _SILENT = (
-    "no member is heard, so none is taken for lost: they may train on and not reach the operator;"
-    " those whose pods the cluster takes away are replaced"
+    "the operator hears from no worker; they may still train without reaching it, so none is declared lost;"
+    " workers whose pods the cluster removes are replaced"
 )
 _PHASES = {
     ResizePhase.PREPARE: Reason.PREPARING,
@@ -50,9 +50,9 @@ _PHASES = {
 
 
 def derive_state(conditions: Iterable[Condition]) -> State:
-    """The state in one word: that of the first condition in `_STATES` that holds."""
+    """The state in one word: that of the first row of `_STATES` whose condition holds."""
     found = {(condition.type, condition.status) for condition in conditions}
-    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # it does not train, so it does not resize
+    if (ConditionType.RUNNING, ConditionStatus.TRUE) not in found:  # a job that does not train does not resize
         found -= {(ConditionType.RESIZING, ConditionStatus.TRUE)}
     return next((state for kind, status, state in _STATES if (kind, status) in found), State.PENDING)
 
@@ -69,7 +69,7 @@ def describe(draft: Draft) -> None:
         _stalled(draft)
     unsaved.describe(draft)
     undeleted.describe(draft)
-    number = draft.observed.metadata_generation  # conditions that no rule changed still hold
+    number = draft.observed.metadata_generation  # conditions that no rule changed hold for the new spec too
     conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
     draft.update(state=derive_state(conditions), conditions=conditions)
 
@@ -80,7 +80,7 @@ def _admitted(draft: Draft) -> None:
         message = "; ".join(map(str, draft.view.spec_errors))
         draft.set_condition(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     elif conflicts:
-        message = f"pods of others have the names of workers: {', '.join(conflicts[:8])}"
+        message = f"pods of other owners have the names of this job's workers; delete them: {', '.join(conflicts[:8])}"
         draft.set_condition(ConditionType.ADMITTED, False, Reason.NAME_CONFLICT, message)
     elif draft.observed.queue is None:
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE)
@@ -94,10 +94,10 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
     if lost and (draft.status.stop is not None or not draft.status.worker_ids):
         draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
     elif requests and requests[0].admitted:
-        message = f"{requests[0].queue}: quota for {admitted(draft.status).granted} workers"
+        message = f"queue {requests[0].queue} grants quota for {admitted(draft.status).granted} workers"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.QUOTA_RESERVED, message)
     elif draft.status.generation is not None:
-        message = "the job started without its queue: the label counts from its next start on"
+        message = "the job started without a queue; its queue label takes effect at the next start"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE, message)
     elif queue.problem:
         if draft.status.reason(ConditionType.ADMITTED) not in _OF_QUEUES:
@@ -128,13 +128,13 @@ def _running(draft: Draft) -> None:
             waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
             draft.set_condition(ConditionType.RUNNING, False, waiting, message)
     elif _recovering(draft.view, generation):
-        message = "too few workers are left for any layout; they hold their state until replacements are ready: "
+        message = "too few workers are left to train; they keep their state and wait for replacements: "
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft.view)[1])
     elif broken := why_broken(draft.view):
         draft.set_condition(ConditionType.RUNNING, False, Reason.GROUP_BROKEN, broken)
     elif not generation.confirmed_generation:
         message = (
-            f"generation {generation.layout_generation} is published: its members meet, and read what they go on from"
+            f"generation {generation.layout_generation} is published: its workers connect and load the model's state"
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
@@ -144,7 +144,7 @@ def _running(draft: Draft) -> None:
 
 
 def _schedule(status: JobStatus, generation: Generation | None) -> str:
-    """The schedule that a generation runs, as words that follow its layout; empty before its leader reports."""
+    """The schedule that a generation runs, as words to append to its layout; empty until its leader has reported."""
     report = status.last_report
     if report is None or generation is None or report.layout_generation != generation.layout_generation:
         return ""
@@ -152,8 +152,7 @@ def _schedule(status: JobStatus, generation: Generation | None) -> str:
 
 
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
-    """Says in the condition, and once in an event, that the cluster refuses to create workers. Returns whether it
-    does."""
+    """Returns whether the cluster refuses to create workers. If so, sets the condition, and sends an event once."""
     refusal = draft.observed.refusal
     if refusal:
         if draft.status.reason(kind) != Reason.CREATION_REFUSED:
@@ -163,7 +162,7 @@ def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
 
 
 def _recovering(view: View, generation: Generation) -> bool:
-    """Whether members are lost and no layout could be published without them."""
+    """Whether members are lost, and too few are left for a layout without them."""
     return not all(view.alive(member) or says_succeeded(view.worker(member)) for member in generation.members)
 
 
@@ -201,13 +200,13 @@ def _awaits_level(draft: Draft, level: Upcoming) -> str:
 
 
 def _ceiling_of_level(view: View) -> str:
-    """Why the spec does not allow the larger model that a job waits for; empty if it does."""
+    """Why the spec does not allow the workers for the next level's model; empty if it does."""
     ceiling, needed = view.spec.elastic_policy.ceiling, min((offer.stages for offer in view.offers), default=0)
     return f"spec.elasticPolicy.maxWorkers allows {ceiling}, and the model needs {needed}" if needed > ceiling else ""
 
 
 def _why_not_larger(draft: Draft) -> str:
-    """Why a job does not grow, or is too large; empty if it may grow."""
+    """Why a job does not grow, or has more workers than its spec allows; empty if it may grow."""
     generation = draft.status.generation
     if generation is None:
         return _no_room(draft)
@@ -220,34 +219,34 @@ def _why_not_larger(draft: Draft) -> str:
 
 
 def _above_the_ceiling(view: View, generation: Generation) -> str:
-    """Why a job has more workers than its spec allows; empty if it has not."""
+    """Why a job has more workers than its spec allows; empty if it does not."""
     ceiling = view.spec.elastic_policy.ceiling
     if generation.layout.workers <= ceiling or layouts.best(view, generation.layout.workers):
         return ""
-    words = "and no legal layout has so few workers: the job stays as it is"
+    words = "but no valid layout has as few workers, so the job keeps its layout"
     return f"spec.elasticPolicy.maxWorkers allows {ceiling}, {words}"
 
 
 def _pause(view: View, generation: Generation) -> str:
-    """Until when a job does not try to grow; empty if it may, or is as large as its spec allows."""
+    """Until when a job does not try to grow; empty if it may try, or has as many workers as its spec allows."""
     if generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.sleeps():
         return ""
     begins = f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
-    return f"workers were taken away, or a layout was not committed: {begins}"
+    return f"the last resize failed, or the job lost or released workers: {begins}"
 
 
 def _no_room(draft: Draft) -> str:
-    """Why a job that would grow claims nothing now; empty if it does not wait for room."""
+    """Why a job that could use more workers claims none now; empty if it does not wait for free accelerators."""
     if not draft.waits_for_room:
         return ""
     if draft.observed.free is None:
-        why = "this operator serves namespaces alone and sees no nodes, so it knows of no free accelerator"
-        return f"{why}: spec.elasticPolicy.claimFrom: Autoscaler tries without"
-    return "no node has free accelerators for more workers; the job claims some once there are"
+        why = "this operator serves single namespaces and sees no nodes, so the job claims no free accelerators"
+        return f"{why}; with spec.elasticPolicy.claimFrom: Autoscaler it creates pods without knowing"
+    return "no node has free accelerators for more workers; the job claims them once there are some"
 
 
 def _limit_of_pipelines(view: View, generation: Generation) -> str:
-    """Why a job does not grow although its spec allows it; empty if it may grow."""
+    """Why a job cannot have as many pipelines as its spec allows; empty if it can."""
     most, elastic = view.status.num_shards, view.spec.elastic_policy
     if most is None or generation.pipelines < most or not view.on_pack.widens:
         return ""
@@ -257,13 +256,13 @@ def _limit_of_pipelines(view: View, generation: Generation) -> str:
     durable = view.status.checkpoint
     if view.spec.checkpoint is not None and (durable is None or (durable.num_shards or 0) > most):
         return (
-            f"spec.elasticPolicy allows {allowed} pipelines, but allowed {most} when the job started: it has more"
-            " once it starts again from its checkpoint, as after a suspension"
+            f"spec.elasticPolicy allows {allowed} pipelines, but allowed {most} when the job started; it can have more"
+            " once it restarts from its checkpoint: suspend and resume it"
         )
     return (
-        f"spec.elasticPolicy allows {allowed} pipelines, but when the job, or the one whose checkpoint it goes on from,"
-        f" started, it allowed {most}, and the data are in an order for as many; only a new job has more, if it goes"
-        " on from no checkpoint"
+        f"spec.elasticPolicy allows {allowed} pipelines, but the order of the data allows only {most}, the spec's limit"
+        " when this job started, or the job whose checkpoint it resumed; only a new job that resumes no checkpoint can"
+        " have more"
     )
 
 
@@ -273,8 +272,10 @@ def _awaited(view: View, resize: Resize) -> str:
     if resize.phase is ResizePhase.PREPARE:
         return why_not_ready(view)[1]
     if resize.phase is ResizePhase.COMMIT:
-        return f"generation {generation.layout_generation} is published"
-    return f"{len(view.status.leaving_ids)} leavers wait for a durable checkpoint at boundary {generation.boundary}"
+        return f"generation {generation.layout_generation} is published, and its workers meet and move state"
+    return (
+        f"{len(view.status.leaving_ids)} leavers wait for a durable checkpoint with {generation.boundary} frozen layers"
+    )
 
 
 def _stalled(draft: Draft) -> None:
@@ -295,7 +296,7 @@ def _stalled(draft: Draft) -> None:
 def _not_stalled(draft: Draft, before: Condition | None) -> None:
     report = draft.status.last_report
     if before and _stood(before) and (report is None or report.time < before.last_transition_time):
-        return  # a member was replaced: Stalled lasts until a step is made
+        return  # a member was replaced, but Stalled stays until a step is made
     if hears_nobody(draft.view):
         _not_heard(draft)
     else:
@@ -303,23 +304,23 @@ def _not_stalled(draft: Draft, before: Condition | None) -> None:
 
 
 def _stood(condition: Condition | None) -> bool:
-    """Whether the job already stalled for lack of progress."""
+    """Whether this condition says that the job makes no progress."""
     return condition is not None and (condition.status, condition.reason) == (ConditionStatus.TRUE, Reason.NO_PROGRESS)
 
 
 def _no_step(view: View, stall: datetime) -> str:
-    """How long no step was made, in words."""
+    """How long the job has made no step, in words. `stall` is when it counts as stalled."""
     report = view.status.last_report
     words = f"no step after step {report.step}" if report else "no step yet"
     if view.now < stall:
         return words
-    default = ", its default" if view.spec.run_policy.stall_timeout_seconds is None else ""
+    default = ", the default" if view.spec.run_policy.stall_timeout_seconds is None else ""
     return f"{words} for spec.runPolicy.stallTimeoutSeconds ({stall_timeout(view).total_seconds():.0f} s{default})"
 
 
 def _why_no_step(draft: Draft) -> str:
     suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
-    return suspects or (_SILENT if hears_nobody(draft.view) else "every member is heard")
+    return suspects or (_SILENT if hears_nobody(draft.view) else "every worker still sends heartbeats")
 
 
 def _not_heard(draft: Draft) -> None:

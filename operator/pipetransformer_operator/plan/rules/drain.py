@@ -1,8 +1,9 @@
-"""Replaces workers on nodes that are being emptied, and says how many workers evictions have to leave.
+"""Replaces workers on nodes that are being drained, and sets how many workers evictions must leave.
 
-The signal is a cordon, or the taint of an autoscaler. Evictions are refused at first, so the workers are replaced
-before they leave, however many pipelines there are. Replacements that are warm in time take their places; if none is,
-all are given back and tried again. Past the drain's deadline evictions pass: an evicted worker leaves a checkpoint.
+The signal is a cordon, or the taint of an autoscaler. At first the job's PodDisruptionBudget refuses evictions, so that
+replacements can warm up. Replacements that are warm in time take the places of workers on the drained nodes. If none is
+warm, the job releases all replacements and tries again later. After the drain's deadline the budget allows evictions,
+and an evicted worker writes a checkpoint before it ends.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
 
 
 def replace(draft: Draft) -> bool:
-    """Publishes the same layout without the workers that have to move, or prepares that. Returns whether it did."""
+    """Publishes the same layout without the workers on drained nodes, or prepares their replacements.
+
+    Returns whether it did either."""
     generation = draft.status.generation
     assert generation is not None
     cordoned = draft.view.wanted.draining.names
@@ -32,7 +35,7 @@ def replace(draft: Draft) -> bool:
     if draft.view.sleeps() or undeleted.leaks(draft):
         return False
     begin(draft, ResizeReason.DRAIN)
-    _, fresh = parted(draft.view.ready_joiners, cordoned)  # joiners may land there again
+    _, fresh = parted(draft.view.ready_joiners, cordoned)  # a joiner may also be on a drained node
     late = is_late(draft)
     pairs = _pairs(draft.view, draft.view.ids_of(going), draft.view.ids_of(fresh))
     if len(pairs) == len(going) or (pairs and late):
@@ -53,18 +56,20 @@ def replace(draft: Draft) -> bool:
 
 
 def _give_up_replacements(draft: Draft) -> None:
-    """Drops replacements of workers that no longer have to move. They have the priority and quota of the starting size,
-    which a claim must not have."""
+    """Deletes replacements that are no longer needed, because the drained nodes accept pods again.
+
+    They cannot stay as claims, because they have the priority and quota of the starting size."""
     claimed = draft.view.claimed_ids
     base = len(set(draft.view.ids_of(draft.view.members)) - claimed)
     joining = [key for key in draft.view.joining_ids if key not in claimed]
     if surplus := joining[max(0, draft.status.initial_workers - base) :]:
-        draft.keep_workers(draft.view.wanted_ids - set(surplus), "the node that it was to replace a worker of is back")
+        draft.keep_workers(draft.view.wanted_ids - set(surplus), "the node of the replaced worker accepts pods again")
 
 
 def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of a worker that goes and the one that takes its place. A claimed worker never replaces one of the starting
-    size, because it would stay one for good."""
+    """Pairs of ids: a worker that leaves, and the joiner that takes its place.
+
+    A claimed worker never replaces one of the starting size, because its priority and quota cannot change."""
     claimed = view.claimed_ids
     base = [key for key in joining if key not in claimed]
     claims = [key for key in joining if key in claimed]
@@ -77,14 +82,15 @@ def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tup
 
 
 def limit(draft: Draft) -> None:
-    """Sets how many workers evictions must leave.
+    """Sets how many workers evictions must leave (`minAvailable` of the PodDisruptionBudget).
 
-    Where drains are seen that is all of them, because workers on a cordoned node are replaced first. Past a drain's
-    deadline, or where drains are not seen, it is one less: otherwise no eviction would ever pass. Before the first
-    layout and while a job waits for a start any worker may go, because none holds state.
-    Workers that do not run yet count too, because the cluster counts them once they run. Past a drain's deadline they
-    do not, and neither do workers whose pods are not ready although they may train: the cluster never counts those, so
-    it would refuse every eviction.
+    If the operator sees drains, that is all workers, because it replaces workers on a cordoned node first. It is one
+    less after a drain's deadline, or if the operator sees no drains. Otherwise no eviction would ever succeed. While a
+    job waits for a start, evictions may remove any worker, because none holds state.
+
+    Workers that do not run yet count too, because the cluster counts them once they run. After a drain's deadline only
+    running workers count. The budget then also stops protecting pods that are not ready: the cluster never counts such
+    pods, so it would refuse every eviction.
     """
     if draft.status.layout_generation == 0:
         return
@@ -99,17 +105,17 @@ def limit(draft: Draft) -> None:
 
 
 def _present(view: View, *, overdue: bool) -> int:
-    """How many wanted workers evictions have to count: past a drain's deadline those that run."""
+    """How many wanted workers count for the budget. `overdue`: after a drain's deadline only running ones count."""
     counted = view.wanted.running.ids if overdue else view.wanted_ids
     return len(counted - view.workers.ended.ids)
 
 
 def _set_deadline(draft: Draft) -> None:
-    """Sets until when evictions are refused.
+    """Sets until when the PodDisruptionBudget refuses evictions: the drain's deadline.
 
-    The time counts from the newest cordon whose workers are still there, whatever the job is busy with. It ends at the
-    latest two times that long after the oldest cordon: nodes that are cordoned one after the other must not keep the
-    first from being emptied. Joiners do not count, because they hold no state. A leaver's cordon renews nothing.
+    It is `drainTimeoutSeconds` after the newest cordon of a node that still has workers. It is never later than twice
+    that time after the oldest cordon. Otherwise an administrator who cordons one node after the other could never drain
+    the first. Joiners do not count, because they hold no state. A cordon of a leaver's node does not extend the time.
     """
     going = draft.view.wanted.moving.without(frozenset(draft.view.joining_ids))
     if not going:
@@ -133,4 +139,4 @@ def _set_deadline(draft: Draft) -> None:
 
 def _tell_drain(draft: Draft, new: Sequence[Worker]) -> None:
     names = ", ".join(f"{worker.name} ({worker.drain_reason or 'cordoned'})" for worker in new[:8])
-    draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are emptied, or not well: {names}")
+    draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are being drained, or are unhealthy: {names}")

@@ -1,4 +1,4 @@
-"""Ends a job: by its leader's word, by a worker that refuses the spec, or by its deadline."""
+"""Ends a job: because its leader reports the end, a worker refuses the spec, or its deadline has passed."""
 
 from datetime import timedelta
 
@@ -17,8 +17,8 @@ from pipetransformer_operator.plan.losses import (
 from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
-#: When a leader reports the end, the workers end by themselves and their logs stay. Those that still run after this
-#: time are deleted.
+#: Once the leader reports the job's end, the workers end by themselves, so that their logs stay. The operator deletes
+#: those that still run after this time.
 FINISH_GRACE = timedelta(seconds=30)
 
 
@@ -32,7 +32,7 @@ def judge(draft: Draft) -> None:
         _believe(draft, report)
     elif refusal := _refusal(draft.view):
         reason, message = termination(refusal)
-        if not report_of(refusal):  # the exit code is the program's own, or Python's if there is no program
+        if not report_of(refusal):  # the code is from the user's program, or from Python without one
             message = ": ".join(filter(None, [f"{refusal.name} exited with code {EXIT_USER_ERROR}", message]))
         draft.fail(reason or Reason.USER_ERROR, message)
     elif _ended_in_success(draft.view):
@@ -49,7 +49,7 @@ def _believe(draft: Draft, report: Report) -> None:
 
 
 def clean(draft: Draft) -> None:
-    """Deletes workers of a job that has ended as `cleanPodPolicy` says, and the job after its time to live."""
+    """Deletes workers of a job that has ended as `cleanPodPolicy` says, and the job after `ttlSecondsAfterFinished`."""
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
@@ -57,7 +57,7 @@ def clean(draft: Draft) -> None:
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
     if draft.view.workers.holding:
-        draft.min_available = 0  # workers that are kept do not keep a node from being emptied
+        draft.min_available = 0  # evictions may remove workers that stay after the job's end
     else:
         draft.update(quota_requests=[])
     if policy.ttl_seconds_after_finished is not None:
@@ -66,10 +66,10 @@ def clean(draft: Draft) -> None:
 
 
 def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
-    """Whether the pod of a job that has ended is deleted; `had_time` if it could have ended by itself."""
+    """Whether to delete this pod of a job that has ended. `had_time`: the pod had `FINISH_GRACE` to end by itself."""
     policy = view.spec.run_policy.clean_pod_policy
     if view.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
-        policy = CleanPodPolicy.RUNNING  # pods that hold nothing go with the job
+        policy = CleanPodPolicy.RUNNING  # Kubernetes deletes pods that have ended with the job
     if policy is CleanPodPolicy.NONE:
         return False
     if worker.alive:
@@ -78,14 +78,16 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
 
 
 def _ends_by_itself(view: View) -> bool:
-    """Whether the workers end without being deleted, because their leader knows that the job has ended."""
+    """Whether the workers end without being deleted, because they know that the job has ended."""
     report = view.status.last_report
     return view.status.is_true(ConditionType.COMPLETE) or (report is not None and report.outcome is not None)
 
 
 def _refusal(view: View) -> Worker | None:
-    """A worker that cannot do what its spec says, or has too little memory in the longest pipelines. While a job trains
-    only members count: the node of a joiner may lack what theirs have, and then the change fails."""
+    """A worker that refuses the spec, or whose memory is too small even for the longest pipelines; None without one.
+
+    While a job trains, only members count. If a joiner refuses, only the resize fails, because the joiner's node may
+    lack something that the members' nodes have."""
     judged = {member.uid for member in view.members} or {worker.uid for worker in view.wanted}
     refusals = (one for one in view.wanted if one.uid in judged and _refuses(one, view.spec.pipeline.stages))
     return next(refusals, None)
@@ -102,9 +104,10 @@ def _complete(draft: Draft, message: str) -> None:
 
 
 def _ended_in_success(view: View) -> bool:
-    """Whether the job ended without a report: members exit as successful only once the model is durable.
+    """Whether the job succeeded without a report of its leader, because the leader died first.
 
-    While the leader lives, its report is awaited.
+    Then it is enough that any member exited as successful: members do so only once the model is durable. While the
+    leader is alive, the job waits for its report.
     """
     generation = view.status.generation
     if generation is None:

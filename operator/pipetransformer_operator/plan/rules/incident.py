@@ -1,4 +1,4 @@
-"""What is lost at one turn: members and workers that were to join, however many fell at once. Changes nothing."""
+"""Describes all losses that one turn found, of members and of workers that would join. Changes nothing."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,20 +13,21 @@ from pipetransformer_operator.plan.workers import Workers
 
 from .prepare import may_go_on
 
-#: A working node reports on a pod within seconds; the cluster takes most of a minute to see that a node is dead.
+#: How long a node may not report on a new pod. A working node reports within seconds, while the cluster takes most of
+#: a minute to see that a node is dead.
 UNATTENDED = timedelta(seconds=30)
-#: The same on a node where other workers fell silent lately.
+#: The same for a node where other workers fell silent lately.
 UNATTENDED_IN_DOUBT = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
 class Incident:
-    """Lost workers by id, as they stood when they were found.
+    """The workers that one turn found lost.
 
     Attributes:
-        view: before anything was done about them.
-        lost: names of holders of state that can train no more, and why.
-        suspects: those of them whose pods look alive, and why they are lost.
+        view: the job before any rule reacts to the losses.
+        lost: why workers with state can no longer train, by name of the worker.
+        suspects: the part of `lost` whose pods look alive.
     """
 
     view: View
@@ -40,21 +41,21 @@ class Incident:
 
     @cached_property
     def workers(self) -> dict[int, Worker]:
-        """All wanted workers that exist."""
+        """All wanted workers that exist, by id, lost or not."""
         return self.view.wanted.by_id
 
     @cached_property
     def members(self) -> list[int]:
-        """Lost holders of state."""
+        """Ids of lost workers that hold state."""
         return [key for key in self.view.status.worker_ids if self.view.name_of(key) in self.lost]
 
     def _present(self, ids: Iterable[int]) -> Workers:
-        """Those of the workers whose pods are there."""
+        """The workers with these ids whose pods exist."""
         return Workers(filter(None, map(self.workers.get, ids)))
 
     @cached_property
     def stranded(self) -> dict[int, str]:
-        """Joiners that will not start where they are, and why."""
+        """Why joiners will not start on their nodes, by id of the joiner."""
         whys = {worker.id: _why_stranded(self.view, worker) for worker in self._present(self.view.joining_ids)}
         return {key: why for key, why in whys.items() if why}
 
@@ -65,7 +66,7 @@ class Incident:
 
     @cached_property
     def why(self) -> dict[int, str]:
-        """All that are lost, members first, and why."""
+        """Why each lost worker is lost, by its id; members first."""
         joiners = self.stranded.keys() | self.ended.ids
         return {key: self._why(key) for key in (*self.members, *sorted(joiners))}
 
@@ -74,12 +75,12 @@ class Incident:
 
     @cached_property
     def observed(self) -> Workers:
-        """Those whose pods are there."""
+        """Lost workers whose pods exist."""
         return self._present(self.why)
 
     @cached_property
     def short(self) -> dict[int, int]:
-        """Members whose pipelines were packed into too little memory, and how many stages these have."""
+        """Members that ran out of memory after packing, by id: how many stages their pipeline had."""
         stages = {worker.id: out_of_memory_at(worker) for worker in self._present(self.members)}
         return {key: count for key, count in stages.items() if 0 < count < self._longest}
 
@@ -89,12 +90,12 @@ class Incident:
 
     @cached_property
     def failed(self) -> list[int]:
-        """Members whose loss is a failure."""
+        """Ids of members whose loss is a failure of the job."""
         return [key for key in self.members if loss_of(self.workers.get(key), self._longest).counts]
 
     @cached_property
     def failed_joiners(self) -> Workers:
-        """Joiners whose end is a failure."""
+        """Joiners whose end is a failure of the job."""
         return self.ended.that(lambda worker: loss_of(worker).counts)
 
     @cached_property
@@ -103,18 +104,18 @@ class Incident:
 
     @property
     def at_fault(self) -> int | None:
-        """A joiner without which what is prepared cannot go on; failed ones first."""
+        """Id of a joiner whose loss ends the present preparation; a failed one before one that the cluster removed."""
         return next((worker.id for worker in (*self.failed_joiners, *self._disrupted)), None)
 
     @property
     def retry(self) -> timedelta | None:
-        """How long a start waits before it replaces them; None: it does so at once."""
+        """How long a start waits before it replaces the lost joiners; None to replace them at once."""
         waits = (loss_of(worker).retry for worker in (*self.failed_joiners, *self._disrupted))
         return max(filter(None, waits), default=None)
 
     @cached_property
     def silent(self) -> Workers:
-        """Failed members whose nodes may be the reason."""
+        """Members whose loss is a failure, unless their nodes turn out to be lost."""
         return self._present(self.failed).that(lambda one: budget.is_of_node(self.view, one, self.suspects))
 
     @property
@@ -128,13 +129,15 @@ class Incident:
 
     @property
     def counts(self) -> bool:
-        """Whether it is a failure."""
+        """Whether these losses are a failure of the job."""
         return bool(self.failed or self._fails_a_start)
 
     @property
     def counts_now(self) -> bool:
-        """Whether it counts at once. Nodes that may be the reason are waited for, and workers that fall while others
-        are awaited fell with them."""
+        """Whether the failure counts against the budget now.
+
+        Not if all failed members may have lost their nodes: `budget` first waits for the cluster's word. Nor if a start
+        already waits to replace workers: these losses probably have the same cause."""
         return len(self.failed) > len(self.silent) or (self._fails_a_start and not self.view.asleep)
 
     @property
@@ -142,25 +145,26 @@ class Incident:
         return self.starting and bool(self.failed_joiners)
 
     def named(self, key: int) -> str:
-        """Name of the worker, and its node if it has one."""
+        """Name of the worker with this id, and its node if it has one."""
         name, worker = self.view.name_of(key), self.workers.get(key)
         return f"{name} on {worker.node}" if worker is not None and worker.node else name
 
     @property
     def described(self) -> str:
-        """All of them, and why."""
+        """All lost workers and why they are lost, for messages."""
         return ", ".join(f"{self.named(key)} ({self.why[key]})" for key in sorted(self.why))
 
 
 def _why_stranded(view: View, worker: Worker) -> str:
-    """Why a worker that is to join will not start where it is; empty when it may.
+    """Why a joiner will not start on its node; empty if it may start.
 
-    Many pods that start at once may wait for a slow control plane. So only a job that trains gives up on a node when
-    nothing else speaks against the node. It also keeps workers off a node that is being emptied, except workers that
-    tolerate the mark and return again and again.
+    A node that does not report on the pod may be dead, or the control plane may be slow because many pods start at
+    once. So a start waits unless other workers on the node fell silent too; a job that trains does not wait. A job that
+    trains also gives up joiners on a node that is being drained. It stops doing so after `RENEWALS` times, because pods
+    that tolerate the node's taint return there again and again.
     """
     if worker.draining and may_go_on(view):
-        return f"its node {worker.node} takes no pods any more"
+        return f"its node {worker.node} no longer accepts pods"
     if view.hears(worker.uid):
         return ""
     if worker.node_lost:
@@ -169,5 +173,5 @@ def _why_stranded(view: View, worker: Worker) -> str:
         return ""
     patience = UNATTENDED_IN_DOUBT if worker.node_doubted else UNATTENDED
     if view.clock.reached(worker.unattended_since + patience):
-        return f"its node has said nothing of it for {patience.seconds} s"
+        return f"its node has not reported its status for {patience.seconds} s"
     return ""

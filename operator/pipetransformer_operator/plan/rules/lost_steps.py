@@ -1,4 +1,4 @@
-"""Tells which steps are lost when no worker holds them and the job resumes from its checkpoint."""
+"""Sends events about lost steps: steps that the job made, but that neither a worker nor its checkpoint holds."""
 
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.plan.draft import Draft
@@ -8,9 +8,9 @@ from pipetransformer_operator.plan.view import View
 
 
 def forget_generation(draft: Draft) -> None:
-    """Forgets the published generation, but never its number, because no worker holds its state.
+    """Removes the published generation from the status, because no worker holds its state. Its number is never reused.
 
-    Members that the cluster takes away may still leave a checkpoint. Then the next start tells what is lost.
+    Also tells which steps are lost. If members may still write a checkpoint while they end, the next start tells it.
     """
     if draft.status.generation is not None:
         if draft.spec.checkpoint is not None and any(map(_may_save, draft.view.workers_of(draft.view.members))):
@@ -21,12 +21,12 @@ def forget_generation(draft: Draft) -> None:
 
 
 def _may_save(worker: Worker) -> bool:
-    """Whether a worker that is taken away may still leave a checkpoint."""
+    """Whether a worker that is being deleted may still write a checkpoint."""
     return worker.terminating and worker.holds and worker.exit_code is None
 
 
 def settle(draft: Draft, step: int) -> None:
-    """Tells what was lost, now that the job has resumed from `step`."""
+    """Tells which steps were lost, now that the job has resumed from `step`, if that was left open."""
     reached = draft.status.unsettled_step
     if reached is None:
         return
@@ -37,14 +37,14 @@ def settle(draft: Draft, step: int) -> None:
 
 
 def tell_lost(draft: Draft) -> None:
-    """Tells how many steps no checkpoint holds. A job whose first generation is not confirmed has made none."""
+    """Tells how many steps no durable checkpoint holds. Before its first confirmed generation a job has made none."""
     generation, stop, checkpoint = draft.status.generation, draft.status.stop, draft.status.checkpoint
     if (
         generation is None
         or not generation.confirmed_generation
         or (stop is not None and draft.spec.checkpoint is None)
     ):
-        return  # the stop began with the words that all are lost
+        return  # without a checkpoint, the event at the begin of the stop said that all steps will be lost
     durable = max(saved_by_members(draft.view), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
     newest = newest_step(draft.view)
     if newest > durable:
@@ -54,12 +54,13 @@ def tell_lost(draft: Draft) -> None:
 
 
 def saved_by_members(view: View) -> int:
-    """Steps of the durable checkpoint that members left as they ended; 0 if none did. A worker that left with an older
-    generation knows nothing of the steps since."""
+    """Step of the newest durable checkpoint that members of the published generation wrote as they ended; 0 for none.
+
+    Workers of earlier generations do not count, because they do not hold the steps since then."""
     return max(map(saved_step, view.workers_of(view.members)), default=0)
 
 
 def newest_step(view: View) -> int:
-    """Committed steps that the operator knows of; the workers may have made a few more."""
+    """Number of committed steps, as far as the operator knows. The workers may have made a few more."""
     reports = filter(None, (view.status.last_report, view.observed.report))
     return max((one.step for one in reports if one.job_uid == view.observed.uid), default=0)

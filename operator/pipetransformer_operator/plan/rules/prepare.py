@@ -1,6 +1,7 @@
-"""The first phase of a resize: workers are created and warm up while the old layout trains; then it is published.
+"""The first phase of a resize: new workers warm up while the old layout trains; then a generation is published.
 
-A preparation that is not done by its deadline is cancelled, says why, and is tried again. Each wait is twice as long.
+A preparation that is not done by its deadline is cancelled. An event says why, and the operator tries again later. The
+wait before each attempt is twice as long as the last one.
 """
 
 from datetime import datetime, timedelta
@@ -18,20 +19,21 @@ from pipetransformer_operator.plan.sharing.claim import is_claim, target
 from pipetransformer_operator.plan.types import EventType, Worker
 from pipetransformer_operator.plan.view import View
 
-#: Why workers are late, the worst reason first.
+#: Reasons why joiners are not ready. The condition shows the first of them that holds for any joiner.
 _WORST = (Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY)
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
-#: The same for a job that does not train: it has nothing else to do, and nodes may be free again.
+#: The same for a job that does not train. It tries more often, because it has nothing else to do.
 LONGEST_SLEEP = timedelta(minutes=5)
-#: At most this many times a preparation gets all its time again because a joiner was taken away.
+#: How often the time of a preparation may restart because the cluster removed a joiner.
 RENEWALS = 4
 
 
 def publish(draft: Draft) -> bool:
-    """Publishes a better layout, or a better cut, if the members carry one, with all joiners or with none.
+    """Publishes a better layout, or the same one with stages cut anew, if the present workers can run it.
 
-    Past the deadline it takes the joiners that are ready. Returns whether it published one.
+    It takes all joiners once all are ready; after the deadline those that are ready; otherwise none. Workers whose
+    quota the queue reclaims leave. Returns whether it published a generation.
     """
     generation = draft.status.generation
     assert generation is not None
@@ -52,7 +54,7 @@ def publish(draft: Draft) -> bool:
 
 
 def _joining_now(draft: Draft) -> list[Member]:
-    """The joiners that the next generation takes: all of them, or past the deadline those that are ready."""
+    """The joiners that a generation may take now: all once all are ready, after the deadline those that are ready."""
     warm = draft.view.ready_joiners
     complete = len(warm) == len(draft.view.joining_ids)
     may_join = not draft.view.asleep and (complete or is_late(draft))
@@ -60,7 +62,13 @@ def _joining_now(draft: Draft) -> list[Member]:
 
 
 def _follow_release(draft: Draft, *, reclaimed: bool, is_limited: bool) -> None:
-    """Pauses growth once workers were released, because the queue reclaimed their quota or the share is limited."""
+    """After a release that the queue or the job's share demanded, stops growth for a while and drops joiners.
+
+    Args:
+        draft: draft of the job's plan.
+        reclaimed: the queue reclaimed quota of members.
+        is_limited: the job's share was below its number of workers.
+    """
     if not reclaimed and not is_limited:
         draft.update(not_committed=None)
         return
@@ -68,21 +76,21 @@ def _follow_release(draft: Draft, *, reclaimed: bool, is_limited: bool) -> None:
     if not reclaimed:
         share.rest(draft)
     kept = draft.view.wanted_ids - set(draft.view.joining_ids)
-    draft.keep_workers(kept, "the job releases workers and needs none to join")
+    draft.keep_workers(kept, "the job releases workers, so no new ones join")
 
 
 def prepare(draft: Draft) -> None:
-    """Wants the workers of the next layout, until they are ready or the time for it is up."""
+    """Creates the workers of the next layout, and cancels the attempt if they are not ready by its deadline."""
     generation = draft.status.generation
     assert generation is not None
-    begin(draft, ResizeReason.CLAIM)  # a drain that was prepared may be over
+    begin(draft, ResizeReason.CLAIM)  # drops the replacements of a drain that is over
     if draft.status.resize is not None and is_late(draft):
         cancel(draft, *why_not_ready(draft.view))
     to = target(draft)
     members = draft.view.ids_of(generation.members)
     most = max(to.workers, len(members), _held(draft.view) if draft.view.on_pack is OnPack.HOLD else 0)
     joining = draft.view.joining_ids
-    if to == generation.layout:  # joiners are spares: one that is gone or has to leave its node is not replaced
+    if to == generation.layout:  # joiners are spares: a lost or drained one is not replaced
         joining = list(draft.view.joiners.staying.by_id)
     kept = [*members, *joining][:most]
     workforce.want(draft, kept, max(to.workers, len(kept)))
@@ -93,14 +101,14 @@ def prepare(draft: Draft) -> None:
 
 
 def begin(draft: Draft, reason: ResizeReason) -> None:
-    """Drops what is prepared for another reason, so that the new preparation has all its time."""
+    """Ends a preparation that has another reason, so that the time of the new preparation counts from now."""
     prepared = draft.view.preparation
     if prepared is not None and prepared.reason is not reason:
         draft.update(resize=None)
 
 
 def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
-    """Notes what is prepared, and until when."""
+    """Writes into the status which layout is being prepared, why, and by which deadline."""
     assert draft.status.generation is not None
     draft.enter(ResizePhase.PREPARE, to, reason, draft.status.generation.layout)
     resize = draft.status.resize
@@ -111,9 +119,10 @@ def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
 
 
 def cancel(draft: Draft, reason: Reason, why: str) -> None:
-    """Drops a preparation, says why, and waits before the next.
+    """Cancels the present preparation, tells the user why, and sets when the next attempt begins.
 
-    Survivors that could start again from a checkpoint drop the attempt only: all their attempts share one deadline.
+    If replacements for lost workers are prepared and a durable checkpoint exists, the preparation stays in the status:
+    all attempts to replace them share its deadline. After it the job starts again from the checkpoint.
     """
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
@@ -126,8 +135,9 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
 
 
 def go_on(draft: Draft) -> None:
-    """Gives a preparation all its time again, because joiners were taken away and others replace them. That happens
-    at most `RENEWALS` times."""
+    """Restarts the time of a preparation, because the cluster removed joiners and new ones replace them.
+
+    This happens at most `RENEWALS` times."""
     prepared = draft.view.preparation
     if prepared is not None and may_go_on(draft.view):
         draft.update(resize=prepared.model_copy(update={"renewals": prepared.renewals + 1}))
@@ -135,20 +145,20 @@ def go_on(draft: Draft) -> None:
 
 
 def may_go_on(view: View) -> bool:
-    """Whether a job that trains prepares something, and may still replace joiners that were taken away."""
+    """Whether a job that trains prepares a resize, and its time may restart once more."""
     prepared = view.preparation
     return view.status.generation is not None and prepared is not None and prepared.renewals < RENEWALS
 
 
 def back_off(draft: Draft) -> timedelta:
-    """Puts the next attempt off, twice as long each time in a row. Returns how long."""
+    """Postpones the next attempt to resize. The wait doubles with each failed attempt in a row. Returns the wait."""
     return _back_off(draft, LONGEST_BACKOFF)
 
 
 def sleep(draft: Draft, reason: Reason) -> timedelta:
-    """Puts the next attempt of a job that does not train off, twice as long each time in a row. Returns how long.
+    """Like `back_off`, for a job that does not train. Its longest wait is shorter. Returns the wait.
 
-    A job that found no nodes (`reason`) also wakes when accelerators are released or a node appears, see `wake`."""
+    If the attempt failed because no nodes were free (`reason`), `wake` ends the wait once accelerators are released."""
     wait = _back_off(draft, LONGEST_SLEEP)
     if reason in (Reason.UNSCHEDULABLE, Reason.GAVE_WAY):
         draft.update(waits_for_nodes_since=draft.now)
@@ -163,7 +173,7 @@ def _back_off(draft: Draft, longest: timedelta) -> timedelta:
 
 
 def wake(draft: Draft) -> None:
-    """Ends the wait of a job that found no nodes, if accelerators were released since or other jobs give way to it."""
+    """Ends the wait of a job that found no free nodes, if accelerators became free or other jobs give way to it."""
     since, observed = draft.status.waits_for_nodes_since, draft.observed
     if since is None or not draft.view.asleep:
         return
@@ -172,7 +182,7 @@ def wake(draft: Draft) -> None:
 
 
 def try_at_once(draft: Draft) -> None:
-    """Ends the wait after failed attempts, because the next attempt is for something else."""
+    """Ends the wait after failed attempts, because the next attempt has another purpose."""
     draft.update(resize_failures=0, next_resize_time=None, waits_for_nodes_since=None)
 
 
@@ -183,7 +193,7 @@ def forget_failures(draft: Draft) -> None:
 
 
 def reason_of(view: View, before: Layout, after: Layout) -> ResizeReason:
-    """Why a job goes from one layout to the other."""
+    """The reason that a generation has which changes the layout from `before` to `after`."""
     if after == before:
         return ResizeReason.BALANCE
     if after.workers > before.workers:
@@ -198,7 +208,7 @@ def reason_of(view: View, before: Layout, after: Layout) -> ResizeReason:
 
 
 def why_not_ready(view: View) -> tuple[Reason, str]:
-    """What joiners wait for: the worst reason, and the reason of each late joiner."""
+    """Why joiners are not ready: the worst reason, and words about each joiner that is not ready."""
     if view.observed.refusal:
         return Reason.CREATION_REFUSED, view.observed.refusal
     if view.awaits_quota:
@@ -207,14 +217,14 @@ def why_not_ready(view: View) -> tuple[Reason, str]:
     worst = min((reason for reason, _ in late.values()), key=_WORST.index, default=Reason.NOT_READY)
     words = "; ".join([f"{name}: {why}" for name, (_, why) in late.items()][:8])
     if worst is Reason.UNSCHEDULABLE and view.observed.nodes.avoided:
-        words += f"; avoided because accelerators failed there: {', '.join(sorted(view.observed.nodes.avoided)[:8])}"
+        words += f"; avoiding nodes whose accelerators failed: {', '.join(sorted(view.observed.nodes.avoided)[:8])}"
     return worst, words or _why_none_is_awaited(view)
 
 
 def _why_late(view: View) -> dict[str, tuple[Reason, str]]:
-    """What each joiner that is not ready waits for, by its name."""
+    """Reason and words for each joiner that is not ready, by its name."""
     ready = names(view.ready_joiners)
-    if view.status.generation is not None:  # a drain takes none on a cordoned node
+    if view.status.generation is not None:  # a joiner on a cordoned node replaces no worker
         ready -= view.joiners.draining.names
     late = {key: view.name_of(key) for key in view.joining_ids if view.name_of(key) not in ready}
     workers = view.joiners.by_id
@@ -226,21 +236,21 @@ def _why_none_is_awaited(view: View) -> str:
     if view.asleep:
         return f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
     if view.status.quota_requests:
-        return "quota is not free before the pods of earlier workers are gone"
+        return "quota becomes free once the pods of earlier workers are gone"
     if len(view.status.worker_ids) >= ceiling:
-        return f"spec.elasticPolicy.maxWorkers allows no more than {ceiling}"
-    return "no worker is awaited"
+        return f"spec.elasticPolicy.maxWorkers allows no more than {ceiling} workers"
+    return "no new worker is pending"
 
 
 def _held(view: View) -> int:
-    """Workers that a job with `onPack: Hold` keeps, members and spares: its starting size, up to its ceiling."""
+    """How many workers `onPack: Hold` keeps, spares included: the starting size, or `maxWorkers` if that is less."""
     return min(view.status.initial_workers, view.spec.elastic_policy.ceiling)
 
 
 def queue_says(view: View) -> str:
-    """What the queue was asked for and has not granted yet, and what it says to that."""
+    """Which requests the queue has not granted yet, and the queue's messages about them, in words."""
     waiting = requests.waiting(view.status)
-    asked = ", ".join(f"{one.queue} is asked for {one.granted} workers" for one in waiting)
+    asked = ", ".join(f"queue {one.queue} was asked for {one.granted} workers" for one in waiting)
     return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
 
 
@@ -255,22 +265,21 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
 
 
 def is_late(draft: Draft) -> bool:
-    """Whether a preparation is past its deadline."""
+    """Whether the present preparation is past its deadline; False without one."""
     prepared = draft.view.preparation
     return prepared is not None and draft.now >= _deadline(draft, prepared)
 
 
 def is_recovery(view: View) -> bool:
-    """Whether replacements are prepared for survivors that are too few for any layout."""
+    """Whether the present preparation replaces lost workers, because too few are left for any layout."""
     prepared = view.preparation
     return prepared is not None and prepared.reason is ResizeReason.FAILURE
 
 
 def _deadline(draft: Draft, resize: Resize) -> datetime:
-    """When a preparation is cancelled. A claim has less time, as long as some of its workers have no node.
+    """When to cancel this preparation. A claim has less time while some of its workers have no node.
 
-    The time counts again from the start of a new operator, which first has to hear which workers are ready and may have
-    to create some that its predecessor did not.
+    The time restarts with a new operator: it must first hear which workers are ready, and create missing ones.
     """
     policy = draft.spec.run_policy
     seconds = policy.resize_timeout_seconds
@@ -281,5 +290,5 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
 
 
 def snoozed(view: View, layout: Layout) -> bool:
-    """Whether the members could not commit this layout a short time ago."""
+    """Whether the workers recently failed to commit this layout, and the wait after that is not over."""
     return view.status.not_committed == LayoutSize.of(layout) and view.sleeps()

@@ -1,8 +1,8 @@
-"""Drops lost workers: the survivors train on in the best layout that they carry, and replacements follow later.
+"""Reacts to lost workers: the survivors continue in the best layout that they can run, and replacements follow later.
 
-Each turn compares the published members with the pods. A lost member is counted once, when its id is removed from the
-wanted ones; `losses` says which losses are failures of the job. A joiner on a dead node, or on one that is being
-emptied, is dropped like one that ended.
+Each turn compares the published members with the pods. A lost member is counted once, because its id is then removed
+from the wanted workers. `losses` says which losses are failures of the job. A joiner on a dead or drained node is
+replaced like a joiner that ended.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,11 +39,11 @@ from .prepare import (
 )
 from .stall import suspicion
 
-_NO_REPLACEMENTS = "too few workers are left for any layout, and the next attempt to replace the others comes later"
+_NO_REPLACEMENTS = "too few workers are left to train, and the next attempt to replace the lost ones begins later"
 
 
 def recover(draft: Draft) -> None:
-    """Removes lost workers from the wanted ones, counts the incident, and publishes a generation of the survivors."""
+    """Stops wanting lost workers, counts the failure if it is one, and publishes a generation of the survivors."""
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids
@@ -52,7 +52,7 @@ def recover(draft: Draft) -> None:
         return
     assert generation is not None
     survivors = draft.view.state_holders
-    if generation.confirmed:  # before that, workers that surely hold state come first
+    if generation.confirmed:  # otherwise keep the order: workers that surely hold state come first
         claimed, own = parted(survivors, draft.view.claimed_names)
         survivors = [*own, *claimed]
     if not survivors:
@@ -61,26 +61,28 @@ def recover(draft: Draft) -> None:
         draft.keep_workers(draft.view.joiners.ids, "no worker holds the job's state any longer")
         return
     candidates = [*survivors, *draft.view.ready_joiners]
-    places = max(0, generation.layout.workers - len(candidates))  # those of lost members
+    places = max(0, generation.layout.workers - len(candidates))  # places of lost members
     candidates += draft.view.idle_leavers[:places]
     if layout := layouts.best(draft.view, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
         generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
         if draft.view.names_of(wanted) & lost.keys():
-            try_at_once(draft)  # the wait was for another attempt, such as a claim
+            try_at_once(draft)  # the present wait follows another attempt, such as a claim
         _wait_for_replacements(draft, survivors)
 
 
 def find_lost(draft: Draft, generation: Generation) -> dict[str, str]:
-    """Names of the holders of state that can no longer train, and why."""
+    """Workers with state that can no longer train, and why, by their names."""
     holders = generation.members if generation.confirmed else [*generation.members, *generation.leavers]
     leavers = {member.name for member in generation.leavers}
     return {member.name: why for member in holders if (why := _why_lost(draft, member, leaves=member.name in leavers))}
 
 
 def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
-    """Why a member or leaver can no longer train; empty when it can, or left as told."""
+    """Why this worker can no longer train; empty if it can, has succeeded, or left as told.
+
+    `leaves`: the worker is a leaver of the published generation."""
     worker = draft.view.worker(member)
     if says_succeeded(worker):
         return ""
@@ -94,9 +96,9 @@ def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
 
 
 def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
-    """Removes lost members and failed joiners from the wanted workers; all that fell at once are one incident.
+    """Stops wanting lost members and lost joiners, and reacts to them. All losses of one turn are one incident.
 
-    Returns whether it was a failure.
+    `lost` says why members are lost, by their names. Returns whether the incident is a failure of the job.
     """
     incident = Incident(draft.view, lost, draft.suspects)
     if not incident.why:
@@ -113,7 +115,7 @@ def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
 
 
 def _blame_nodes(draft: Draft, incident: Incident) -> None:
-    """Notes nodes that refused workers, or whose accelerators failed. Says which nodes are avoided from now on."""
+    """Notes nodes that rejected workers, or whose accelerators failed. Tells which nodes are avoided from now on."""
     gone = incident.observed
     broken = gone.that(blames_device)
     draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *broken.nodes])
@@ -122,20 +124,25 @@ def _blame_nodes(draft: Draft, incident: Incident) -> None:
 
 
 def _follow_up(draft: Draft, incident: Incident) -> None:
-    """Cancels or renews what is prepared, and decides when the next attempt begins."""
+    """Adapts the present preparation to the losses, and sets when the next attempt to resize begins.
+
+    If a job that trains lost only joiners, the preparation is cancelled if one of them failed or was evicted. Otherwise
+    its time restarts. If a member of the starting size is lost, the next attempt begins at once. If only claimed
+    members are lost and none failed, it waits, because the cluster would probably remove new claims too.
+    """
     if draft.view.preparation and not incident.starting and not incident.members:
         if (key := incident.at_fault) is None:
             go_on(draft)
         else:
-            cancel(draft, Reason.WORKER_FAILED, f"{incident.named(key)} ({incident.why[key]}) before it was ready")
+            cancel(draft, Reason.WORKER_FAILED, f"lost {incident.named(key)} ({incident.why[key]}) before it was ready")
     if any(key not in draft.view.claimed_ids for key in incident.members):
-        try_at_once(draft)  # a replacement of its own worker is no claim
+        try_at_once(draft)  # to replace a worker of the starting size is no claim
     elif incident.members and not incident.failed:
         back_off(draft)
 
 
 def _count(draft: Draft, incident: Incident) -> None:
-    """Counts the failure against the job's budget, and tells who is lost."""
+    """Counts the incident against the job's budget if it is a failure, and tells which workers are lost."""
     draft.failures += incident.failures
     if incident.counts:
         draft.tell(Reason.WORKER_LOST, f"Lost {incident.described}", EventType.WARNING)
@@ -143,11 +150,11 @@ def _count(draft: Draft, incident: Incident) -> None:
         if incident.counts_now:
             budget.count(draft, incident.described)
     elif incident.stranded or set(incident.members) - incident.short.keys():
-        draft.tell(Reason.WORKER_DRAINED, f"Without {incident.described}")
+        draft.tell(Reason.WORKER_DRAINED, f"Continuing without {incident.described}")
 
 
 def _tell_avoided(draft: Draft) -> None:
-    """Tells which nodes are avoided from now on, because accelerators failed there more than once."""
+    """Tells which nodes new workers avoid from now on, because more than one accelerator failed there."""
     for node in dict.fromkeys(draft.broken.values()):
         failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
         if failed > FAILURES_ALLOWED:
@@ -156,26 +163,26 @@ def _tell_avoided(draft: Draft) -> None:
 
 
 def _note_too_short(draft: Draft, incident: Incident) -> None:
-    """Notes that pipelines of lost members were packed into too little memory, so that longer ones follow."""
+    """Notes with how many stages members ran out of memory after packing, so that the job uses longer pipelines."""
     if not incident.short:
         return
     most, boundary = max(incident.short.values()), draft.view.boundary
     one = incident.workers[min(incident.short)]
     draft.update(too_short=TooShort(stages=most, boundary=boundary))
     message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
-    until = f"longer ones follow until more than {boundary} layers are frozen"
+    until = f"the job uses longer ones until more than {boundary} layers are frozen"
     draft.tell(Reason.OUT_OF_MEMORY, f"{message}; {until}", EventType.WARNING)
 
 
 def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
-    """Wants replacements, because too few workers are left for any layout. The survivors hold their state meanwhile.
+    """Creates replacements, because too few workers are left for any layout. The survivors keep their state meanwhile.
 
-    The target is the best layout that is no larger than the present one, or the spec's if memory rules those out. It is
-    smaller if an attempt for that one failed and nodes are known to have too little room for it. Past the deadline,
-    with a durable checkpoint, all workers are given back and the job starts again from it. Without one the survivors
-    keep the only copies, and new workers are tried later. The deadline counts from the first turn with too few workers,
-    however often replacements end before they join. Leavers that wait for a checkpoint stay, because the job may have
-    to start again in its old size.
+    The target is the best layout that is no larger than the present one, or the spec's if those need too much memory. A
+    smaller one follows if an attempt failed and nodes are known to have too little room. After the deadline a job with
+    a durable checkpoint releases all workers, and starts again from the checkpoint. Without one the survivors hold the
+    only copies, so they stay, and the operator tries again later. The deadline counts from the first turn with too few
+    workers, even if replacements end before they join. Leavers that wait for a checkpoint stay, because the job may
+    have to start again in its old size.
     """
     generation, status = draft.status.generation, draft.status
     assert generation is not None
@@ -187,7 +194,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
-    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # workers above it would join nothing
+    most = min(to.workers, draft.spec.elastic_policy.ceiling)  # no layout uses workers above the ceiling
     most = max(len(kept), most - len(draft.view.idle_leavers))
     if asleep:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
@@ -199,24 +206,24 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         return
     reason, why = _why_not_replaced(draft.view)
     if status.checkpoint is None:
-        cancel(draft, reason, f"too few workers are left, {why}")
-        draft.keep_workers(staying, f"too few replacements joined in time, {why}")
+        cancel(draft, reason, f"too few workers are left to train, and replacements are not ready: {why}")
+        draft.keep_workers(staying, f"too few replacements joined in time: {why}")
         return
-    try_at_once(draft)  # a start has other workers, and maybe other nodes
+    try_at_once(draft)  # the next start creates other workers, maybe on other nodes
     wait = sleep(draft, reason)
-    message = f"too few workers were left, all are to be given back: {why}; next start in {wait.total_seconds():.0f} s"
+    message = f"too few workers were left to train, all are released: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     forget_generation(draft)
     draft.update(resize=None, leaving_ids=[])
-    draft.keep_workers([], f"too few workers were left, {why}; the job starts again from its checkpoint")
+    draft.keep_workers([], f"too few workers were left to train ({why}); the job starts again from its checkpoint")
 
 
 def _attainable(draft: Draft, whole: Layout) -> Layout:
-    """The layout to wait for: `whole`, or a smaller one that nodes have room for if they have none for `whole`."""
+    """The layout to wait for: `whole`, or a smaller one if an attempt failed and nodes have no room for `whole`."""
     prepared, reach = draft.view.preparation, draft.observed.reach
     if draft.view.joining_ids and prepared is not None and prepared.reason is ResizeReason.FAILURE:
-        workers = min(prepared.to.layout.workers, whole.workers)  # what was chosen before its workers were wanted
+        workers = min(prepared.to.layout.workers, whole.workers)  # keep the target that this attempt began with
     elif reach is not None and is_in_vain(draft, whole.workers):
         workers = draft.view.num_placed + reach
     else:
@@ -225,8 +232,8 @@ def _attainable(draft: Draft, whole: Layout) -> Layout:
 
 
 def _why_not_replaced(view: View) -> tuple[Reason, str]:
-    """What replacements wait for; between two attempts, what ended the last attempt."""
+    """Why replacements are not ready; between two attempts, why the last attempt ended. Reason and words."""
     last = view.status.condition(ConditionType.RESIZING)
     if view.asleep and last is not None and last.status is ConditionStatus.FALSE:
-        return Reason(last.reason), "no replacement joined them, and Resizing says why"
+        return Reason(last.reason), "no replacement joined, and the condition Resizing says why"
     return why_not_ready(view)

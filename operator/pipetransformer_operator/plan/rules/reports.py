@@ -1,4 +1,4 @@
-"""Writes the leader's report into the status: at once if it decides something, mere progress now and then."""
+"""Writes the leader's report into the status: at once if rules depend on it, but mere progress only now and then."""
 
 from datetime import timedelta
 from operator import attrgetter
@@ -12,14 +12,15 @@ from pipetransformer_operator.plan.view import View
 from .lost_steps import settle
 from .prepare import forget_failures
 
-#: Progress alone is written this often; what decides something is written at once.
+#: A report that shows only more steps is written this often. Any other report is written at once.
 PROGRESS_INTERVAL = timedelta(seconds=30)
 _DECIDES = attrgetter("layout_generation", "boundary", "outcome", "checkpoint", "offers", "upcoming", "step_seconds")
 
 
 def fold(draft: Draft) -> None:
-    """Writes what the newest report says into the status. A replay, or a report of an earlier job of that name, changes
-    nothing."""
+    """Writes the newest report into the status, and tells what is new.
+
+    A repeated report, or one of an earlier job with the same name, changes nothing."""
     report, last = draft.observed.report, draft.status.last_report
     if report is None or report.job_uid != draft.observed.uid:
         return
@@ -36,7 +37,7 @@ def fold(draft: Draft) -> None:
 
 
 def _mends(status: JobStatus, report: Report) -> bool:
-    """Whether the report shows the first step after generations that broke."""
+    """Whether the report shows the first step after one or more generations broke."""
     steps = status.last_report.step if status.last_report else 0
     return status.generation is not None and status.generation.broken_before > 0 and report.step > steps
 
@@ -57,7 +58,7 @@ def _write(draft: Draft, report: Report) -> None:
 
 
 def _tell_boundary(draft: Draft, report: Report, before: int) -> None:
-    """Tells that the boundary moved, if it did."""
+    """Sends an event if the number of frozen layers changed from `before`."""
     if report.boundary == before:
         return
     reason = Reason.LAYERS_FROZEN if report.boundary > before else Reason.LAYERS_UNFROZEN
@@ -66,7 +67,7 @@ def _tell_boundary(draft: Draft, report: Report, before: int) -> None:
 
 
 def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
-    """Writes which generation the report confirms, and tells what the first report of each generation means."""
+    """Writes that the report's generation is confirmed, and sends an event at the first report of each generation."""
     number = report.layout_generation
     draft.update(generation=generation)
     if not generation.confirmed_generation:
@@ -75,17 +76,17 @@ def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
         return
     draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))
     if number == generation.layout_generation:
-        if generation.reason is ResizeReason.CLAIM:  # not earlier: a published claim could still be undone
+        if generation.reason is ResizeReason.CLAIM:  # not at its publication, because the claim could still be undone
             forget_failures(draft)
         words = f"Generation {number} trains: {generation.layout.words}{report.schedule_words}"
         draft.tell(Reason.GENERATION_CONFIRMED, words + _frozen_forward(report))
 
 
 def _frozen_forward(report: Report) -> str:
-    """What to tell of frozen layers that compute ahead, or do not although the spec wants it; empty otherwise."""
+    """Words if frozen layers compute ahead of the round, or why they do not although the spec wants it."""
     if report.why_frozen_forward:
-        return f", frozen layers in place ({report.why_frozen_forward})"
-    return ", frozen layers ahead" if report.frozen_forward == FrozenForward.AHEAD else ""
+        return f", frozen layers compute in place ({report.why_frozen_forward})"
+    return ", frozen layers compute ahead" if report.frozen_forward == FrozenForward.AHEAD else ""
 
 
 def _decides(report: Report, last: Report) -> bool:
@@ -93,7 +94,7 @@ def _decides(report: Report, last: Report) -> bool:
 
 
 def _is_due(view: View, last: LastReport) -> bool:
-    """Whether mere progress is written: often enough that the status does not look like a stall."""
+    """Whether it is time to write mere progress: often enough that the job does not seem to stall."""
     stall = view.spec.run_policy.stall_timeout_seconds
     interval = PROGRESS_INTERVAL if stall is None else min(PROGRESS_INTERVAL, timedelta(seconds=stall / 3))
     return view.clock.reached(last.time + interval)

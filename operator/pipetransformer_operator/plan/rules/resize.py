@@ -1,7 +1,7 @@
-"""Changing the layout of a job that trains: prepare, commit, clean; one change at a time, recomputed at every turn.
+"""Changes the layout of a job that trains, in three phases: prepare, commit, clean. One change at a time.
 
-A layout that the present workers can carry is published at once. For more workers pods are created, and the old layout
-trains until all of them are warm. Events meanwhile are folded into the next change.
+A layout that the present workers can run is published at once. For a larger one the operator first creates pods, and
+the old layout trains until all of them are warm. The target is computed again at each turn, so it follows new reports.
 """
 
 from pipetransformer_operator.plan.draft import Draft
@@ -10,7 +10,7 @@ from . import clean, commit, drain, prepare
 
 
 def resize(draft: Draft) -> None:
-    """Moves a training job one step closer to its best layout, unless members are lost or ending."""
+    """Brings a training job closer to its best layout, unless members are lost or ending."""
     if draft.status.generation is None or not draft.view.all_alive:
         return
     if commit.under_way(draft) or clean.under_way(draft) or drain.replace(draft) or prepare.publish(draft):

@@ -1,9 +1,9 @@
-"""Tells when a job makes no steps, and which member is the reason: one that is silent, or that its peers wait for.
+"""Finds jobs that make no steps, and the member that holds them up: it is silent, or its peers wait for it.
 
-Silence alone proves nothing, because members train on when the operator cannot hear them. It counts once something else
-is wrong: peers lost their group, no step is made, the node is silent too, or a generation is not confirmed. It also
-counts only if another member is heard. If all are silent, the network to the operator may be cut, and the cluster has
-to say that pods or nodes are gone.
+A silent member may still train without reaching the operator. So silence counts only once something else is wrong:
+peers lost their group, no step is made, the node is silent too, or a generation is not confirmed. It also counts only
+if the operator hears another member. If all are silent, the operator may be cut off from them. Then a member counts as
+lost only if the cluster says that its pod or node is gone.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ from pipetransformer_operator.plan.clock import latest
 from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import SILENCE, View
 
-#: A member that peers name as lost and that is silent for this long is lost, although its pod looks alive. One that no
-#: peer names has `SILENCE`.
+#: If peers say that they lost a member, and it is silent for this long, it is lost although its pod looks alive. A
+#: member that no peer names has `SILENCE`.
 NAMED_SILENCE = timedelta(seconds=10)
-#: Without `stallTimeoutSeconds` a job may make no step for the longer of this time and this many median steps, or two
-#: rounds of several steps, because progress is made in whole rounds.
+#: Default of `stallTimeoutSeconds`: the longest of this time, `STEPS_AWAITED` median steps, and `ROUNDS_AWAITED` rounds
+#: of several steps, because steps are committed in whole rounds.
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 STEPS_AWAITED, ROUNDS_AWAITED = 20, 2
 LONGEST_TIMEOUT = timedelta(days=7)
-#: This many reports of progress must be overdue. Where many jobs share one operator, each reports rarely.
+#: A job stalls only if this many reports of progress are overdue. If many jobs share an operator, each reports rarely.
 REPORTS_AWAITED = 3
-#: This many generations in a row may break before it is told, because a network may be away for a moment.
+#: This many generations in a row may break before a condition says so, because a network may fail for a moment.
 BROKEN_ALLOWED = 1
-#: If another member is alive, it says something within this time.
+#: Any living member of a job sends something within this time.
 NEXT_WORD = timedelta(seconds=1)
 
 
 def stall_timeout(view: View) -> timedelta:
-    """How long the job may make no step: as its spec says, by default the longer of 30 minutes and 20 median
-    steps, or 2 rounds."""
+    """How long the job may make no step: what its spec says, by default the longest of 30 minutes, 20 median steps and
+    2 rounds."""
     seconds, report = view.spec.run_policy.stall_timeout_seconds, view.status.last_report
     if seconds is not None:
         return timedelta(seconds=seconds)
@@ -46,8 +46,10 @@ def stall_timeout(view: View) -> timedelta:
 
 
 def stall_time(view: View) -> datetime | None:
-    """When the job counts as stalled unless a step is made before; None if it does not train, or waits for workers that
-    the next level's model needs. Before the first step the time counts from the publication of a generation."""
+    """When the job counts as stalled unless it makes a step before; None if it does not train.
+
+    Also None while it waits for workers that the next level's model needs. Before the first step the time counts from
+    the publication of a generation."""
     report, generation = view.status.last_report, view.status.generation
     if generation is None or view.awaited_level is not None:
         return None
@@ -63,19 +65,21 @@ def is_stalled(view: View) -> bool:
 
 
 def why_broken(view: View) -> str:
-    """Why a job whose members all live makes no steps; empty unless generation after generation breaks."""
+    """Why a job makes no steps although all members are alive; empty unless several generations in a row broke."""
     generation, report = view.status.generation, view.status.last_report
     if generation is None or generation.broken_before <= BROKEN_ALLOWED or not view.all_alive:
         return ""
     return (
         f"no step was made since step {report.step if report else 0}: {generation.broken_before} generations in a"
-        " row broke, and all members live; either they do not reach each other or each fails alike, their logs say"
-        f" which; what lasts for minutes counts against spec.runPolicy.backoffLimit{last_words(view)}"
+        " row broke although all workers are alive; either they cannot reach each other, or all fail in the same way:"
+        f" see their logs; after minutes this counts against spec.runPolicy.backoffLimit{last_words(view)}"
     )
 
 
 def last_words(view: View) -> str:
-    """Why a generation broke, in the words of its leader or of the first member that knows; to be appended."""
+    """Why the published generation broke, in the words of its leader, otherwise of the first member that says so.
+
+    The text is for the end of a message and begins with `; `. It is empty if no member says why."""
     generation = view.status.generation
     assert generation is not None
     for member in sorted(generation.members, key=lambda member: member.name != generation.leader):
@@ -85,7 +89,7 @@ def last_words(view: View) -> str:
 
 
 def _is_awaited(view: View) -> bool:
-    """Whether the published generation is not confirmed in time."""
+    """Whether the published generation should have been confirmed by now, but is not."""
     generation = view.status.generation
     if generation is None or generation.confirmed or generation.published_time is None:
         return False
@@ -93,26 +97,25 @@ def _is_awaited(view: View) -> bool:
 
 
 def hears_nobody(view: View) -> bool:
-    """Whether all holders of state are silent, each for longer than it should be."""
+    """Whether all workers with state have been silent for too long; False without such workers."""
     holders = view.state_holders
     due = [_last_heard(view, member) + view.patience(member.uid) for member in holders]
     return bool(due) and view.now >= max(due)
 
 
 def _last_heard(view: View, member: Member) -> datetime:
-    """When the member last said anything, or the operator began to listen."""
+    """When the member last sent anything, or when this operator began to listen, whichever is later."""
     return latest((view.observed.heard.get(member.uid), view.observed.since)) or view.now
 
 
 def _was_heard(view: View, member: Member) -> bool:
-    """Whether this operator heard the member. Its words to an earlier operator are unknown, and its next heartbeat
-    may come a whole pace later."""
+    """Whether this operator has heard the member since it began to listen."""
     heard = view.observed.heard.get(member.uid)
     return heard is not None and heard >= view.counted_from(heard)
 
 
 def suspicion(view: View, member: Member) -> str:
-    """Why a member whose pod looks alive is lost; empty when it is not, or not yet."""
+    """Why a member is lost although its pod looks alive; empty if it is not lost, or not yet."""
     suspect = _Suspect(view, member)
     if not suspect.in_question:
         return ""
@@ -121,7 +124,7 @@ def suspicion(view: View, member: Member) -> str:
     if view.clock.reached(suspect.due) and view.hears_holders:
         view.clock.wake_at(view.now + NEXT_WORD)
     if suspect.hangs and view.hears_waiting:
-        return "its peers wait for another generation, and it does not"
+        return "the other workers wait for the next generation, but it does not"
     return ""
 
 
@@ -138,35 +141,36 @@ class _Suspect:
 
     @property
     def named(self) -> bool:
-        """Whether its peers name it as lost."""
+        """Whether peers reported that they lost their connection to the member."""
         return self.member.name in self.view.observed.lost_peers
 
     @property
     def deserted(self) -> bool:
-        """Whether peers wait for another generation, and it does not."""
+        """Whether peers wait for the next generation, but the member does not."""
         return self.view.broken_since is not None and not self.view.waits(self.member)
 
     @property
     def unseen(self) -> bool:
-        """Whether its node is silent, too."""
+        """Whether the member's node is silent, too."""
         return self.worker is not None and self.worker.node_lost
 
     @property
     def in_question(self) -> bool:
-        """Whether something other than silence speaks against it."""
+        """Whether anything except silence suggests that the member is lost."""
         return self.named or self.deserted or self.unseen or is_stalled(self.view) or _is_awaited(self.view)
 
     @cached_property
     def heard(self) -> datetime:
-        """When it last said anything, or the operator began to listen."""
+        """When the member last sent anything, or when this operator began to listen, whichever is later."""
         return _last_heard(self.view, self.member)
 
     @cached_property
     def due(self) -> datetime:
-        """When its silence has lasted too long.
+        """When the member's silence has lasted too long.
 
-        A living member beats when its group breaks, whatever its pace. The peers' word alone is not enough: they name
-        all others, and a member in a callback or a long round notices the break only afterwards.
+        A living member sends a heartbeat when its group breaks, whatever its pace. So this time is earlier if peers
+        name the member and its node is silent too. The peers' report alone is not enough: after a break they name all
+        other members, and a member in a callback or a long round notices the break only later.
         """
         broken = self.view.broken_since
         due = self.heard + self.view.patience(self.member.uid, NAMED_SILENCE if self.named else SILENCE)
@@ -175,18 +179,18 @@ class _Suspect:
 
     @property
     def is_on_deleted_node(self) -> bool:
-        """Whether its node was deleted, and its silence has lasted too long."""
+        """Whether the member's node was deleted, and its silence has lasted too long."""
         return self.worker is not None and self.worker.node_gone and self.view.now >= self.due
 
     @property
     def outlived(self) -> bool:
-        """Whether another member was heard since it was due, so that the operator is not deaf."""
+        """Whether the member's silence lasted too long while the operator heard another member."""
         newest = self.view.newest_word
         return newest is not None and newest >= self.due
 
     @property
     def hangs(self) -> bool:
-        """Whether its peers have waited too long for it to leave its generation."""
+        """Whether peers have waited too long for the member to leave the broken generation."""
         broken, policy = self.view.broken_since, self.view.spec.run_policy
         if broken is None or not self.deserted:
             return False

@@ -1,8 +1,9 @@
-"""Starts a job, also after a stop: creates its workers, and publishes a generation when all are warm.
+"""Starts a job, also after a stop: creates its workers, and publishes a generation once all are warm.
 
-All or none: workers that the cluster cannot place or start together are given back after a time and tried again later.
-Workers that are all placed have six times that time. All are given back at once if another waiting job can start on
-what they hold (`gangs`). A worker that ends before the job trains is replaced, and the others stay warm meanwhile.
+A start needs all its workers. If the cluster cannot place or start them all within a time, the job releases all and
+tries again later. Once all have nodes, they get six times that time. The job also releases all workers if another
+waiting job can start with their accelerators (`gangs`). A worker that ends before the job trains is replaced, and the
+other workers stay warm meanwhile.
 """
 
 from datetime import datetime, timedelta
@@ -21,19 +22,19 @@ from . import undeleted
 from .prepare import forget_failures, sleep, why_not_ready
 
 LONGEST_RETRY = timedelta(minutes=4)
-#: This many times a start gets all its time again, because workers that end again and again hold the others' nodes.
+#: How often the time of a start may restart because workers ended. The other workers hold their nodes meanwhile.
 RENEWALS = 16
-#: A start whose workers are all placed has this many times `startTimeoutSeconds`; doubled with each that was too slow.
+#: Once all workers of a start have nodes, the start has this many times `startTimeoutSeconds`. Each start that was too
+#: slow doubles the time of the next one.
 PLACED = 6
 
 
 def take_size(draft: Draft) -> Layout | None:
-    """Takes the starting size from the spec, which users may edit until the job trains. Returns the layout to start
-    with, None if none is legal.
+    """Takes the starting size from the spec, which users may edit until the job trains. Returns the starting layout.
 
-    Workers that were told another size are deleted, and new ones are created. Once a generation was published, there
-    are at most as many pipelines as the checkpoint's data order has shards, or, without a checkpoint, as the first
-    workers were told.
+    Returns None if no layout is valid. Workers learn the starting size when they are created, so they are replaced if
+    it changed. After the first generation the number of pipelines is limited by the shards of the checkpoint's data
+    order. Without a checkpoint it is limited by the number that the first workers were told.
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
@@ -43,16 +44,16 @@ def take_size(draft: Draft) -> Layout | None:
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
-        draft.keep_workers([], "the job starts in another size, of which new workers are told")
+        draft.keep_workers([], "the starting size changed, so new workers replace them")
     return layouts.starting(draft.view)
 
 
 def wait(draft: Draft) -> None:
-    """Holds no workers and says why, because no layout to start with is within the spec's bounds."""
+    """Releases all workers and tells the user that the spec's limits allow no layout for a start."""
     bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
     message = (
-        f"spec.elasticPolicy allows no start: pipelines of {' or '.join(map(str, lengths))} stages,"
-        f" {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
+        f"spec.elasticPolicy allows no starting layout: it needs pipelines of {' or '.join(map(str, lengths))} stages,"
+        f" and allows {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
         f" {bounds.min_workers} to {bounds.max_workers} workers in all"
     )
     if draft.status.reason(ConditionType.RUNNING) != Reason.NO_LEGAL_START:
@@ -61,7 +62,7 @@ def wait(draft: Draft) -> None:
 
 
 def hold_nothing(draft: Draft, reason: Reason, message: str) -> None:
-    """Gives all workers back until the job's spec changes; the condition says why."""
+    """Releases all workers until the user changes the job's spec. The condition Running says why (`message`)."""
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.update(start_time=None, resize=None)
     draft.keep_workers([], f"the job cannot start: {message}")
@@ -70,7 +71,7 @@ def hold_nothing(draft: Draft, reason: Reason, message: str) -> None:
 
 
 def start(draft: Draft, layout: Layout) -> None:
-    """Creates the workers of the starting layout and publishes it once each of them is ready."""
+    """Creates the workers of the starting layout, and publishes the first generation once all of them are ready."""
     status = draft.status
     if status.start_time is None:
         draft.update(start_time=draft.now)
@@ -82,34 +83,32 @@ def start(draft: Draft, layout: Layout) -> None:
     ready = draft.view.ready_joiners
     if len(ready) >= layout.workers:
         generations.publish(draft, layout, ready, ResizeReason.START)
-        draft.keep_workers(draft.view.ids_of(ready[: layout.workers]), "the layout that starts does not need it")
+        draft.keep_workers(draft.view.ids_of(ready[: layout.workers]), "not needed for the starting layout")
         forget_failures(draft)
         return
-    ids = list(dict.fromkeys([*draft.view.joiners.by_id, *draft.view.joining_ids]))  # those that live come first
+    ids = list(dict.fromkeys([*draft.view.joiners.by_id, *draft.view.joining_ids]))  # workers that are alive come first
     workforce.want(draft, ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
     _put_off_what_does_not_begin(draft)
 
 
 def _give_way(draft: Draft) -> None:
-    """Holds nothing until the job that can start has all its workers."""
-    why = f"job {draft.observed.gives_way_to} can start on what this one would hold"
+    """Releases all workers, and waits until the job that this one gives way to has started."""
+    why = f"job {draft.observed.gives_way_to} can start with the accelerators that this job would hold"
     if draft.status.resize is not None:
         _put_off(draft, Reason.GAVE_WAY, why)
     elif not draft.view.sleeps():
-        message = f"{why}; the next attempt follows when that job has started"
+        message = f"{why}; this job tries again once that job has started"
         draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
 
 
 def _is_in_vain(draft: Draft, layout: Layout) -> bool:
-    """Waits until nodes have room for all workers of the start, and says so. Returns whether it waits."""
+    """Returns whether the start waits because nodes lack room for all its workers. If so, the condition says it."""
     if not is_in_vain(draft, layout.workers):
         return False
     draft.waits_for_room = True
     room = draft.view.num_placed + (draft.observed.reach or 0)
-    message = (
-        f"nodes have room for {room} of {layout.workers} workers, with what these may preempt; it starts once they do"
-    )
+    message = f"nodes have room for {room} of {layout.workers} workers, even by preemption; the job starts once all fit"
     draft.set_condition(ConditionType.RUNNING, False, Reason.UNSCHEDULABLE, message)
     return True
 
@@ -133,16 +132,16 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
 
 
 def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
-    """Replaces workers that ended before the job trained: others are created after a wait, and have all the time of a
-    start. All workers are given back if too many ended, in a row or in total.
+    """Replaces workers that ended before the job trained. New ones follow after a wait, and the start's time restarts.
 
-    Workers of one node or one cause end one after the other. So one that ends while others are awaited is replaced with
-    them.
+    If workers ended too often, in a row or in total, the job releases all workers and tries again later. Workers that
+    fail by one cause end one after the other. So a worker that ends during the wait is replaced together with the
+    first ones, and does not count again.
 
     Args:
-        draft: of a job that does not train yet.
-        lost: which workers ended, and how.
-        first: how long to wait before the first replacement; None for no wait.
+        draft: draft of the plan of a job that does not train yet.
+        lost: which workers ended, and why, in words.
+        first: how long to wait before the first replacement in a row; None for no wait.
     """
     again, wait = draft.status.next_resize_time, first or timedelta()
     if again is not None and draft.view.asleep:
@@ -150,26 +149,26 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     else:
         begin = draft.now + wait * (1 << min(_replaced_in_a_row(draft), 16))
         if trouble := _note_replacement(draft, begin, waits=first is not None):
-            _put_off(draft, Reason.WORKER_FAILED, f"{trouble} some ended, now {lost}")
+            _put_off(draft, Reason.WORKER_FAILED, f"{trouble} workers ended before the start, at last {lost}")
             return
     if begin > draft.now:
         draft.update(next_resize_time=begin)
-        message = f"{lost} before all were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"
+        message = f"lost {lost} before all workers were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"
         draft.set_condition(ConditionType.RUNNING, False, Reason.WORKER_FAILED, message)
     draft.prepare_anew(begin)
 
 
 def _replaced_in_a_row(draft: Draft) -> int:
-    """How often workers were replaced in a row, before this time. A replacement that stayed for long ends the row."""
+    """How often workers were replaced in a row so far. The row ends if no worker was lost for `LONGEST_RETRY`."""
     resize = draft.status.resize
     lasts = resize is not None and draft.now <= resize.start_time + LONGEST_RETRY
     return resize.replacements if resize is not None and lasts else 0
 
 
 def _note_replacement(draft: Draft, begin: datetime, *, waits: bool) -> str:
-    """Counts a replacement that begins at `begin`. Returns how many there were if they are too many, otherwise nothing.
+    """Counts a replacement that begins at `begin`. Returns words if there were too many, otherwise an empty text.
 
-    Only one that `waits` doubles the next wait."""
+    `waits`: the replacement begins after a wait. Only such replacements double the next wait."""
     resize = draft.status.resize
     replacements = _replaced_in_a_row(draft) + waits
     renewals = 1 + (resize.renewals if resize is not None else 0)
@@ -183,11 +182,12 @@ def _note_replacement(draft: Draft, begin: datetime, *, waits: bool) -> str:
 
 
 def _deadline(view: View, resize: Resize) -> datetime:
-    """When a start is put off. Once each worker is placed, images, init containers and models have more time, and more
-    with each attempt, but not without end.
+    """When to postpone a start that is not ready.
 
-    Trouble counts from when it began: a pod may vanish and a container may begin to fail late. An image is pulled after
-    the init containers, and a registry that refuses once may serve the next time.
+    Once all workers have nodes, there is more time for images, init containers and models. Each slow attempt doubles
+    it, up to 16 times. If workers lack nodes or containers cannot start, there is `startTimeoutSeconds` since that
+    trouble began, because it may begin late: an image is pulled after the init containers. A registry that refuses once
+    may serve the next time.
     """
     timeout = timedelta(seconds=view.spec.run_policy.start_timeout_seconds)
     if resize.trouble_time is not None:
@@ -199,8 +199,8 @@ def _deadline(view: View, resize: Resize) -> datetime:
 
 def _put_off(draft: Draft, reason: Reason, why: str) -> None:
     wait = sleep(draft, reason)
-    message = f"Start put off, its workers are to be given back: {why}; next attempt in {wait.total_seconds():.0f} s"
+    message = f"Start postponed, all its workers are released: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     draft.update(resize=None)
-    draft.keep_workers([], f"the start is put off: {why}")
+    draft.keep_workers([], f"the start is postponed: {why}")

@@ -1,8 +1,8 @@
-"""Stops a job that trains: its members leave a checkpoint, and are deleted once it is durable.
+"""Stops a job that trains: its members write a checkpoint, and are deleted once it is durable.
 
-The channel tells them in its answers to heartbeats. Each member ends by itself when the checkpoint is durable, so a pod
-that has ended proves it. Until then a lost member is left out by another generation, as in a job that trains on.
-Members that have not ended after `runPolicy.stopTimeoutSeconds` are deleted, and an event says how many steps are lost.
+The channel tells members to stop in its answers to heartbeats. A member ends by itself once the checkpoint is durable,
+so a pod that has ended shows that it is. If a member is lost before, another generation continues without it. The
+operator deletes members that have not ended after `runPolicy.stopTimeoutSeconds`. An event says which steps are lost.
 """
 
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ from .unsaved import durable_words, trouble
 
 
 def begin(draft: Draft) -> None:
-    """Tells the members to leave a checkpoint and end, unless they were told already or nothing trains."""
+    """Tells the members to write a checkpoint and end, unless they were told already or the job does not train."""
     if draft.status.stop is not None or draft.status.generation is None:
         return
     draft.update(stop=Stop(time=draft.now))
@@ -31,10 +31,10 @@ def begin(draft: Draft) -> None:
 
 
 def give_back(draft: Draft, why: str) -> None:
-    """Releases all workers. Members that may still write a checkpoint are kept until the stop's end.
+    """Releases all workers, but members that may still write a checkpoint only at the end of the stop.
 
-    Once no member is kept and no pod is left, the generation is forgotten, but never its number. No event tells these
-    deletions, because the event of the stop does.
+    Once no pod is left, the published generation is removed from the status. `why` is the reason of the deletions. They
+    need no event, because the stop has one.
     """
     begin(draft)
     draft.explained_ids = draft.view.workers.ids
@@ -42,13 +42,14 @@ def give_back(draft: Draft, why: str) -> None:
     draft.update(next_resize_time=None, resize_failures=0, slow_starts=0)
     if not draft.status.worker_ids:
         draft.update(resize=None)
-    if not draft.observed.workers:  # until then its members may report the checkpoint that they leave
+    if not draft.observed.workers:  # until then members may still report the checkpoint that they write
         forget_generation(draft)
 
 
 def end_finished(draft: Draft) -> None:
-    """Stops a job past its deadline like `give_back`, except that the generation stays and `cleanPodPolicy` says which
-    pods are deleted."""
+    """Stops a job that has ended because `activeDeadlineSeconds` passed: its members first write a checkpoint.
+
+    Other than in `give_back` the generation stays, and `cleanPodPolicy` says which pods are deleted."""
     if draft.status.reason(ConditionType.FAILED) != Reason.DEADLINE_EXCEEDED:
         draft.update(stop=None)
         return
@@ -64,26 +65,27 @@ def end_finished(draft: Draft) -> None:
 
 
 def words(view: View) -> str:
-    """What the stop waits for, for a condition; empty where it waits for nothing."""
+    """What the stop waits for, as words for a condition; empty if it waits for nothing."""
     stop, generation = view.status.stop, view.status.generation
     if stop is None or generation is None or not view.status.worker_ids:
         return ""
-    waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to leave"
+    waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to write"
     return ": ".join(filter(None, [f"{waits} a checkpoint, {durable_words(view)}", trouble(view)]))
 
 
 def _deadline(view: View, stop: Stop) -> datetime:
-    """When members that have not ended are deleted. The time counts again from the start of a new operator, because its
-    predecessor may not have told them."""
+    """When the operator deletes members that have not ended.
+
+    The time restarts with a new operator, because its predecessor may not have told the members."""
     return view.counted_from(stop.time) + timedelta(seconds=view.spec.run_policy.stop_timeout_seconds)
 
 
 def _saving(draft: Draft) -> list[Member]:
-    """Members that may still leave a checkpoint."""
+    """Members that may still write a checkpoint, so that they stay for now."""
     stop, generation = draft.status.stop, draft.status.generation
     if stop is None or generation is None:
         return []
-    if draft.observed.status.stop is None:  # they are deleted in the next turn, after the event that says what is lost
+    if draft.observed.status.stop is None:  # begun in this turn: the event comes before the deletions
         return draft.view.state_holders
     _note_saved(draft, stop)
     deadline = _deadline(draft.view, stop)
@@ -104,13 +106,14 @@ def _note_saved(draft: Draft, stop: Stop) -> None:
 
 
 def _is_saved(view: View) -> bool:
-    """Whether a member has ended after it left a checkpoint, which holds the state of all of them."""
+    """Whether a member has ended after it wrote a checkpoint. That checkpoint is durable for all members."""
     return view.status.stop is not None and view.status.stop.saved_step > 0
 
 
 def _regroup_survivors(draft: Draft) -> None:
-    """Publishes a generation of the members that are left, if some were lost or lost each other. If the survivors are
-    too few, or hold no copy of what was lost, they are given back."""
+    """Publishes a generation of the members that are left, if some were lost or the group broke.
+
+    If the survivors are too few for a layout, or hold no copy of a lost stage, the job releases them."""
     generation = draft.status.generation
     assert generation is not None
     lost = recover.find_lost(draft, generation)

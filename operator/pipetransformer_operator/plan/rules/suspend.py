@@ -1,6 +1,6 @@
-"""Suspends a job, which gives all workers back, and resumes it in the size that the checkpoint needs.
+"""Suspends a job: it releases all workers. Resumes it with the layout that its checkpoint needs.
 
-A job that is being deleted and that a foreign finalizer keeps is suspended for good.
+A job that is being deleted, but that another owner's finalizer keeps, is suspended until it is gone.
 """
 
 from pipetransformer_contract.api.status import ConditionType, Reason
@@ -16,33 +16,34 @@ from .lost_steps import forget_generation
 
 
 def suspend(draft: Draft) -> None:
-    """Stops the job: no worker is wanted once each has left its checkpoint, or has had the time for it."""
+    """Stops the job and releases its workers, once they have written a checkpoint or had the time to do so."""
     kept_by = draft.observed.kept_by
     if kept_by is not None:
         reason = Reason.BEING_DELETED
-        message = f"the job is being deleted, and kept by {', '.join(kept_by) or 'nobody'}"
-        if draft.status.reason(ConditionType.RUNNING) != reason:  # Suspended may have a refusal for its reason
-            draft.tell(reason, "The job is being deleted: all workers are to end")
+        message = f"the job is being deleted; other finalizers that keep it: {', '.join(kept_by) or 'none'}"
+        if draft.status.reason(ConditionType.RUNNING) != reason:  # not that of Suspended, which may be DeletionRefused
+            draft.tell(reason, "The job is being deleted: stopping all workers")
     else:
         reason, message = Reason.SUSPENDED_BY_USER, "spec.suspend is true"
         if not draft.spec.suspend:
             names = [worker.name for worker in _awaited(draft.view)]
-            message = f"resumed once the last of its pods has ended: {listed(names)}"
+            message = f"the job resumes once these pods of it have ended: {listed(names)}"
         if not draft.status.is_true(ConditionType.SUSPENDED):
-            draft.tell(reason, "Suspended: all workers are to end")
-    draft.update(quota_requests=list(admitted(draft.status)))  # it asks for no more
+            draft.tell(reason, "Suspended: stopping all workers")
+    draft.update(quota_requests=list(admitted(draft.status)))  # withdraw requests that the queue has not admitted
     stop.give_back(draft, message)
     if draft.status.finished:
         return
     if not draft.observed.workers:
-        draft.update(quota_requests=[], too_short=None)  # the user may ask for other accelerators meanwhile
+        draft.update(quota_requests=[], too_short=None)  # the user may choose other accelerators now
     message = "; ".join(filter(None, [message, stop.words(draft.view)]))
     draft.set_condition(ConditionType.SUSPENDED, True, reason, message)
 
 
 def is_ending(view: View) -> bool:
-    """Whether workers of a suspended job still end: until they are gone they hold accelerators, and may report the
-    checkpoint that the job goes on from."""
+    """Whether workers of a suspended job have not ended yet. A resume waits for them.
+
+    They hold accelerators, and may still report the checkpoint that the job will resume from."""
     suspended = view.status.is_true(ConditionType.SUSPENDED)
     return suspended and bool(_awaited(view))
 
@@ -52,8 +53,9 @@ def _awaited(view: View) -> Workers:
 
 
 def _is_awaited(view: View, worker: Worker) -> bool:
-    """Whether a resume waits for the pod's end: not if it is stuck, as on a lost node, or has ended and a finalizer
-    keeps it."""
+    """Whether a resume waits until this worker's pod has ended.
+
+    Not if the pod is stuck, for example on a lost node, or has ended and only a finalizer keeps it."""
     return not (worker.terminating and not worker.holds) and not view.is_stuck(worker)
 
 
@@ -62,7 +64,7 @@ def resume(draft: Draft) -> None:
     if draft.status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
-        if draft.status.stop is not None:  # of pods that are stuck
+        if draft.status.stop is not None:  # stuck pods kept the stop from ending
             draft.keep_workers([], "the job was suspended, and resumes with new workers")
             forget_generation(draft)
-        draft.update(start_time=None)  # the deadline counts from the next start, as a Job's does
+        draft.update(start_time=None)  # activeDeadlineSeconds counts from the next start, as in a Job

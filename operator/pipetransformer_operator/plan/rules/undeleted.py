@@ -1,7 +1,7 @@
-"""Says in a condition which workers the cluster refuses to delete, and in the cluster's words why.
+"""Says in a condition which workers the cluster refuses to delete, and why, in the cluster's words.
 
-The condition is Suspended while that is True, otherwise Running, also if the job trains on or has ended. Its own words
-stay in front of the message as long as a rule sets them at each turn.
+The condition is Suspended if that is True, otherwise Running, even if the job trains or has ended. If another rule set
+the condition in this turn, the refusal is appended to its message.
 """
 
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
@@ -10,19 +10,20 @@ from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.workers import Workers
 
-#: These reasons stay: they say why nothing trains. The refusal is only added to their message.
+#: The condition keeps these reasons, because they say why the job does not train. Only its message names the refusal.
 _STAYS = (Reason.CREATION_REFUSED, Reason.NO_LEGAL_START)
 
 
 def leaks(draft: Draft) -> bool:
-    """Whether no attempt begins, because workers of a failed one still hold accelerators: another would hold as many
-    more."""
+    """Whether workers of a failed attempt still hold accelerators, because the cluster refuses to delete them.
+
+    Then no new attempt begins, because it would hold as many accelerators again."""
     failed = draft.status.resize_failures > 0 and not draft.view.joining_ids
     return failed and bool(_undeleted(draft).holding)
 
 
 def describe(draft: Draft) -> None:
-    """Sets the reason of a condition while workers cannot be deleted, and takes it back when they can."""
+    """Sets the condition while the cluster refuses to delete workers, and replaces it afterwards."""
     workers = _undeleted(draft)
     suspended = draft.status.is_true(ConditionType.SUSPENDED) and not draft.status.finished
     where = ConditionType.SUSPENDED if suspended else ConditionType.RUNNING
@@ -57,7 +58,7 @@ def _undeleted(draft: Draft) -> Workers:
 
 
 def _take_back(draft: Draft, condition: Condition) -> None:
-    """Replaces a refusal that is over. The condition's earlier words are lost."""
+    """Replaces the reason and message of a condition whose refusal is over. The message before the refusal is lost."""
     again = draft.status.next_resize_time
     message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.view.asleep else ""
     reason = Reason.FINISHED if draft.status.finished else Reason.WAITING_FOR_WORKERS

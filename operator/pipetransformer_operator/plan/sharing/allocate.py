@@ -2,9 +2,9 @@
 
 Jobs with `onPack: Auto` on the same nodes and devices share what they hold, and make room for jobs that wait to start.
 Each training job keeps its smallest layout. Then, by priority, the operator serves waiting jobs, starting sizes and
-claims. No job releases workers for a job of lower priority. A starting size makes no room for a claim, because it would
-preempt the claim later. Among equal claims each pipeline goes to the job whose weighted logarithm of throughput grows
-most per worker. This is proportional fairness, so no job starves another.
+claims. No job releases workers for a job of lower priority. No job releases part of its starting size for a claim,
+because its new pods would later preempt the claim. Among equal claims each pipeline goes to the job whose logarithm of
+throughput, times its weight, grows most per worker. This is proportional fairness, so no job starves another.
 """
 
 import heapq
@@ -14,11 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
-#: A held worker counts this much more than a gained one, so that new measurements do not move workers back and forth.
+#: The gain of a worker that a job holds counts this much more, so that new measurements do not move workers back and
+#: forth.
 HYSTERESIS = 1.1
-#: Priority of claimed workers before the operator has seen any: the chart's default.
+#: Priority of claimed workers until the operator has seen the pod of one: the chart's default.
 CLAIMED_PRIORITY = -11
-#: Resource and placement of workers, see `demand.pool_of`.
+#: Accelerator resource and placement of workers. Only jobs of one pool share workers. See `demand.pool_of`.
 Pool = tuple[str, str]
 
 
@@ -29,18 +30,18 @@ class Demand:
     Attributes:
         key: `namespace/name` of the job. The order of keys decides between equals.
         pool: resource and placement of its workers.
-        speeds: steps per second at each number of workers with a legal layout, without larger sizes that the job would
-            not take. Empty for a job that does not train.
+        speeds: steps per second, by each number of workers with a valid layout. Larger sizes that the job would not
+            take are missing. Empty for a job that does not train.
         held: number of workers that have a node and do not leave.
-        share: its last share; None without one.
-        needs: workers of the smallest layout that it can train or start with.
-        starting: it does not train yet.
-        waiting: some of its workers have no node, it sleeps for lack of workers, or it sees no room for more.
-        asleep: it sleeps because its workers got no node, or because it released some.
+        share: the job's last share in workers; None without one.
+        needs: workers of the smallest layout that the job can train or start with.
+        starting: the job does not train yet.
+        waiting: some of its workers have no node, it waits after an attempt that found no nodes, or it could use more.
+        asleep: it waits before its next attempt, because its workers got no node, or because it released some.
         priority: priority of its pods up to its starting size.
         weight: `elasticPolicy.weight`.
-        base: its starting size. Workers beyond it are claims.
-        leaving: workers that leave, so that other jobs can use their nodes.
+        base: number of workers of its starting size. Workers beyond it are claims.
+        leaving: number of workers that leave nodes which other jobs can then use.
         free: number of further workers that nodes would take now; None if nodes are not watched.
         claimed_priority: priority of its claimed workers.
     """
@@ -63,7 +64,7 @@ class Demand:
 
     @property
     def trains(self) -> bool:
-        """Whether it has at least its smallest layout. A job that lost too many workers waits like one that starts."""
+        """Whether the job holds its smallest layout. A job that lost too many workers waits like one that starts."""
         return not self.starting and self.held >= self.needs
 
     @property
@@ -74,27 +75,27 @@ class Demand:
 
     @property
     def floor(self) -> int:
-        """Workers that it keeps in any case."""
+        """How many workers the job keeps in any case."""
         return self.needs if self.trains else 0
 
     @property
     def most(self) -> int:
-        """Workers that it could use at most."""
+        """The largest number of workers that the job could use."""
         return max(self.speeds, default=self.needs)
 
     @property
     def granted(self) -> int:
-        """Workers of its share that it did not fail to get."""
+        """How many workers of its last share the job got, or may still get."""
         if self.share is None:
             return 0
         return min(self.held, self.share) if self.asleep else self.share
 
     def largest(self, workers: int) -> int:
-        """Workers of its largest layout on at most this many; 0 if there is none."""
+        """Size of the job's largest layout on at most this many workers; 0 without one."""
         return max((size for size in self.speeds if size <= workers), default=0)
 
     def lacks_own(self, share: int) -> bool:
-        """Whether it may preempt claims to regain its starting size, because the share is less than that."""
+        """Whether this share is below the starting size, so that the job's pods may preempt claims to regain it."""
         return share < self.largest(self.base) and self.priority > self.claimed_priority
 
 
@@ -109,7 +110,7 @@ _P = TypeVar("_P", bound=_Pooled)
 
 
 def by_pool(items: Iterable[_P]) -> list[list[_P]]:
-    """The items of each pool, in their order."""
+    """Groups jobs by pool, and keeps their order."""
     pools: dict[Pool, list[_P]] = defaultdict(list)
     for item in items:
         pools[item.pool].append(item)
@@ -119,8 +120,9 @@ def by_pool(items: Iterable[_P]) -> list[list[_P]]:
 def allocate(demands: Sequence[Demand], *, weigh_namespaces: bool = False) -> dict[str, int | None]:
     """Returns the share of each job, in workers. None means as many as it can get.
 
-    All jobs of a pool get None if no job has less than its share. Then no job waits, no training job could make room,
-    or each job has its share. A job with its full share leaves released workers to jobs below their share.
+    All jobs of a pool get None if nothing is to be shared: no job waits, no training job could make room, nodes have
+    room for all, or no job's share would exceed what it holds. A job that holds its whole share claims none of the
+    workers that others release.
 
     Args:
         demands: demands of all jobs.
@@ -161,7 +163,7 @@ def _adds_workers(demands: Sequence[Demand], shares: Mapping[str, int]) -> bool:
 
 
 def _is_room_for_all(demands: Sequence[Demand], shares: Mapping[str, int]) -> bool:
-    """Whether free nodes are known to have room for everything that the jobs want."""
+    """Whether free nodes are known to have room for all workers that the jobs could use."""
     return all(demand.free is not None and shares[demand.key] == demand.most >= demand.held for demand in demands)
 
 
@@ -172,7 +174,7 @@ class _Tier:
     Attributes:
         training: jobs that train.
         waiting: jobs that do not, in the order of service.
-        kept: workers that its training jobs hold beyond their shares. Jobs of lower priority get none of them.
+        kept: workers that training jobs of the tier hold beyond their shares so far. Jobs of lower priority get none.
     """
 
     priority: int
@@ -182,7 +184,7 @@ class _Tier:
 
 
 def _tiers(demands: Sequence[Demand]) -> list[_Tier]:
-    """The tiers of the demands, the highest priority first."""
+    """Groups jobs into tiers, the highest priority first."""
     tiers: dict[int, _Tier] = {}
     for demand in sorted(demands, key=lambda demand: (demand.starting, demand.key)):
         tier = tiers.setdefault(demand.priority, _Tier(demand.priority))
@@ -194,9 +196,9 @@ class _Sharing:
     """Computes the shares of one pool.
 
     Attributes:
-        shares: workers of each job so far.
-        left: workers that no job has yet.
-        turned_away: at least one job does not get its starting size, and will try to preempt claims.
+        shares: share of each job so far, in workers.
+        left: number of workers that are in no share yet.
+        turned_away: at least one job does not get its starting size. Its pods will try to preempt claims.
     """
 
     def __init__(self, demands: Sequence[Demand]) -> None:
@@ -207,7 +209,7 @@ class _Sharing:
         self.turned_away = False
 
     def compute(self) -> dict[str, int]:
-        """The share of each job by its key."""
+        """Computes the share of each job, by the job's key."""
         for tier in self.tiers:
             self._serve(tier)
         limits = self._limits()
@@ -235,9 +237,9 @@ class _Sharing:
         self.turned_away |= any(demand.priority > one.claimed_priority for one in self.training)
 
     def _limits(self) -> Mapping[str, int] | None:
-        """Maximum number of workers of each training job; None without a limit.
+        """Largest share of each training job, by key; None without limits.
 
-        Once a job is turned away, no job gets more claims, because that job's pods would preempt them."""
+        If a job is turned away, no job gets more claims, because the pods of that job would preempt them."""
         if not self.turned_away:
             return None
         return {demand.key: max(demand.held, self.shares[demand.key]) for demand in self.training}
@@ -250,9 +252,9 @@ class _Sharing:
         self._take(taken, tier, lower)
 
     def _leave_unused(self, tier: _Tier, unused: int) -> int:
-        """Leaves workers with the job that holds them if no job of its priority or above can use them.
+        """Leaves workers with the job that holds them if no job of the same or a higher priority can use them.
 
-        Returns how many."""
+        `unused` is how many there are. Returns how many stay with their jobs."""
         left = 0
         for demand in tier.training:
             more = demand.largest(demand.held) - self.shares[demand.key]
@@ -262,7 +264,9 @@ class _Sharing:
         return left
 
     def _take(self, taken: int, tier: _Tier, lower: Sequence[_Tier]) -> None:
-        """Takes workers that jobs of the tier hold, then those that are left, then those of lower tiers from below."""
+        """Subtracts `taken` workers, given as claims: first from those that jobs of this tier hold beyond their shares.
+
+        Next come workers that no job holds, and then lower tiers, the lowest priority first."""
         taken = _take_kept(taken, [tier])
         free = min(taken, self.left)
         self.left -= free
@@ -270,7 +274,7 @@ class _Sharing:
 
 
 def _take_kept(taken: int, tiers: Iterable[_Tier]) -> int:
-    """Takes workers that jobs of the tiers hold, tier by tier. Returns how many are still to be taken."""
+    """Subtracts `taken` workers from `kept` of the tiers, one tier after the other. Returns how many were too many."""
     for tier in tiers:
         part = min(taken, tier.kept)
         tier.kept -= part
@@ -281,9 +285,9 @@ def _take_kept(taken: int, tiers: Iterable[_Tier]) -> int:
 def _capacity(demands: Sequence[Demand]) -> int:
     """Number of workers to share out.
 
-    If nodes are watched, it is the number that these jobs hold, that leave them, and that are free. Otherwise it is
-    learnt: the number that they hold, or were granted and did not fail to get. The grants keep the number stable while
-    one job releases workers and another claims them. A new job adds the workers that it holds."""
+    If the operator watches nodes, it is the sum of what these jobs hold, what leaves them, and what is free. Otherwise
+    it is the larger of two sums: what the jobs hold, and what their last shares gave them. The shares keep it stable
+    while one job releases workers and another claims them."""
     held = sum(demand.held for demand in demands)
     free = [demand.free for demand in demands if demand.free is not None]
     if len(free) == len(demands):
@@ -292,7 +296,7 @@ def _capacity(demands: Sequence[Demand]) -> int:
 
 
 def _grow(demands: Sequence[Demand], shares: dict[str, int], left: int, limits: Mapping[str, int] | None) -> int:
-    """Gives the remaining workers to the jobs that gain most, up to each job's limit. Returns the rest."""
+    """Adds the `left` workers to the shares of the jobs that gain most, up to each job's limit. Returns the rest."""
     growing = {demand.key: _steps(demand, shares[demand.key], _limit(limits, demand.key)) for demand in demands}
     queue = [(-steps[0].gain, key, 0) for key, steps in growing.items() if steps]
     heapq.heapify(queue)
@@ -314,14 +318,14 @@ def _limit(limits: Mapping[str, int] | None, key: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step from one legal size to a larger one: the number of added workers, and the gain per worker."""
+    """A step from one number of workers to a larger one: how many workers it adds, and the gain per worker."""
 
     workers: int
     gain: float
 
 
 def _steps(demand: Demand, size: int, limit: float) -> list[_Step]:
-    """The steps from `size` up to `limit`, along the upper hull of the logarithm of speed, so that gains fall."""
+    """The steps from `size` workers up to `limit`, along the upper convex hull of log(speed), so gains decrease."""
     steps: list[_Step] = []
     if demand.speeds.get(size, 0.0) <= 0:
         return steps

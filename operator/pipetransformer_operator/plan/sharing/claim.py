@@ -1,9 +1,9 @@
 """Decides which larger layout a job tries next.
 
 Up to its starting size a job replaces lost workers at once. Beyond that it claims. With `claimFrom: Idle` it claims as
-many workers as nodes have room for now, and withdraws claims whose room another pod took. With `Autoscaler`, or with
-unlimited room, it tries one more pipeline and waits until its workers run. While other jobs need room, it tries nothing
-beyond its share and withdraws attempts that go beyond it.
+many workers as nodes have room for now, and withdraws a claim if another pod took the room. With `Autoscaler`, or with
+unlimited room, it tries one more pipeline and waits until that pipeline's workers run. While other jobs want workers,
+it tries no layout above its share, and withdraws attempts that exceed the share.
 """
 
 import heapq
@@ -18,15 +18,15 @@ from pipetransformer_operator.plan.rules import undeleted
 
 from . import share
 
-#: Time between two attempts to start although nodes have too little room.
+#: Time between two attempts to start while nodes have too little room. Their pending pods make an autoscaler add nodes.
 LONGEST_WAIT = timedelta(days=1)
 
 
 def target(draft: Draft) -> Layout:
     """The next larger layout to try.
 
-    It is the present layout if none is better, or if the job sleeps after a failed attempt. It also is while workers of
-    that attempt cannot be deleted."""
+    It is the present layout if no larger one is better, or if the job waits after a failed attempt. It is also the
+    present layout while the cluster refuses to delete workers of the failed attempt."""
     plan = draft.status.generation
     assert plan is not None
     current = plan.layout
@@ -45,7 +45,7 @@ def _larger(draft: Draft, current: Layout, workers: int) -> Layout | None:
 
 
 def _own(draft: Draft, current: Layout) -> Layout | None:
-    """A larger layout within the starting size."""
+    """A larger layout within the starting size; None without one."""
     initial = draft.status.initial_workers
     if current.workers >= initial:
         return None
@@ -61,9 +61,9 @@ def _claim(draft: Draft, current: Layout, best: Layout) -> Layout:
 
 
 def most_idle(draft: Draft) -> int | None:
-    """Maximum number of workers that the job may claim, by what nodes have free. None if only an attempt can tell.
+    """How many workers the job may have, claims included, by what nodes have free. None if only an attempt can tell.
 
-    If nodes are not watched, it is the number that other jobs release for it."""
+    If the operator does not watch nodes, it is the job's share, as far as other jobs release workers for it."""
     room, granted = draft.observed.room, draft.status.share
     if room is None or not _claims_idle(draft):
         return None
@@ -77,11 +77,11 @@ def _claims_idle(draft: Draft) -> bool:
 
 
 def _most_own(draft: Draft) -> int:
-    """Maximum number of workers that the job tries to have again, up to its starting size.
+    """How many workers the job tries to have, up to its starting size.
 
-    It tries once to replace lost workers, because an autoscaler may add nodes. Later, and after it released workers for
-    another job, it waits until nodes have room or pods that it may preempt. Otherwise an attempt that gets only some
-    workers would preempt claims of other jobs without using them."""
+    It tries once to replace all lost workers, because an autoscaler may add nodes. Later, or after it released workers
+    for another job, it tries only as many as nodes have room for, preemption included. Otherwise an attempt that gets
+    only some of its workers would preempt claims of other jobs without using them."""
     plan, status, reach = draft.status.generation, draft.status, draft.observed.reach
     assert plan is not None
     lost = plan.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
@@ -92,23 +92,24 @@ def _most_own(draft: Draft) -> int:
 
 
 def is_in_vain(draft: Draft, workers: int) -> bool:
-    """Whether a job that does not train would again fail to get this many workers.
+    """Whether an attempt of a job that does not train would probably fail again to get this many workers.
 
-    Nodes cannot take them all, even with preemption. Such an attempt takes workers from other jobs and uses none. The
-    job still tries once at first, and then once a day, because only a pending pod makes an autoscaler add nodes."""
+    That is so if nodes cannot take them all, even by preemption. Such an attempt would preempt workers of other jobs
+    and use none. The job still tries once at first, and then once a day, because only a pending pod makes an
+    autoscaler add nodes."""
     granted, failed = draft.status.share, bool(draft.status.resize_failures)
     if not failed or not _lacks_room(draft, workers):
         return False
     if granted is not None and granted.workers >= workers:
         return False
-    if draft.status.next_resize_time is None:  # a release or a new share ended its sleep: the day begins now
+    if draft.status.next_resize_time is None:  # another rule ended the wait: the day begins now
         draft.update(next_resize_time=draft.now)
     again = (draft.status.next_resize_time or draft.now) + LONGEST_WAIT
     return not draft.clock.reached(again)
 
 
 def _lacks_room(draft: Draft, workers: int) -> bool:
-    """Whether nodes are known to have too little room for this many workers, and none of these is joining yet."""
+    """Whether nodes are known to have too little room for this many workers, and no joiner exists or is wanted."""
     reach = draft.observed.reach
     if reach is None or draft.view.joining_ids or not _claims_idle(draft):
         return False

@@ -1,4 +1,4 @@
-"""Computes the input of `allocate` for one job, from the same observation as its plan."""
+"""Computes the input of `allocate` for one job, from the same `Observed` as the job's plan."""
 
 import json
 from bisect import bisect_left
@@ -18,11 +18,11 @@ from . import share
 from .allocate import CLAIMED_PRIORITY, Demand, Pool
 from .claim import is_in_vain
 
-#: Time that the scheduler needs. Workers without a node for longer wait until other jobs release some.
+#: Time that the scheduler needs. A worker that has no node after this waits until other jobs release workers.
 PATIENCE = timedelta(seconds=10)
-#: Wider layouts are not considered, because the trainer predicts none.
+#: Layouts with more pipelines are not considered, because the trainer predicts no step time for them.
 MAX_WIDTHS = 64
-#: Reasons of a failed attempt that more workers would not have helped.
+#: Reasons why an attempt failed although free nodes would not have helped it.
 _OTHER_REASONS = frozenset(
     {
         Reason.IMAGE_PULL,
@@ -44,7 +44,7 @@ def may_demand(job: PipeTrainingJob) -> bool:
 
 
 def demand_of(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:
-    """The job's demand. None if it does not share, because it is neither `Auto` nor waiting for nodes to start."""
+    """The job's demand. None if it takes no part in sharing: it is not `Auto`, and does not wait for nodes to start."""
     draft = Draft(spec, observed, now)
     if not share.takes_part(draft):
         return None
@@ -76,13 +76,13 @@ def _training(draft: Draft) -> Demand | None:
 
 
 class _Outlook(NamedTuple):
-    """Whether workers that other jobs release would help the job.
+    """Whether the job could use workers that other jobs release.
 
     Attributes:
-        sits_out: no job makes room for it for a while.
-        asleep: it sleeps for lack of workers.
-        waiting: it sleeps for lack of workers, or some of them lack nodes.
-        stays: more workers would not help it now.
+        sits_out: for a while no job makes room for this one, because it could not use such room before.
+        asleep: the job waits before its next attempt, because the last one found too few nodes.
+        waiting: the job is `asleep`, or some of its workers have no node.
+        stays: more workers would not help the job now.
     """
 
     sits_out: bool
@@ -122,7 +122,7 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
 
 
 def _granted(draft: Draft, outlook: _Outlook) -> int | None:
-    """The job's last share. While the job sits out, it is at most the number of workers that it holds."""
+    """The job's last share; None without one. While the job sits out, at most the number of workers that it holds."""
     granted = draft.status.share
     if granted is None:
         return None
@@ -130,10 +130,10 @@ def _granted(draft: Draft, outlook: _Outlook) -> int | None:
 
 
 def pool_of(spec: JobSpec, namespace: str) -> Pool:
-    """Resource and placement of the job's workers. A job can release workers only for jobs of the same pool.
+    """The pool of the job: accelerator resource and placement of its workers. Only jobs of one pool share workers.
 
-    Without an accelerator's name, the pool depends on all resources that the containers ask for. Claims for devices
-    (DRA) belong to one namespace."""
+    If the spec names no accelerator, the pool depends on all resources that the containers request. With resource
+    claims (DRA) it also depends on the namespace, because a claim belongs to one."""
     template = spec.pod_template.spec.model_extra or {}
     same: dict[str, object] = {field: template[field] for field in _PLACEMENT if template.get(field)}
     has_claims = "resourceClaims" in same
@@ -146,7 +146,7 @@ def pool_of(spec: JobSpec, namespace: str) -> Pool:
 
 
 def _leaving(draft: Draft) -> int:
-    """Number of workers that leave a node which other jobs can use afterwards."""
+    """How many workers are leaving nodes that other jobs can use afterwards."""
     others = draft.view.workers.without(draft.view.wanted_ids - draft.view.leaving_ids)
     return len(others.that(_has_usable_node))
 
@@ -157,12 +157,12 @@ def _has_usable_node(worker: Worker) -> bool:
 
 
 def _awaits_replacement(draft: Draft) -> bool:
-    """Whether a start waits before it replaces a worker that ended."""
+    """Whether the job is starting, and waits before it replaces a worker that ended."""
     return draft.status.generation is None and draft.status.resize is not None
 
 
 def _lacked_workers(draft: Draft) -> bool:
-    """Whether the last attempt failed for lack of workers."""
+    """Whether the last attempt failed because it got too few workers."""
     status = draft.status
     reason = status.reason(ConditionType.RUNNING if status.generation is None else ConditionType.RESIZING)
     if status.not_committed is not None:
@@ -171,7 +171,9 @@ def _lacked_workers(draft: Draft) -> bool:
 
 
 def _cannot_take_joiners(draft: Draft) -> bool:
-    """Whether no worker can join, because members cannot enter their generation or leavers cannot leave it."""
+    """Whether no worker can join now, because the published generation is not confirmed, or its leavers do not leave.
+
+    Only after several unconfirmed generations, or after `resizeTimeoutSeconds`."""
     plan = draft.status.generation
     if plan is None or plan.published_time is None:
         return False
@@ -182,7 +184,7 @@ def _cannot_take_joiners(draft: Draft) -> bool:
 
 
 def _lacks_nodes(draft: Draft) -> bool:
-    """Whether workers have had no node for a while, or have none although other jobs made room for them."""
+    """Whether some joiners have had no node for a while, or have none although other jobs make room for them."""
     prepared = draft.view.preparation
     if prepared is None:
         return False
@@ -193,10 +195,10 @@ def _lacks_nodes(draft: Draft) -> bool:
 
 
 def _speeds(draft: Draft) -> dict[int, float]:
-    """Steps per second at each legal number of workers. Speeds that were not measured equal the number of workers.
+    """Steps per second by each number of workers with a valid layout.
 
-    The result leaves out larger sizes that the job would not take because the pause costs more than they gain. Before
-    the first offers it has only the present size.
+    If step times are not measured, a speed is the number of workers. The result leaves out larger sizes whose gain does
+    not cover the pause, because the job would not take them. Before the first offers it has only the present size.
     """
     plan, offers = draft.status.generation, layouts.offered(draft.view)
     assert plan is not None

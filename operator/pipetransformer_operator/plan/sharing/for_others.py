@@ -1,8 +1,8 @@
-"""Decides which job releases claimed workers for a pending pod of another owner. Administrators opt in to this.
+"""Decides which job releases claimed workers for a pending pod of another owner (`releaseForOthers` of the chart).
 
-Jobs release one claimed pipeline at a time, and never one of the starting size. Claimed workers leave a node only if
-the pod fits there afterwards. If it fits nowhere, no worker leaves. For a pod that lacks several resources the operator
-cannot compute the node. Then at most as many workers leave as the pod wants accelerators.
+Jobs release one claimed pipeline at a time, and never workers of the starting size. Claimed workers leave a node only
+if the pod fits there afterwards. If it fits nowhere, no worker leaves. For a pod that lacks several resources the
+operator cannot compute the node. Then at most as many workers leave as the pod requests accelerators.
 """
 
 from collections import Counter
@@ -24,9 +24,9 @@ class Waiting:
     Attributes:
         uid: uid of the pod.
         priority: number of its PriorityClass.
-        lacks: how many it wants of each resource that nodes lack, according to the scheduler.
-        places: nodes that would take it once enough is free, and how many of the one resource each node lacks. None if
-            the pod lacks several resources.
+        lacks: how much the pod requests, by each resource of which nodes have too little, according to the scheduler.
+        places: for a pod that lacks one resource: how much of it each node lacks for the pod, by node. Only nodes that
+            could take the pod. None if the pod lacks several resources.
     """
 
     uid: str
@@ -36,11 +36,11 @@ class Waiting:
 
     @property
     def has_room(self) -> bool:
-        """Whether a node would take it now."""
+        """Whether a node would take the pod now."""
         return self.places is not None and any(lacking <= 0 for lacking in self.places.values())
 
     def may_take(self, claim: "Claims") -> bool:
-        """Whether the job's claimed workers have a resource that it lacks, and a lower priority."""
+        """Whether these claimed workers use a resource that the pod lacks, and have a lower priority."""
         return claim.priority < self.priority and claim.resource in self.lacks
 
 
@@ -51,13 +51,14 @@ class Claims:
     Attributes:
         key: key of the job. The order of keys decides between equals.
         layout_generation: generation of its present layout.
-        resource: resource that each of its workers has one of.
-        priority: priority of its claimed workers.
-        workers: all workers that it has.
-        fewer: workers of the next smaller layout; None if that is below the starting size, or may not be tried yet.
-        settled: its layout is not changing, and none of its workers is leaving.
+        resource: accelerator resource. Each worker of the job holds one of it.
+        priority: priority of the pods of its claimed workers.
+        workers: number of members, claimed or not.
+        fewer: workers of the next smaller layout. None if that is below the starting size, or if the workers recently
+            failed to commit it.
+        settled: the job's layout is not changing, and none of its workers is leaving.
         least: workers of the smallest layout that keeps the starting size.
-        on: number of claimed workers by node.
+        on: number of claimed workers, by node.
     """
 
     key: str
@@ -76,7 +77,7 @@ class Claims:
         return self.fewer is not None and self.settled
 
     def frees(self, node: str) -> int:
-        """Number of workers that the job can release on the node."""
+        """How many claimed workers the job could release on this node."""
         return min(self.on.get(node, 0), self.workers - self.least)
 
 
@@ -105,13 +106,13 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
 
 
 def _all_stay(draft: Draft) -> bool:
-    """Whether no worker leaves, except on lost nodes."""
+    """Whether no worker of the job is leaving, except on lost nodes."""
     staying = draft.view.wanted.alive.ids
     return not draft.view.workers.without(staying).that(lambda worker: not worker.node_lost)
 
 
 def _smaller(draft: Draft, workers: int, base: int) -> int | None:
-    """Workers of the next smaller layout; None if that is below `base`, or may not be tried yet."""
+    """Workers of the next smaller layout than `workers`; None if it is below `base`, or recently was not committed."""
     layout = layouts.best(draft.view, workers - 1)
     if layout is None or layout.workers < base or snoozed(draft.view, layout):
         return None
@@ -119,7 +120,7 @@ def _smaller(draft: Draft, workers: int, base: int) -> int | None:
 
 
 def _least(draft: Draft, workers: int, base: int) -> int:
-    """Workers of the smallest layout that has at least `base`."""
+    """Workers of the smallest layout with at least `base` workers, from `workers` down."""
     while (layout := layouts.best(draft.view, workers - 1)) is not None and layout.workers >= base:
         workers = layout.workers
     return workers
@@ -127,7 +128,7 @@ def _least(draft: Draft, workers: int, base: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The decision that a job releases a pipeline for a pod. Its workers on `node` go first; empty means any node."""
+    """The decision that one job releases a pipeline for a pod. Workers on `node` leave first; empty for any node."""
 
     pod: Waiting
     claim: Claims
@@ -135,12 +136,12 @@ class Choice:
 
 
 def choose_claim(waiting: Sequence[Waiting], claims: Sequence[Claims], given: Mapping[str, int]) -> Choice | None:
-    """Chooses which job releases a pipeline next; None if no job needs to, or none can.
+    """Chooses which job releases a pipeline next; None if none has to, or none can.
 
     Args:
-        waiting: pods of other owners.
-        claims: claims of all jobs.
-        given: number of workers that jobs were already told to release, by UID of the waiting pod.
+        waiting: pods of other owners that have no node.
+        claims: claimed workers of all jobs.
+        given: how many workers jobs were already told to release for a pod, by UID of the pod.
     """
     for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.uid)):
         lower = [claim for claim in claims if pod.may_take(claim)]
@@ -168,6 +169,6 @@ def _least_important(pod: Waiting, claims: Sequence[Claims], node: str = "") -> 
 
 
 def _cheapest(places: Mapping[str, int], claims: Sequence[Claims]) -> str:
-    """The node where the fewest workers must leave until the pod fits; empty if released claims make room on none."""
+    """The node where the fewest workers must leave until the pod fits. Empty if claimed workers cannot make room."""
     enough = [node for node, lacking in places.items() if sum(claim.frees(node) for claim in claims) >= lacking]
     return min(enough, key=lambda node: (places[node], node), default="")

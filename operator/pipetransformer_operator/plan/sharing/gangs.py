@@ -1,9 +1,10 @@
 """Decides which waiting job starts first if several jobs hold only some of their workers. The other jobs give way.
 
-A start needs all of its workers. If two jobs hold half each, neither starts, and no third job can use the nodes.
-So the operator compares all incomplete starts of a pool, by priority and then by age. The first that can complete
-with all their workers gets them. The others hold nothing until it is complete. No job gives way to one of lower
-priority, because the scheduler would preempt that one. A preferred job that finds no nodes waits (`share.note_vain`).
+A start needs all of its workers. If two jobs hold half of the accelerators each, neither can start. So the operator
+sorts all incomplete starts of a pool by priority, and then by age. It prefers the first job that can start with the
+accelerators that it and the less important jobs hold. The others release theirs, and wait until it has all its workers.
+No job gives way to one of lower priority, because its own pods would preempt that job's pods later. If a preferred job
+finds no nodes all the same, no job makes room for it for a while (`share.note_vain`).
 """
 
 import math
@@ -24,25 +25,25 @@ from .demand import PATIENCE, pool_of
 
 #: `Worker.waiting` begins with this if the scheduler found no node for the pod.
 UNSCHEDULABLE = "Unschedulable"
-#: Time for containers to start, because a registry may answer at the next attempt.
+#: How long a start may still complete although containers do not start: a registry may answer at the next attempt.
 PATIENCE_WITH_CONTAINERS = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A start that is not complete.
+    """A job whose start is not complete, because some workers have no node or cannot start.
 
     Attributes:
         key: namespace and name of the job.
         pool: resource and placement of its workers, like `Demand.pool`.
-        needs: workers of the layout that it starts with.
+        needs: workers of the starting layout.
         holds: number of pods with a node that have not ended, including pods that were told to end.
         priority: priority of its pods.
         since: when the job first asked for its workers.
-        competes: the scheduler finds no node for some of its pods, and gives them nodes that other pods release.
-        eligible: as far as is known, it lacks only nodes.
+        competes: the scheduler finds no node for some of the job's pods, and gives them nodes that other pods release.
+        eligible: as far as the operator knows, only missing nodes hold up the start.
         granted: training jobs make room for all of its workers.
-        fresh: it may still complete by itself, so it gives way to no job.
+        fresh: the start may still complete without help, so the job gives way to no other.
     """
 
     key: str
@@ -58,24 +59,22 @@ class Gang:
 
     @property
     def keeps_preference(self) -> bool:
-        """Whether it stays preferred if it was preferred before."""
+        """Whether the job stays preferred if it was preferred before."""
         return self.eligible or self.fresh
 
     @property
     def contends(self) -> bool:
-        """Whether its pods compete for the nodes that other pods release."""
+        """Whether the job's pods compete for nodes that other pods release."""
         return self.competes and not self.fresh
 
     @property
     def may_be_preferred(self) -> bool:
-        """Whether other jobs may begin to give way to it."""
+        """Whether other jobs may begin to give way to this job."""
         return self.eligible and not self.fresh
 
 
 def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
-    """The job's start while it is not complete.
-
-    None if the job trains, has ended, waits for its queue, or has all its workers."""
+    """The incomplete start of a job. None if the job trains, has ended, waits for its queue, or has all its workers."""
     draft = Draft(spec, observed, now)
     layout, since = layouts.starting(draft.view), draft.status.start_time
     if layout is None or since is None or not _is_starting(draft):
@@ -98,7 +97,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
 
 
 class _Attempt(NamedTuple):
-    """Reasons that hold up the present attempt to start."""
+    """What holds up the present attempt to start."""
 
     lacks_nodes: bool  #: the scheduler finds no node for some of its pods
     refused: bool  #: the cluster refuses to create some of its pods
@@ -128,7 +127,7 @@ def _is_granted(draft: Draft, layout: Layout) -> bool:
 
 
 def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
-    """Whether an attempt to start may still complete: the scheduler and registries need a moment."""
+    """Whether the present attempt to start may still complete: the scheduler and registries need a moment."""
     resize = draft.status.resize
     if resize is None:
         return False
@@ -140,12 +139,12 @@ def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
 
 
 def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
-    """Maps the key of each gang that gives way to the key of the gang that it gives way to.
+    """Which jobs give way: maps the key of each of them to the key of the job that it gives way to.
 
     Args:
         gangs: all starts that are not complete.
-        before: keys of the gangs that were preferred at the last look. They stay preferred until they have all their
-            workers, because for a moment no job holds the workers that were released for them.
+        before: keys of the jobs that were preferred at the last call. They stay preferred until they have all their
+            workers, because for a moment no job holds the accelerators that were released for them.
     """
     known = frozenset(before)
     return {key: to for pool in by_pool(gangs) for key, to in _prefer_in(pool, known).items()}
@@ -154,7 +153,7 @@ def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
 def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
     order = sorted(pool, key=lambda gang: (-gang.priority, gang.since, gang.key))
     preferred = [gang for gang in order if gang.key in before and gang.keeps_preference]
-    # The scheduler gives released nodes to the pods of the highest priority, whichever job they were released for.
+    # The scheduler gives released nodes to pending pods of the highest priority, even if they were released for others.
     least = max((gang.priority for gang in pool if gang.contends), default=-math.inf)
     candidates = [gang for gang in order if gang.may_be_preferred and gang.priority >= least]
     for gang in candidates:
@@ -164,19 +163,19 @@ def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
 
 
 def _can_complete(gang: Gang, pool: Sequence[Gang], preferred: Sequence[Gang]) -> bool:
-    """Whether the gang gets all its workers if the others give way, after those that are preferred already."""
+    """Whether the gang gets all its workers if other gangs give way, after what already preferred gangs need."""
     return gang.granted or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred)
 
 
 def _give_way(order: Sequence[Gang], preferred: Sequence[Gang]) -> dict[str, str]:
-    """For each gang that gives way, the first preferred one of no lower priority."""
+    """Maps each gang that gives way to the first preferred gang of the same or a higher priority, by their keys."""
     others = [gang for gang in order if gang not in preferred and not gang.fresh]
     chosen = {gang.key: _first(preferred, gang.priority) for gang in others}
     return {key: first.key for key, first in chosen.items() if first is not None}
 
 
 def _reach(gang: Gang, pool: Sequence[Gang]) -> int:
-    """Workers that gangs of the same or a lower priority hold and would release for this gang."""
+    """How many workers gangs of the same or a lower priority hold. Together with its own, this gang could use them."""
     return sum(other.holds for other in pool if other.priority <= gang.priority and not other.fresh)
 
 

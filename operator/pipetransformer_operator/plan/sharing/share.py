@@ -1,9 +1,9 @@
-"""Applies a job's share, which `allocate` computes while other jobs want workers.
+"""Applies a job's share: how many workers it may have while other jobs want some. `allocate` computes it.
 
 Only `onPack: Auto` obeys the share, but every job obeys one that makes room for pods of other owners. A job above its
 share releases whole pipelines. Then no job makes room for it for a while, so that workers do not come straight back.
-A job below its share tries at once, whatever failed before, and claims nothing beyond it. If it gets no node in the
-room that others made, no job makes room for it for a while, twice as long each time. It then tries as if alone.
+A job below its share tries a resize at once, even after failed attempts, and claims nothing above the share. If it
+finds no node although others made room, no job makes room for it for a while. That time doubles with each such attempt.
 """
 
 from datetime import timedelta
@@ -13,7 +13,7 @@ from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota.requests import admitted
 
-#: How long no job makes room for a job whose workers found no node in such room. Doubles each time in a row.
+#: How long no job makes room for a job that found no node in such room before. Doubles each time in a row.
 FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
 #: How long no job makes room for a job that released workers for another.
@@ -34,17 +34,17 @@ def take(draft: Draft) -> None:
 
 
 def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
-    """Tries a resize at once if the share allows more workers than now, and tells the user."""
-    message = "The job's share is unlimited: no job has to make room for another"
+    """Ends the wait before a resize if the share allows more workers, and tells the user of the new share."""
+    message = "The job's share is unlimited, because no job has to make room for another"
     if share is not None:
-        message = f"The job's share is {share.workers} workers, because other jobs want some"
+        message = f"The job's share is {share.workers} workers, because other jobs need workers too"
         _grow_into(draft, share.workers, before)
     if draft.view.on_pack is OnPack.AUTO:
         draft.tell(Reason.SHARE_CHANGED, message)
 
 
 def _grow_into(draft: Draft, workers: int, before: Share | None) -> None:
-    """Ends waits of a job that may have more workers than now, or than before."""
+    """If the share allows more workers than the job has, ends its wait. If the share grew, restarts a preparation."""
     if workers > len(draft.view.members):
         draft.update(next_resize_time=None)
     granted = before.workers if before and not before.for_others else 0
@@ -57,7 +57,7 @@ def _workers(share: Share | None) -> int | None:
 
 
 def takes_part(draft: Draft) -> bool:
-    """Whether this operator controls the job, and the job is valid and active."""
+    """Whether the job can share: this operator manages it, it has not stopped or ended, and its spec is valid."""
     inactive = draft.view.stopped or draft.status.finished
     return draft.spec.managed and not inactive and not draft.view.spec_errors
 
@@ -68,24 +68,24 @@ def has_quota(draft: Draft) -> bool:
 
 
 def is_refused(draft: Draft) -> bool:
-    """Whether the cluster refuses to create workers that should join."""
+    """Whether the cluster refuses to create workers that the job wants to join."""
     return bool(draft.observed.refusal) and len(draft.view.joiners) < len(draft.view.joining_ids)
 
 
 def ceiling(draft: Draft) -> int:
-    """Maximum number of workers that the job may grow to, even if its share is from an earlier layout."""
+    """How many workers the job may grow to: `maxWorkers`, or its share with `onPack: Auto`."""
     most, granted = draft.spec.elastic_policy.ceiling, draft.view.granted
     return most if granted is None or draft.view.on_pack is not OnPack.AUTO else min(most, granted)
 
 
 def is_open(draft: Draft) -> bool:
-    """Whether the job has fewer workers with a node than its share."""
+    """Whether the job has fewer workers with nodes than its share allows."""
     granted = draft.view.granted
     return granted is not None and draft.view.num_placed < granted
 
 
 def note_vain(draft: Draft) -> None:
-    """Notes that the job found no nodes although other jobs made room for it."""
+    """If other jobs made room for the job and it still found no nodes, lets it sit out for a while."""
     if not is_open(draft) and draft.observed.preferred_since is None:
         return
     times = draft.status.grants_in_vain
@@ -94,11 +94,11 @@ def note_vain(draft: Draft) -> None:
 
 
 def rest(draft: Draft) -> None:
-    """Notes that the job released workers for another."""
+    """Lets the job sit out for a while, because it just released workers for another."""
     before, until = draft.status.next_grant_time, draft.now + REST
     draft.update(next_grant_time=until if before is None else max(before, until))
 
 
 def sits_out(draft: Draft) -> bool:
-    """Whether no job makes room for this one."""
+    """Whether the job sits out: for now no other job makes room for it."""
     return draft.clock.is_ahead(draft.status.next_grant_time)

@@ -112,7 +112,7 @@ def test_survivors_that_are_too_few_say_when_the_next_attempt_begins() -> None:
     assert world.status.next_resize_time == world.now + timedelta(seconds=60)
     running = world.condition(ConditionType.RUNNING)
     assert running.reason == "Recovering"
-    assert running.message.endswith("until replacements are ready: the next attempt begins at 2026-01-01T00:11:00Z")
+    assert running.message.endswith("wait for replacements: the next attempt begins at 2026-01-01T00:11:00Z")
 
 
 def test_a_job_whose_claim_was_taken_away_says_when_it_tries_the_next() -> None:

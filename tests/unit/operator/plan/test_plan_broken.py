@@ -47,7 +47,7 @@ def test_members_that_cannot_train_together_are_no_running_job_and_use_up_the_bu
     assert set(states[10:-1]) == {State.STALLED}, "nobody is told that it trains"
     failed = world.condition(ConditionType.FAILED)
     assert failed.reason == "BackoffLimitExceeded"
-    assert "9 generations in a row broke although all members live" in failed.message
+    assert "9 generations in a row broke although all workers are alive" in failed.message
     assert (world.status.failures, world.status.layout_generation) == (4, 9)
     assert 600 < len(states) < 1200, "an outage of minutes is waited out"
 

@@ -147,7 +147,7 @@ def test_a_start_follows_the_ceiling_and_waits_with_words_below_one_pipeline() -
         running = world.condition(ConditionType.RUNNING)
         assert (world.workers, world.status.resize, world.status.start_time) == ({}, None, None)
         assert (running.status, running.reason) == ("False", "NoLegalStart")
-        assert running.message.endswith("of 4 stages, 1 to 2 of them, 1 to 3 workers in all")
+        assert running.message.endswith("of 4 stages, and allows 1 to 2 of them, 1 to 3 workers in all")
         world.wait(7200)
     scale(world, 8)
     assert world.shape == (4, 2)
@@ -171,7 +171,7 @@ def test_a_job_that_no_ceiling_can_make_smaller_says_so() -> None:
     world.start()
     scale(world, 1)
     assert world.shape == (2, 2)
-    assert "maxWorkers allows 1, and no legal layout has so few" in world.condition(ConditionType.RESIZING).message
+    assert "maxWorkers allows 1, but no valid layout has as few" in world.condition(ConditionType.RESIZING).message
     scale(world, 3)
     assert (world.shape, world.condition(ConditionType.RESIZING).message) == ((1, 3), "")
 

@@ -29,7 +29,7 @@ def finish(world: World) -> None:
 @pytest.mark.parametrize(
     ("happens", "why"),
     [
-        (release, "generation 2 (Release): it has left, and the present layout needs fewer workers"),
+        (release, "not part of generation 2 (Release), which needs fewer workers"),
         (finish, "the job has ended (spec.runPolicy.cleanPodPolicy)"),
     ],
     ids=["a release", "the end of the job"],

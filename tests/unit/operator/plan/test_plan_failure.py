@@ -143,7 +143,7 @@ def test_a_job_that_finds_no_node_names_those_that_are_avoided() -> None:
     world.avoided = {"node-b": world.now + timedelta(minutes=5)}
     world.settle()
     message = world.condition(ConditionType.RUNNING).message
-    assert message.endswith("; avoided because accelerators failed there: node-b")
+    assert message.endswith("; avoiding nodes whose accelerators failed: node-b")
 
 
 def test_drains_and_resizes_never_use_up_the_budget() -> None:
@@ -200,7 +200,7 @@ def test_a_command_that_ends_well_without_training_uses_up_the_budget_and_is_tol
         world.wait(10)
         world.settle()
     assert world.state() is State.FAILED
-    assert "has to call train()" in world.condition(ConditionType.FAILED).message
+    assert "must call train()" in world.condition(ConditionType.FAILED).message
 
 
 def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no_failure() -> None:
@@ -243,8 +243,8 @@ def test_a_worker_lost_from_a_start_that_takes_long_is_replaced_and_the_others_s
     world.settle()
     if seconds:
         running = world.condition(ConditionType.RUNNING)
-        assert running.reason == "WorkerFailed" and running.message.startswith("digits-w3 (")
-        assert running.message.endswith(f"before all were ready; replaced in {seconds} s")
+        assert running.reason == "WorkerFailed" and running.message.startswith("lost digits-w3 (")
+        assert running.message.endswith(f"before all workers were ready; replaced in {seconds} s")
     world.wait(seconds)
     world.settle()
     alive = {name for name, worker in world.workers.items() if worker.alive}

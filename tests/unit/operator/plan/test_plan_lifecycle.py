@@ -319,7 +319,7 @@ def test_a_pod_that_has_ended_and_that_a_finalizer_keeps_holds_up_no_resume(ling
     assert bool(set(world.workers) - before) != lingers
     if lingers:
         message = world.condition(ConditionType.SUSPENDED).message
-        assert message == "resumed once the last of its pods has ended: digits-w0, digits-w1, digits-w2, digits-w3"
+        assert message == "the job resumes once these pods of it have ended: digits-w0, digits-w1, digits-w2, digits-w3"
     else:
         world.warm_up()
         assert {member.name for member in world.generation.members}.isdisjoint(before)

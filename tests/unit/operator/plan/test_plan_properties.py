@@ -145,7 +145,7 @@ class Checked(World):
         holds = self.queue is not None and set(self.workers) - set(wanted)
         excused = asks or holds or status.leaving_ids or full
         assert joining or excused or (slept_over and not now), f"without {lost} nobody trains, and nobody is created"
-        assert "no worker is awaited" not in self.condition(ConditionType.RUNNING).message
+        assert "no new worker is pending" not in self.condition(ConditionType.RUNNING).message
 
     def check_deletion(self, before: JobStatus, worker: Worker) -> None:
         """Rules 3 and 8: nobody is deleted who holds state, and nothing is given back before it is durable."""
@@ -208,7 +208,7 @@ class Checked(World):
         elif running.reason == Reason.RECOVERING:  # survivors of a generation that told of no shorter pipelines
             assert f"maxWorkers allows no more than {ceiling}" in running.message
         elif self.offered and ceiling < self.generation.stages:
-            assert "the job stays as it is" in self.condition(ConditionType.RESIZING).message
+            assert "so the job keeps its layout" in self.condition(ConditionType.RESIZING).message
             self.move_ceiling(self.generation.stages)
             self.live_on()
         if running.reason in (Reason.NO_LEGAL_START, Reason.RECOVERING):

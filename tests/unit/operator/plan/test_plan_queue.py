@@ -16,7 +16,7 @@ def test_no_worker_is_created_before_the_queue_admits_the_job() -> None:
     world.settle()
     assert not world.workers
     assert (world.state(), admitted(world).reason) == (State.PENDING, "WaitingForQuota")
-    assert admitted(world).message == "team-a is asked for 4 workers: no quota is left"
+    assert admitted(world).message == "queue team-a was asked for 4 workers: no quota is left"
     assert world.status.start_time is None
 
     queue.size = 4
@@ -119,7 +119,7 @@ def test_a_claim_creates_nothing_before_it_is_admitted() -> None:
     assert requests(world) == [("digits-q0", 2, [0, 1]), ("digits-q1", 2, [])]
     assert len(world.workers) == 2
     resizing = world.status.condition(ConditionType.RESIZING)
-    assert resizing is not None and "team-a is asked for 2 workers: no quota is left" in resizing.message
+    assert resizing is not None and "queue team-a was asked for 2 workers: no quota is left" in resizing.message
 
     queue.size = 4
     world.settle()
@@ -339,7 +339,7 @@ def test_a_start_beside_a_stuck_pod_asks_for_more_quota_and_holds_nothing() -> N
     world.builder.suspended(False)
     world.settle()
     assert (set(world.workers), queue.held) == ({"digits-w3"}, 4)
-    assert world.condition(ConditionType.RUNNING).message.endswith("team-a is asked for 1 workers: no quota is left")
+    assert world.condition(ConditionType.RUNNING).message.endswith("team-a was asked for 1 workers: no quota is left")
     queue.size = 5
     world.settle()
     world.warm_up([name for name in world.workers if name != "digits-w3"])
@@ -372,7 +372,7 @@ def test_a_start_that_lacks_quota_is_put_off_like_one_without_nodes() -> None:
     world.settle()
     world.warm_up(["digits-w0", "digits-w1", "digits-w2"])
     running = world.condition(ConditionType.RUNNING)
-    assert running.message.endswith("quota is not free before the pods of earlier workers are gone")
+    assert running.message.endswith("quota becomes free once the pods of earlier workers are gone")
     world.wait(600)
     world.settle()
     assert all(worker.terminating for worker in world.workers.values())

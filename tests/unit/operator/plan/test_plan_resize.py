@@ -53,7 +53,7 @@ def test_a_release_goes_through_commit_and_clean() -> None:
     assert phase(world) is ResizePhase.COMMIT
     world.commit()
     assert phase(world) is ResizePhase.CLEAN
-    assert "leavers wait for a durable checkpoint at boundary 8" in resizing(world).message
+    assert "leavers wait for a durable checkpoint with 8 frozen layers" in resizing(world).message
     world.commit(checkpoint=8)
     assert phase(world) is None
     assert resizing(world).reason == "Settled"
@@ -132,7 +132,7 @@ def test_before_its_first_checkpoint_a_job_is_not_told_to_begin_anew() -> None:
     world.warm_up()
     for durable in (None, 0):
         world.commit(checkpoint=durable, num_shards=64)
-        assert "it has more once it starts again from its checkpoint" in resizing(world).message
+        assert "it can have more once it restarts from its checkpoint" in resizing(world).message
 
 
 def test_a_ceiling_above_what_workers_were_told_of_is_said_to_be_of_no_use() -> None:
@@ -145,7 +145,7 @@ def test_a_ceiling_above_what_workers_were_told_of_is_said_to_be_of_no_use() -> 
     world.metadata_generation = 2
     world.settle()
     assert len(world.workers) == 2
-    assert "allows 8 pipelines, but when the job, " in resizing(world).message
+    assert "allows 8 pipelines, but the order of the data allows only 2" in resizing(world).message
     world.builder.workers(1, most=2)
     world.metadata_generation = 3
     world.settle()
@@ -173,7 +173,7 @@ def test_a_job_that_goes_on_from_an_older_ones_checkpoint_grows_as_far_as_the_or
         world.warm_up()
         world.commit()
     assert (world.shape, len(world.workers), world.status.num_shards) == ((2, 2), 4, 2)
-    assert "allowed 2, and the data are in an order for as many" in resizing(world).message
+    assert "but the order of the data allows only 2" in resizing(world).message
     for name in list(world.workers):
         world.kill(name)
     world.builder.workers(8)
@@ -193,7 +193,7 @@ def test_a_job_whose_data_have_more_shards_grows_to_a_new_ceiling_when_it_starts
     world.warm_up()
     world.commit()
     assert (world.shape, world.status.num_shards) == ((2, 2), 2)
-    assert "it has more once it starts again from its checkpoint" in resizing(world).message
+    assert "it can have more once it restarts from its checkpoint" in resizing(world).message
     for most, shape in ((8, (2, 4)), (2, (2, 1))):
         world.builder.workers(2, most=most)
         world.metadata_generation += 1

@@ -250,7 +250,7 @@ def test_a_job_whose_spec_has_no_timeout_is_stalled_after_half_an_hour_twenty_me
     world.wait(1)
     world.settle()
     assert world.state() is State.STALLED
-    words = f"spec.runPolicy.stallTimeoutSeconds ({seconds} s, its default); every member is heard"
+    words = f"spec.runPolicy.stallTimeoutSeconds ({seconds} s, the default); every worker still sends heartbeats"
     assert world.condition(ConditionType.STALLED).message.endswith(words)
 
 
@@ -289,7 +289,7 @@ def test_a_job_that_never_makes_its_first_step_is_stalled_from_the_publication_o
     world.wait(1)
     world.settle()
     assert world.state() is State.STALLED
-    words = "no step yet for spec.runPolicy.stallTimeoutSeconds (60 s); every member is heard"
+    words = "no step yet for spec.runPolicy.stallTimeoutSeconds (60 s); every worker still sends heartbeats"
     assert world.condition(ConditionType.STALLED).message == words
     world.commit()
     assert world.state() is State.RUNNING
@@ -337,7 +337,7 @@ def test_a_job_that_nobody_is_heard_of_is_left_alone_until_the_cluster_takes_its
     world.wait(600)
     world.settle()
     assert (world.state(), world.generation.layout_generation) == (State.STALLED, 1)
-    assert "no member is heard" in world.condition(ConditionType.STALLED).message
+    assert "the operator hears from no worker" in world.condition(ConditionType.STALLED).message
     for name in world.workers:
         world.change(name, disrupted=True)
     world.settle()

@@ -236,7 +236,7 @@ def test_a_job_that_holds_part_of_what_it_needs_gives_way_to_one_that_fits_on_it
     assert crowd.run_until_started("small", 12) * TICK < 90, "590 s before"
     running = large.condition(ConditionType.RUNNING)
     assert (running.reason, large.workers) == ("GaveWay", {})
-    assert "job default/small can start on what this one would hold" in running.message
+    assert "job default/small can start with the accelerators that this job would hold" in running.message
 
 
 def test_a_sleeping_job_starts_within_a_minute_of_the_release_of_what_it_needs() -> None:
