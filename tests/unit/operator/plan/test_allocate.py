@@ -209,6 +209,13 @@ def held_by(made: list[Demand]) -> int:
     return sum(demand.held for demand in made)
 
 
+def unused(demand: Demand) -> int:
+    """Workers that the job holds, and that no layout of its own can use. It may give them to any job."""
+    if not demand.trains:
+        return demand.held
+    return demand.held - max(size for size in demand.speeds if size <= demand.held)
+
+
 def own(demand: Demand) -> int:
     """What a job that trains holds in the largest layout within its starting size."""
     return max((size for size in demand.speeds if size <= min(demand.held, demand.base)), default=demand.needs)
@@ -267,7 +274,7 @@ def test_workers_go_to_equals_and_up_and_preemption_takes_none_back(made: list[D
         claims = not taker.starting and share > taker.base
         if gives and all(giver.priority > taker.priority for giver in gives):
             below = [one for one in gets if one.priority <= taker.priority]
-            idle = sum(one.held for one in made if not one.trains) + max(0, sum(map(granted, made)) - held_by(made))
+            idle = sum(map(unused, made)) + max(0, sum(map(granted, made)) - held_by(made))
             assert sum((shares[one.key] or 0) - one.held for one in below) <= idle
         if claims:
             spare = sum(giver.held - taken_back(giver) for giver in made if not giver.starting)
