@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -17,28 +17,20 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from pipetransformer_contract.api import PLURAL, PipeTrainingJob
 
-from .channel.app import Channel
+from .assembly import Assembly
 from .channel.limits.entrance import Entrance, allow_files, listen, serve
 from .channel.tls import buffers
 from .channel.tls.certificate import Certificate, MountedCertificate, Validity
 from .controller.manager import Controller
-from .controller.ports import Conflict, JobKey, Refused, Unavailable
+from .controller.ports import Conflict, Refused, Unavailable
 from .health import Health
 from .kube.client.api import Api, NotFound
 from .kube.client.lease import Lease
-from .kube.events import ClusterListener
 from .kube.store import served
 from .kube.trust.authority import KeptAuthority, Publisher
-from .kube.trust.tokens import TokenReviewer
-from .kube.watched import WatchedCluster
 from .kube.watches.follow import WATCH_SECONDS
-from .kube.watches.jobs import KnownJobs
-from .kube.watches.keeper import Keeper
 from .kube.watches.nodes import Nodes
-from .kube.workers.pod_groups import SCHEDULERS, PodGroups
-from .kube.workers.pool import KubePool
 from .kube.workers.protection import release_budgets
-from .kube.workers.rendering import PriorityClasses
 from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
 from .metrics.lag import watch_lag
@@ -51,12 +43,6 @@ CRD_POLL_SECONDS = 2.0
 CERTIFICATE_SECONDS = 600.0
 #: Time to delete all budgets when the operator stops; its pod has 30 s to end.
 RELEASE_SECONDS = 15.0
-
-
-class _Watching(Protocol):
-    async def run(self) -> None:
-        """Watches until it is cancelled."""
-        ...
 
 
 class Service:
@@ -74,21 +60,17 @@ class Service:
         lease: Lease,
         health: Health,
         metrics: Metrics,
-        controller: Controller,
-        cluster: WatchedCluster,
-        watching: Sequence[_Watching],
+        assembly: Assembly,
         runners: list[web.AppRunner],
         always: Sequence[asyncio.Task[None]],
         namespaces: Sequence[str],
     ) -> None:
         self.health = health
         self.metrics = metrics
-        self.jobs = cluster.jobs
+        self.jobs = assembly.cluster.jobs
         self._apis = apis
         self._lease = lease
-        self._controller = controller
-        self._cluster = cluster
-        self._watching = watching
+        self._assembly = assembly
         self._runners = runners
         self._always = always
         self._namespaces = namespaces
@@ -113,52 +95,20 @@ class Service:
         certificate = _certificate(own, settings)
         await certificate.refresh()
         api = await Api.connect(lease, metrics)
-        tokens, publisher = TokenReviewer(api), Publisher(api, certificate)
-        cluster = WatchedCluster(api, settings.namespaces, settings.signals)
-        quota: KueueQuota | NoKueue = NoKueue(api, settings.namespaces)
-        if settings.kueue:
-            quota = KueueQuota(api, settings.namespaces, cluster.events)
-        pool = KubePool(
-            api,
-            cluster.pods,
-            settings.channel_url,
-            publisher,
-            cluster.seen_nodes,
-            _priority_classes(settings),
-            settings.scraper_namespace,
-            quota,
-            cluster.reservations,
-            pod_groups=PodGroups(api, SCHEDULERS[settings.gang_scheduling]) if settings.gang_scheduling else None,
-        )
-        controller = Controller(
-            cluster.store,
-            pool,
-            metrics=metrics,
-            quota=quota,
-            others=cluster.others if settings.release_for_others else None,
-            weigh_namespaces=settings.weigh_namespaces,
-        )
-        waker = _Waker(controller, cluster.jobs)
-        # Loops wake last, so that they see what the other listeners have noted.
-        cluster.events.add(pool, quota, tokens, health, waker)
-        lease.add(waker)
-        metrics.show(_State(controller, lease, health, entrance, cluster.nodes, certificate, quota))
-        keeper = Keeper(api, settings.namespaces, pool.protection, publisher, cluster.events)
-        channel = Channel(controller.boards, tokens, metrics, entrance.most_polls)
+        assembly = Assembly(settings, api, lease, certificate, health, metrics, metrics, entrance.most_polls)
+        controller, cluster = assembly.controller, assembly.cluster
+        metrics.show(_State(controller, lease, health, entrance, cluster.nodes, certificate, assembly.quota))
         guarded = entrance.guard(listen(settings.host, settings.channel_port))
         runners = [
-            await serve(channel.application(), guarded, certificate.context),
+            await serve(assembly.channel.application(), guarded, certificate.context),
             await serve(_exporter(metrics), listen(settings.host, settings.metrics_port)),
             await serve(health.application(), listen(settings.host, settings.health_port)),
         ]
         always = [
-            asyncio.create_task(_renew(certificate, publisher, controller), name="certificate"),
+            asyncio.create_task(_renew(certificate, assembly.publisher, controller), name="certificate"),
             asyncio.create_task(watch_lag(metrics), name="event-loop-lag"),
         ]
-        watching = [cluster.jobs, cluster.pods, keeper, quota, *filter(None, [cluster.others])]
-        return cls(
-            [own, api], lease, health, metrics, controller, cluster, watching, runners, always, settings.namespaces
-        )
+        return cls([own, api], lease, health, metrics, assembly, runners, always, settings.namespaces)
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator holds the lease."""
@@ -170,7 +120,7 @@ class Service:
     async def run(self) -> None:
         """Watches everything except jobs and nodes. Call it once this operator leads; it raises a fault of any part."""
         async with asyncio.TaskGroup() as tasks:
-            for one in self._watching:
+            for one in self._assembly.watching:
                 tasks.create_task(one.run())
             await asyncio.gather(*self._always)
 
@@ -186,7 +136,7 @@ class Service:
         """Stops everything; jobs and workers continue."""
         for task in self._always:
             task.cancel()
-        await self._controller.stop()
+        await self._assembly.controller.stop()
         await self._release_budgets()
         await self._lease.release()
         for runner in self._runners:
@@ -208,59 +158,7 @@ class Service:
 
     def on_node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its deletion."""
-        news = self._cluster.nodes.note(node, deleted=deleted)
-        self._cluster.free.note_node(node, deleted=deleted)  # after `nodes`, which it asks whether the node takes pods
-        if news:
-            self._controller.wake_known(None)
-
-
-class _Waker(ClusterListener):
-    """Wakes the loops of the jobs that an event concerns."""
-
-    def __init__(self, controller: Controller, jobs: KnownJobs) -> None:
-        self._controller = controller
-        self._jobs = jobs
-
-    def on_job_changed(self, key: JobKey) -> None:
-        """See `ClusterListener`."""
-        self._controller.wake(key)
-
-    def on_job_gone(self, key: JobKey) -> None:
-        """See `ClusterListener`."""
-        self._controller.wake(key)
-
-    def on_pod_changed(self, key: JobKey) -> None:
-        """See `ClusterListener`."""
-        self._controller.wake(key)
-
-    def on_pod_gone(self, key: JobKey, uid: str) -> None:
-        """See `ClusterListener`."""
-        self._controller.wake(key)
-
-    def on_pods_listed(self, namespace: str) -> None:
-        """See `ClusterListener`."""
-        for key in self._jobs.keys(namespace):
-            self._controller.wake(key)
-
-    def on_accelerators_released(self, by: JobKey | None) -> None:
-        """See `ClusterListener`."""
-        self._controller.note_release(by)
-
-    def on_reservation_returned(self, by: JobKey) -> None:
-        """See `ClusterListener`."""
-        self._controller.wake_waiting(by)
-
-    def on_quota_changed(self, key: JobKey | None) -> None:
-        """See `ClusterListener`."""
-        self._controller.wake_known(key)
-
-    def on_protection_touched(self, key: JobKey) -> None:
-        """See `ClusterListener`."""
-        self._controller.wake_known(key)
-
-    def on_lease_gained(self) -> None:
-        """See `LeaseListener`. Jobs whose writes failed meanwhile try again at once."""
-        self._controller.wake_known(None)
+        self._assembly.on_node_changed(node, deleted=deleted)
 
 
 @dataclass(frozen=True)
@@ -301,12 +199,6 @@ class _State:
     @property
     def kueue_answers(self) -> bool | None:
         return self.quota.answers
-
-
-def _priority_classes(settings: Settings) -> PriorityClasses:
-    return PriorityClasses(
-        settings.base_priority_class, settings.claim_priority_class, settings.autoscaled_priority_class
-    )
 
 
 def _certificate(api: Api, settings: Settings) -> Certificate:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from pipetransformer_contract.messages import Heartbeat, HeartbeatReply, Ready, Report, ReportReply
 from pipetransformer_contract.wire import Path, Wire
+from pipetransformer_operator.clocks import Stopwatch
 
 from .announcement import Announcement
 from .authenticator import Authenticator, CannotTell, Identity, Unauthenticated
@@ -63,6 +64,7 @@ class Channel:
         listener: is told of each request and each refusal.
         most_polls: polls that may wait at a time. Members may have a few more, because they must hear of the next
             generation at once.
+        clock: seconds that only grow.
     """
 
     def __init__(
@@ -71,15 +73,16 @@ class Channel:
         authenticator: Authenticator,
         listener: ChannelListener = NO_LISTENER,
         most_polls: int = sys.maxsize,
+        clock: Stopwatch = time.monotonic,
     ) -> None:
         self._boards = boards
         self._authenticator = authenticator
         self._listener = listener
         self._most_polls = most_polls
         self._polls = 0
-        self._workers = Rate(*WORKER_RATE)
-        self._bad_tokens = Rate(*BAD_TOKEN_RATE)
-        self._logged = Rate(*LOG_RATE)
+        self._workers = Rate(*WORKER_RATE, clock)
+        self._bad_tokens = Rate(*BAD_TOKEN_RATE, clock)
+        self._logged = Rate(*LOG_RATE, clock)
 
     @property
     def polls(self) -> int:

@@ -20,7 +20,7 @@ from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.messages import MAX_TOKEN
 from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.pulse import Pulse
-from pipetransformer_operator.clocks import Clock
+from pipetransformer_operator.clocks import Clock, Token
 from pipetransformer_operator.plan import Observed, Plan, Worker, plan
 
 from .apply import Applier
@@ -72,6 +72,7 @@ class JobLoop:
         slots: for creations and deletions of all jobs, see `Applier`.
         releases: when accelerators were last released.
         quota: where jobs with a queue request workers; None: no queue decides.
+        token: makes the nonces of generations.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class JobLoop:
         slots: Slots,
         releases: Releases,
         quota: Quota | None = None,
+        token: Token = secrets.token_hex,
     ) -> None:
         self.key = key
         self.board = Board(self, clock, pulse)
@@ -95,6 +97,7 @@ class JobLoop:
         self._pace = pace
         self._metrics = metrics
         self._quota = quota
+        self._token = token
         self._noticed = asyncio.Event()
         self._noticed.set()
         self._woken = asyncio.Event()
@@ -249,7 +252,7 @@ class JobLoop:
             gives_way_to=self._place.gives_way_to,
             preferred_since=self._place.preferred_since,
             checkpoint_now=job.metadata.annotations.get(CHECKPOINT_NOW_ANNOTATION, "")[:MAX_TOKEN],
-            nonce=secrets.token_hex(16),
+            nonce=self._token(16),
             since=self.board.since,
             nodes=self._pool.nodes,
             sees_drains=self._pool.sees_drains,

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Iterator, Mapping
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.pulse import Pulse
-from pipetransformer_operator.clocks import Clock, utc_now
+from pipetransformer_operator.clocks import Clock, Token, utc_now
 from pipetransformer_operator.plan import allocate, claims_of, demand_of, gang_of, may_demand
 
 from .for_others import ReleaseForOthers, WaitingPods
@@ -33,6 +34,7 @@ class Controller:
         quota: where jobs with a queue request workers; None: no queue decides.
         others: knows pods of other owners that wait. Jobs release claimed workers to them. None: jobs release none.
         weigh_namespaces: weights of jobs also count between namespaces.
+        token: makes the nonces of generations.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Controller:
         quota: Quota | None = None,
         others: WaitingPods | None = None,
         weigh_namespaces: bool = False,
+        token: Token = secrets.token_hex,
     ) -> None:
         self._store = store
         self._pool = pool
@@ -54,6 +57,7 @@ class Controller:
         self._metrics = metrics or LoopMetrics()
         self._quota = quota
         self._weigh_namespaces = weigh_namespaces
+        self._token = token
         self._release_for_others = ReleaseForOthers(others) if others is not None else None
         self._loops: dict[JobKey, JobLoop] = {}
         self._tasks: dict[JobKey, asyncio.Task[None]] = {}
@@ -86,6 +90,7 @@ class Controller:
                 self._slots,
                 self._releases,
                 self._quota,
+                self._token,
             )
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))

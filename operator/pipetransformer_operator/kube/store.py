@@ -7,9 +7,8 @@ server would drop what the operator stores there.
 """
 
 import logging
-import secrets
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.requests import Object, jobs_path
 from pipetransformer_contract.api.schema import missing_fields, pruned, root_schema
+from pipetransformer_operator.clocks import MACHINE, Sources
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.plan import PlanEvent
 
@@ -76,10 +76,12 @@ class KubeStore:
         api: of the cluster.
         jobs: as the watch shows them.
         parsed: of the same jobs, those that were read or written.
+        sources: of the times and names of events.
     """
 
-    def __init__(self, api: Api, jobs: JobSource, parsed: ParsedJobs) -> None:
+    def __init__(self, api: Api, jobs: JobSource, parsed: ParsedJobs, sources: Sources = MACHINE) -> None:
         self._api = api
+        self._sources = sources
         self._jobs = jobs
         self._parsed = parsed
 
@@ -123,7 +125,7 @@ class KubeStore:
         """See `JobStore`."""
         try:
             path = f"/api/v1/namespaces/{job.metadata.namespace}/events"
-            await self._api.request("POST", path, _event(job, event))
+            await self._api.request("POST", path, _event(job, event, self._sources.now(), self._sources.token(8)))
         except (Unavailable, Conflict, NotFound) as error:
             logger.warning("cannot write event %s: %s (%s)", event.reason.value, event.message, error)
 
@@ -168,12 +170,12 @@ def _path(job: PipeTrainingJob) -> str:
     return f"{jobs_path(job.metadata.namespace)}/{job.metadata.name}"
 
 
-def _event(job: PipeTrainingJob, event: PlanEvent) -> dict[str, Any]:
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _event(job: PipeTrainingJob, event: PlanEvent, time: datetime, token: str) -> dict[str, Any]:
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": f"{job.metadata.name}.{secrets.token_hex(8)}", "namespace": job.metadata.namespace},
+        "metadata": {"name": f"{job.metadata.name}.{token}", "namespace": job.metadata.namespace},
         "involvedObject": {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from pipetransformer_operator.clocks import MACHINE, Sources
+
 from .capacity.free_accelerators import FreeAccelerators
 from .capacity.reservations import Reservations
 from .client.api import Api
@@ -21,6 +23,7 @@ class WatchedCluster:
         api: of the cluster.
         namespaces: to watch; all when empty.
         signals: taints and conditions of nodes that are drained or unhealthy.
+        sources: of times and names.
 
     Attributes:
         events: tells listeners what happens. Add them before the watches run.
@@ -33,18 +36,18 @@ class WatchedCluster:
         reservations: of free accelerators; None where nodes are not watched.
     """
 
-    def __init__(self, api: Api, namespaces: Sequence[str], signals: Signals) -> None:
+    def __init__(self, api: Api, namespaces: Sequence[str], signals: Signals, sources: Sources = MACHINE) -> None:
         self.events = Listeners()
-        self.nodes = Nodes(events=self.events, signals=signals)
+        self.nodes = Nodes(sources.now, self.events, signals)
         self.free = FreeAccelerators(self.nodes)
         parsed = ParsedJobs()
         self.jobs = KnownJobs(api, parsed, self.events)
         self.pods = PodWatch(api, namespaces, self.events, None if namespaces else self.free)
-        self.store = KubeStore(api, ListedJobs(self.jobs, self.pods), parsed)
+        self.store = KubeStore(api, ListedJobs(self.jobs, self.pods), parsed, sources)
         self.others: OtherPods | None = None
         self.reservations: Reservations | None = None
         if not namespaces:
-            self.others = OtherPods(api, self.free, events=self.events)
+            self.others = OtherPods(api, self.free, sources.seconds, self.events)
             self.reservations = Reservations(self.free, [self.others, self.pods], self.events)
 
     @property

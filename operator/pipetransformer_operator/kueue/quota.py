@@ -13,7 +13,7 @@ from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from pipetransformer_contract.api.requests import APPLY_PATCH, MERGE_PATCH, Object, jobs_path
 from pipetransformer_contract.api.status import QuotaRequest
-from pipetransformer_operator.clocks import utc_now
+from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
@@ -37,10 +37,12 @@ class KueueQuota(ClusterListener):
         api: of the cluster.
         namespaces: that are served; all when empty.
         events: is told whose Workload changed.
+        clock: the present time, with its time zone.
     """
 
-    def __init__(self, api: Api, namespaces: Iterable[str], events: ClusterListener) -> None:
+    def __init__(self, api: Api, namespaces: Iterable[str], events: ClusterListener, clock: Clock = utc_now) -> None:
         self._api = api
+        self._clock = clock
         self._seen = Workloads(api, namespaces, events)
         self._refusals: dict[JobKey, str] = {}
         self._assignments: dict[str, tuple[tuple[str, ...], Assignment]] = {}
@@ -64,7 +66,7 @@ class KueueQuota(ClusterListener):
         """See `Quota`."""
         if self._seen.problem(job.metadata.namespace):
             return
-        mine, now = self._mine(job), utc_now()
+        mine, now = self._mine(job), self._clock()
         wanted = {request.name for request in status.quota_requests}
         for request in status.quota_requests:
             seen = mine.get(request.name)

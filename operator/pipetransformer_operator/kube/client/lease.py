@@ -8,12 +8,10 @@ workers from memory, and may write again after its next renewal.
 
 import asyncio
 import logging
-import time
-from datetime import UTC, datetime
 from typing import Protocol
 
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.clocks import Stopwatch
+from pipetransformer_operator.clocks import MACHINE, Sources
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
 
 from .api import Api, NotFound
@@ -43,7 +41,7 @@ class Lease:
         identity: of this operator, readable by an admin. An operator that restarts with the same identity takes over
             at once.
         seconds: how long the Lease must stay unchanged before another operator takes it.
-        clock: seconds that only grow.
+        sources: of its times.
     """
 
     def __init__(
@@ -53,14 +51,14 @@ class Lease:
         identity: str,
         *,
         seconds: int,
-        clock: Stopwatch = time.monotonic,
+        sources: Sources = MACHINE,
     ) -> None:
         self._api = api
         self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._path = f"{self._folder}/{NAME}"
         self._identity = identity
         self._seconds = seconds
-        self._clock = clock
+        self._clock, self._now = sources.seconds, sources.now
         self._held_until = float("-inf")
         self._seen: str | None = None
         self._seen_at = 0.0
@@ -151,7 +149,7 @@ class Lease:
         return self._identity
 
     def _spec(self, before: Object) -> Object:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         mine = before.get("holderIdentity") == self._identity
         return {
             "holderIdentity": self._identity,

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api.requests import Object
+from pipetransformer_operator.clocks import Sources
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.client.lease import Lease, LeaseLost
 from tests.testkit.operator.fake_lease_api import FakeApi
@@ -33,7 +34,7 @@ class Gains:
 
 
 def lease(api: Api, identity: str, clock: Clock, seconds: int = SECONDS) -> Lease:
-    return Lease(api, "system", identity, seconds=seconds, clock=clock)
+    return Lease(api, "system", identity, seconds=seconds, sources=Sources(seconds=clock))
 
 
 async def test_the_first_holds_it_and_the_second_waits() -> None:
