@@ -1,0 +1,293 @@
+"""Judges a life by what an outside observer sees: objects, requests, and what is true of each job.
+
+It imports nothing of the operator and of the contract, because it must not share their errors.
+"""
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from .api_server import Change, Object
+from .network import Write
+from .truth import Job
+
+if TYPE_CHECKING:
+    from .life import World
+
+JOB_LABEL = "training.pipetransformer.io/job"
+_ENDED = ("Succeeded", "Failed")
+#: What protects a job's workers is there again within this time.
+PROTECTED_SECONDS = 20.0
+
+
+class Oracle:
+    """See the module. Each finding begins with the rule that is broken.
+
+    Attributes:
+        violations: what was found.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.violations: list[str] = []
+        self._world = world
+        self._generations: dict[str, dict[int, Object]] = {}
+        self._failures: Counter[str] = Counter()
+        self._members: set[tuple[str, str]] = set()
+        self._releasing: dict[str, set[int]] = {}
+        self._unheard: dict[str, float] = {}
+        self._sent: dict[int, str] = {}
+        world.server.listeners.append(self._on_change)
+        world.network.on_sent.append(self._on_sent)
+        world.network.on_done.append(self._on_done)
+
+    def violate(self, rule: str, what: str) -> None:
+        """A rule is broken."""
+        time = asyncio.get_running_loop().time()
+        self._world.trace.note("VIOLATION", rule, what)
+        self.violations.append(f"{rule}: {what} (at {time:.1f} s)")
+
+    # What faults say.
+
+    def on_failure(self, job: Job) -> None:
+        """A failure that may count against the job's budget."""
+        self._failures[job.uid] += 1
+
+    def on_unheard(self, node: str) -> None:
+        """The workers of a node reach no operator for a while, so it may take them for lost."""
+        self._unheard[node] = asyncio.get_running_loop().time()
+        for job in self._world.jobs.values():
+            self._failures[job.uid] += sum(pod["spec"].get("nodeName") == node for pod in self._pods(job.name))
+
+    # What happens.
+
+    def on_committed(self, job: Job) -> None:
+        """A group made a step, or committed a generation."""
+        trains = [group.number for group in job.groups.values() if group.trains]
+        if len(trains) > 1:
+            self.violate("holders", f"{job.name} trains in generations {trains} at once")
+        for problem in job.problems:
+            self.violate(*problem.split(": ", 1))
+        job.problems.clear()
+
+    def _on_sent(self, write: Write) -> None:
+        """Only the holder of the Lease writes."""
+        lease = self._world.server.get(
+            "apis/coordination.k8s.io/v1", "leases", "system", "pipetransformer-operator"
+        )
+        if "/leases" in write.url or "/tokenreviews" in write.url or lease is None:
+            return
+        holder = lease["spec"].get("holderIdentity")
+        if holder != f"system/{write.client}":
+            self.violate("writers", f"{write.client} sent {write.method} {write.url} although {holder!r} leads")
+
+    def _on_done(self, write: Write, code: int) -> None:
+        if write.method == "DELETE" and "/pods/" in write.url and 200 <= code < 300:
+            self._judge_deletion(write)
+
+    def _judge_deletion(self, write: Write) -> None:
+        """The operator deletes a pod: no copy and no released GPU may go too early."""
+        name = write.url.partition("?")[0].rpartition("/")[2]
+        options: Any = write.body or {}
+        uid = options.get("preconditions", {}).get("uid", "")
+        job = next((one for one in self._world.jobs.values() if uid in one.peers), None)
+        found = self._world.job_object(job.name) if job else None
+        if job is None or found is None or found["metadata"]["uid"] != job.uid or job.done:
+            return
+        status, peer = found["status"], job.peers[uid]
+        if status.get("stop") or status.get("completionTime") or found["spec"].get("suspend") or peer.hangs:
+            return
+        pod = self._world.server.get("api/v1", "pods", "default", name)
+        node = pod["spec"].get("nodeName", "") if pod else ""
+        if self._is_unheard(node):
+            return
+        going = self._going(job)
+        others = [one for one in job.living() if one not in going and one != uid]
+        held = job.held.get(uid)
+        durable = job.durable.step if job.durable else 0
+        if held is not None and held[0] == job.step > durable:
+            if job.covered([*others, uid], job.step) and not job.covered(others, job.step):
+                self.violate("copies", f"{name} is deleted and has the only copy of its layers of step {job.step}")
+        self._judge_release(job, found, uid, name, node)
+
+    def _judge_release(self, job: Job, found: Object, uid: str, name: str, node: str) -> None:
+        """A worker that a layout no longer needs stays until a checkpoint knows the boundary."""
+        status = found["status"]
+        generation = status.get("generation") or {}
+        cordoned = self._world.server.get("api/v1", "nodes", "", node)
+        if not job.script.saves_every or (cordoned and cordoned["spec"].get("unschedulable")):
+            return
+        if uid not in [one["uid"] for one in generation.get("leavers", [])]:
+            return
+        durable = job.durable
+        knows = durable is not None and (
+            durable.step >= generation.get("boundaryStep", 0) or durable.generation >= generation["layoutGeneration"]
+        )
+        if not knows:
+            self.violate(
+                "durability", f"{name} is released before a checkpoint of step {generation.get('boundaryStep')} is durable"
+            )
+
+    def _is_unheard(self, node: str) -> bool:
+        """Whether the operator may not have heard the node's workers for some time."""
+        cut = self._unheard.get(node)
+        lost = self._world.cluster.nodes.get(node)
+        return (cut is not None and asyncio.get_running_loop().time() < cut + 200) or lost is None or lost.dead
+
+    def _going(self, job: Job) -> set[str]:
+        """UIDs of the job's pods that are being deleted."""
+        return {
+            pod["metadata"]["uid"]
+            for pod in self._pods(job.name)
+            if "deletionTimestamp" in pod["metadata"]
+        }
+
+    def _pods(self, job: str) -> list[Object]:
+        return [one for one in self._world.cluster.pods() if one["metadata"].get("labels", {}).get(JOB_LABEL) == job]
+
+    def _on_change(self, change: Change, client: str) -> None:
+        kind = change.key[1]
+        if kind == "pipetrainingjobs" and change.after is not None:
+            self._judge_status(change.after.body, change.before.body if change.before else None)
+        elif kind == "pods" and change.before is None and change.after is not None:
+            self._judge_creation(change.after.body)
+
+    def _judge_creation(self, pod: Object) -> None:
+        owners = pod["metadata"].get("ownerReferences", [])
+        if not owners:
+            return
+        key = owners[0]["uid"], pod["metadata"]["name"]
+        if key in self._members:
+            self.violate("names", f"pod {key[1]} is created again, and was a member before")
+        job = self._world.jobs[owners[0]["uid"]]
+        found = self._world.job_object(job.name)
+        if found is None or found["metadata"]["uid"] != job.uid:
+            return
+        wanted = {f"{job.name}-w{one}" for one in found["status"].get("workerIds", [])}
+        if key[1] not in wanted:
+            self.violate("durable", f"pod {key[1]} was created although the status does not want it")
+
+    def _judge_status(self, body: Object, before: Object | None) -> None:
+        metadata, status = body["metadata"], body.get("status", {})
+        job = self._world.jobs.get(metadata["uid"])
+        if job is None or before is None:
+            return
+        old = before.get("status", {})
+        self._judge_generation(job, body, old)
+        for name in ("layoutGeneration", "nextWorkerId"):
+            if status.get(name, 0) < old.get(name, 0):
+                self.violate("order", f"{job.name}: {name} fell from {old[name]} to {status.get(name, 0)}")
+        if status.get("gpus", {}).get("released", 0) < old.get("gpus", {}).get("released", 0):
+            self.violate("accounting", f"{job.name}: released fell")
+        self._releasing.setdefault(job.uid, set()).update(status.get("releasingIds", []))
+        if status.get("failures", 0) > self._failures[job.uid]:
+            self.violate(
+                "budget", f"{job.name} counts {status['failures']} failures, and {self._failures[job.uid]} happened"
+            )
+        report = status.get("lastReport") or {}
+        if report.get("step", 0) > job.step + job.lost:
+            self.violate("truth", f"{job.name} is said to have made step {report['step']}, and has made {job.step}")
+        if self._is(status, "Complete") and not job.done:
+            self.violate("truth", f"{job.name} is Complete at step {job.step} of {job.script.steps}")
+        if self._is(status, "Failed") and self._failures[job.uid] <= self._world.plans[job.uid].backoff:
+            self.violate("budget", f"{job.name} failed after {self._failures[job.uid]} failures")
+        checkpoint = status.get("checkpoint")
+        if checkpoint and (job.durable is None or checkpoint["step"] > job.durable.step + job.lost):
+            self.violate("truth", f"{job.name} is said to have a checkpoint of step {checkpoint['step']}")
+
+    def _judge_generation(self, job: Job, body: Object, old: Object) -> None:
+        generation = body["status"].get("generation")
+        if not generation:
+            return
+        known = self._generations.setdefault(job.uid, {})
+        number = generation["layoutGeneration"]
+        essence = {name: generation.get(name) for name in ("stages", "pipelines", "members", "leavers", "nonce", "leader")}
+        if number in known:
+            if known[number] != essence:
+                self.violate("order", f"{job.name}: generation {number} was published twice, differently")
+            return
+        if known and number < max(known):
+            self.violate("order", f"{job.name}: generation {number} was published after {max(known)}")
+        known[number] = essence
+        self._members |= {(job.uid, one["name"]) for one in (*generation["members"], *generation.get("leavers", []))}
+        workers = len(generation["members"])
+        plan, spec = self._world.plans[job.uid], body["spec"]
+        if workers != generation["stages"] * generation["pipelines"]:
+            self.violate("sizes", f"{job.name}: {workers} workers in {generation['stages']} x {generation['pipelines']}")
+        if generation["stages"] > plan.stages or plan.stages % generation["stages"]:
+            self.violate("sizes", f"{job.name}: {generation['stages']} stages")
+        most = max(spec["elasticPolicy"]["maxWorkers"], len((old.get("generation") or {}).get("members", [])))
+        if workers > most:
+            self.violate("sizes", f"{job.name}: {workers} workers, and at most {most} are allowed")
+        uids = [one["uid"] for one in (*generation["members"], *generation.get("leavers", []))]
+        if len(uids) != len(set(uids)):
+            self.violate("sizes", f"{job.name}: generation {number} names a worker twice")
+
+    @staticmethod
+    def _is(status: Object, kind: str) -> bool:
+        return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions", []))
+
+    # From time to time, and at the end.
+
+    def look(self) -> None:
+        """Each GPU has one holder."""
+        held: Counter[str] = Counter()
+        for pod in self._world.cluster.pods():
+            node = pod["spec"].get("nodeName")
+            if node and pod.get("status", {}).get("phase") not in _ENDED:
+                held[node] += 1
+        for name, node in self._world.cluster.nodes.items():
+            if held[name] > node.gpus:
+                self.violate("holders", f"{held[name]} pods on the {node.gpus} GPUs of {name}")
+
+    def all_done(self) -> bool:
+        """Whether each job that still exists has ended."""
+        return all(
+            found is None or self._is(found["status"], "Complete") or self._is(found["status"], "Failed")
+            for found in map(self._world.job_object, (plan.name for plan in self._world.scenario.jobs))
+        )
+
+    def judge_liveness(self) -> None:
+        """Jobs that fit have been trained by now."""
+        for plan in self._world.scenario.jobs:
+            found = self._world.job_object(plan.name)
+            if found is None or self._is(found["status"], "Complete") or self._is(found["status"], "Failed"):
+                continue
+            job = self._world.jobs[found["metadata"]["uid"]]
+            said = "; ".join(
+                f"{one['type']}={one['status']} {one['reason']}: {one.get('message', '')[:80]}"
+                for one in found["status"].get("conditions", [])
+            )
+            rule = "starved" if job.generation == 0 else "progress"
+            self.violate(rule, f"{plan.name} fits, and is at step {job.step} of {plan.steps}: {said or 'no condition'}")
+
+    def judge_rest(self, writes: list[tuple[Write, int]]) -> None:
+        """Nothing is left to do, so nothing is written, and all is accounted for."""
+        for write, code in writes:
+            if "/leases" not in write.url:
+                self.violate("rest", f"{write.method} {write.url} ({code}) is sent although nothing happens")
+                break
+        for plan in self._world.scenario.jobs:
+            found, pods = self._world.job_object(plan.name), self._pods(plan.name)
+            if found is None:
+                if pods:
+                    self.violate("accounting", f"{len(pods)} pods of the deleted job {plan.name} are left")
+                continue
+            self._judge_accounts(found, pods)
+        for pod in self._world.cluster.pods():
+            if pod.get("status", {}).get("phase") not in _ENDED and JOB_LABEL in pod["metadata"].get("labels", {}):
+                self.violate("accounting", f"pod {pod['metadata']['name']} is left, and no job needs it")
+
+    def _judge_accounts(self, found: Object, pods: list[Object]) -> None:
+        """Pods that are held and pods that were released are those that existed."""
+        name, uid, status = found["metadata"]["name"], found["metadata"]["uid"], found["status"]
+        holding = [pod for pod in pods if pod.get("status", {}).get("phase") not in _ENDED]
+        if status["gpus"]["held"] != len(holding):
+            self.violate("accounting", f"{name} holds {status['gpus']['held']}, and {len(holding)} pods hold a GPU")
+        if status.get("workers", 0) != len(pods):
+            self.violate("accounting", f"{name} has {status.get('workers', 0)} workers, and {len(pods)} pods exist")
+        ids = {int(pod["metadata"]["labels"]["training.pipetransformer.io/worker-id"]) for pod in pods}
+        released = self._releasing.get(uid, set()) - ids
+        if status["gpus"].get("released", 0) != len(released):
+            self.violate(
+                "accounting", f"{name} released {status['gpus'].get('released', 0)}, and {len(released)} were released"
+            )

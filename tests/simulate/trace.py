@@ -1,0 +1,30 @@
+"""What happened in a life, as one hash: two lives are the same if all their requests and answers are, in their order."""
+
+from collections import deque
+from collections.abc import Callable
+from hashlib import blake2b
+
+
+class Trace:
+    """See the module.
+
+    Args:
+        time: virtual seconds.
+        kept: how many of the last lines `lines` has.
+    """
+
+    def __init__(self, time: Callable[[], float], kept: int = 0) -> None:
+        self._time = time
+        self._hash = blake2b(digest_size=8)
+        self.lines: deque[str] = deque(maxlen=kept or None)
+
+    def note(self, *what: object) -> None:
+        """Something happened."""
+        line = f"{self._time():.6f} {' '.join(map(str, what))}"
+        self.lines.append(line)
+        self._hash.update(line.encode())
+
+    @property
+    def digest(self) -> str:
+        """Of all that was noted."""
+        return self._hash.hexdigest()
