@@ -72,7 +72,9 @@ class Operator:
             seconds=lambda: asyncio.get_running_loop().time(),
             token=lambda size: f"{random.getrandbits(8 * size):0{2 * size}x}",
         )
-        settings = Settings(namespace="system", identity=name, channel_url="https://channel", lease_seconds=LEASE_SECONDS)
+        settings = Settings(
+            namespace="system", identity=name, channel_url="https://channel", lease_seconds=LEASE_SECONDS
+        )
         way = cast(client.ApiClient, Client(network, name))
         self.lease = Lease(Api(way), "system", f"system/{name}", seconds=LEASE_SECONDS, sources=sources)
         self._api = Api(way, self.lease)
@@ -160,7 +162,9 @@ class _Kopf:
                 version = await self._list(path)
                 failures = 0
                 while True:
-                    watch = self._api.watch(path, version, WATCH_SECONDS, opened=lambda: self._health.on_watch_opened(path))
+                    watch = self._api.watch(
+                        path, version, WATCH_SECONDS, opened=lambda: self._health.on_watch_opened(path)
+                    )
                     async for event in watch:
                         version = event["object"]["metadata"]["resourceVersion"]
                         if event["type"] != "BOOKMARK":
@@ -195,7 +199,9 @@ class _Front:
         app = assembly.channel.application()
         self._middleware: Any = app.middlewares[0]
         self._routes = {
-            (route.method, route.resource.canonical): route for route in app.router.routes() if route.resource is not None
+            (route.method, route.resource.canonical): route
+            for route in app.router.routes()
+            if route.resource is not None
         }
 
     async def answer(self, worker: Worker, method: str, path: str, body: dict[str, Any] | None) -> Said:
@@ -217,9 +223,7 @@ class _Request:
     keep_alive = True
     remote = "10.0.0.1"
 
-    def __init__(
-        self, worker: Worker, method: str, path: str, query: Mapping[str, str], body: Any, route: Any
-    ) -> None:
+    def __init__(self, worker: Worker, method: str, path: str, query: Mapping[str, str], body: Any, route: Any) -> None:
         self.method = method
         self.path = path
         self.query = query
@@ -291,7 +295,9 @@ class Service:
         answer: asyncio.Future[Said] = loop.create_future()
         operator.calls.add(answer)
         timer = loop.call_later(_ANSWER_SECONDS, _give_up, answer)
-        loop.call_later(self._latency(), self._arrive, operator, worker, method, path, body, answer, context=self._process.context)
+        loop.call_later(
+            self._latency(), self._arrive, operator, worker, method, path, body, answer, context=self._process.context
+        )
         try:
             said = await answer
         finally:

@@ -12,7 +12,7 @@ from pipetransformer_contract.api.status import NodeSilence, Reason
 
 from .draft import DOUBT, Draft
 from .types import FailureCause, NodeFailure, Worker
-from .view import OVERDUE, View
+from .view import NAMED_SILENCE, OVERDUE, View
 
 #: Maximum length of the description of a loss that the status keeps until the cause is known, in characters.
 MAX_WORDS = 1024
@@ -56,7 +56,7 @@ def is_of_node(view: View, worker: Worker, suspects: Container[str]) -> bool:
     `suspects` are the names of members that are lost although their pods look alive."""
     if worker.exit_code is not None or not worker.node:
         return False
-    return worker.node_lost or (worker.name in suspects and not view.hears(worker.uid))
+    return worker.node_lost or (worker.name in suspects and not view.hears(worker.uid, NAMED_SILENCE))
 
 
 def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:

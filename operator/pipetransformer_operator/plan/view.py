@@ -26,6 +26,9 @@ from .workers import Workers
 
 #: A worker with the shortest pace of heartbeats may be lost after this silence. At a longer pace it has more time.
 SILENCE = timedelta(seconds=20)
+#: If peers say that they lost a member, and it is silent for this long, it is lost although its pod looks alive. A
+#: member that no peer names has `SILENCE`.
+NAMED_SILENCE = timedelta(seconds=10)
 #: A reachable kubelet has killed a pod and reported it at the latest this long after the pod's grace period.
 OVERDUE = timedelta(minutes=5)
 
@@ -303,10 +306,10 @@ class View:
             generation is not None and self.observed.beat(member.uid).layout_generation >= generation.layout_generation
         )
 
-    def hears(self, uid: str) -> bool:
-        """Whether the worker sent anything recently enough not to count as silent."""
+    def hears(self, uid: str, silence: timedelta = SILENCE) -> bool:
+        """Whether the worker sent anything recently enough not to count as silent; see `patience`."""
         heard = self.observed.heard.get(uid)
-        return heard is not None and self.now < heard + self.patience(uid)
+        return heard is not None and self.now < heard + self.patience(uid, silence)
 
     @cached_property
     def state_holders(self) -> list[Member]:

@@ -13,11 +13,8 @@ from functools import cached_property
 from pipetransformer_contract.messages import Member
 from pipetransformer_operator.plan.clock import latest
 from pipetransformer_operator.plan.types import Worker
-from pipetransformer_operator.plan.view import SILENCE, View
+from pipetransformer_operator.plan.view import NAMED_SILENCE, SILENCE, View
 
-#: If peers say that they lost a member, and it is silent for this long, it is lost although its pod looks alive. A
-#: member that no peer names has `SILENCE`.
-NAMED_SILENCE = timedelta(seconds=10)
 #: Default of `stallTimeoutSeconds`: the longest of this time, `STEPS_AWAITED` median steps, and `ROUNDS_AWAITED` rounds
 #: of several steps, because steps are committed in whole rounds.
 DEFAULT_TIMEOUT = timedelta(minutes=30)

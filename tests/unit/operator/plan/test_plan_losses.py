@@ -78,6 +78,21 @@ def test_a_worker_that_hangs_on_a_node_that_lives_is_a_failure_once_the_cluster_
     assert (world.status.failures, world.status.node_losses) == (1, 0)
 
 
+def test_the_silence_of_a_member_that_peers_name_is_judged_by_its_node_as_soon_as_it_counts() -> None:
+    world = on_nodes(limit=0)
+    world.lost_peers = {"digits-w3"}
+    world.break_group(["digits-w0", "digits-w1", "digits-w2"])
+    observed, uid = world.observed(), world.workers["digits-w3"].uid
+    last = world.now - timedelta(seconds=10)
+    heard, beats = {**observed.heard, uid: last}, {**observed.beats, uid: replace(observed.beats[uid], time=last)}
+
+    status = plan(world.spec, replace(observed, heard=heard, beats=beats), world.now).status
+
+    assert status.generation is not None
+    assert "digits-w3" not in {member.name for member in status.generation.members}
+    assert (status.failures, [silence.node for silence in status.silences]) == (0, ["node-1"])
+
+
 def test_where_nodes_are_not_seen_the_silence_of_one_is_one_failure() -> None:
     world = on_nodes(limit=3)
     world.sees_drains = False
