@@ -7,7 +7,7 @@ import asyncio
 import json
 import marshal
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -85,10 +85,9 @@ def selector(query: dict[str, str]) -> Callable[[Object], bool]:
             tests.append(lambda one, key=term: key in _labels(one))  # type: ignore[misc]
     for term in filter(None, query.get("fieldSelector", "").split(",")):
         differs = "!=" in term
-        path, _, value = term.partition("!=" if differs else "=")
-        tests.append(
-            lambda one, path=path.split("."), value=value, differs=differs: (_at(one, path) == value) != differs  # type: ignore[misc]
-        )
+        name, _, value = term.partition("!=" if differs else "=")
+        path = name.split(".")
+        tests.append(lambda one, path=path, value=value, differs=differs: (_at(one, path) == value) != differs)  # type: ignore[misc]
     if not tests:
         return _never
     return lambda one: all(test(one) for test in tests)
@@ -208,7 +207,9 @@ class ApiServer:
 
     # What clients ask.
 
-    def answer(self, method: str, url: str, body: Object | None, content_type: str, client: str) -> tuple[int, bytes]:
+    def answer(
+        self, method: str, url: str, body: Mapping[str, Any] | None, content_type: str, client: str
+    ) -> tuple[int, bytes]:
         """Answers everything except a watch."""
         parts = urlsplit(url)
         target, query = Target.of(parts.path), dict(parse_qsl(parts.query))
@@ -216,8 +217,8 @@ class ApiServer:
             if method == "GET":
                 return 200, (self._read(target) if target.name else self._list(target, query)).encode()
             if target.plural == "tokenreviews" and body is not None:
-                return 201, json.dumps(self._review(body)).encode()
-            sent: Object = marshal.loads(marshal.dumps(body)) if body is not None else {}
+                return 201, json.dumps(self._review(dict(body))).encode()
+            sent: Object = marshal.loads(marshal.dumps(dict(body))) if body is not None else {}
             return self._write(method, target, sent, content_type, client)
         except Failure as failure:
             status = {"kind": "Status", "status": "Failure", "code": failure.code, "message": str(failure)}
@@ -285,7 +286,7 @@ class ApiServer:
     def create(self, key: Key, body: Object, client: str = "cluster") -> Object:
         """Creates an object with a UID."""
         self._uids += 1
-        folder, plural, namespace, name = key
+        _folder, plural, namespace, name = key
         metadata = {**body["metadata"], "name": name, "uid": f"{plural}-{self._uids}", "generation": 1}
         metadata["creationTimestamp"] = self._now()
         if namespace:

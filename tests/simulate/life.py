@@ -21,6 +21,8 @@ from .truth import Job
 JOBS = ("apis/training.pipetransformer.io/v1alpha1", "pipetrainingjobs")
 #: A job that fits is trained within this time after the last fault.
 PATIENCE_SECONDS = 1800.0
+#: A write that failed before is tried again within this time.
+LAST_RETRY_SECONDS = 40.0
 #: Nothing may be written for this long once all is done: longer than the loops' resync.
 REST_SECONDS = 45.0
 
@@ -115,7 +117,7 @@ async def _live(world: World) -> None:
     else:
         world.oracle.judge_liveness()
     if not world.oracle.violations:
-        await asyncio.sleep(15.0)
+        await asyncio.sleep(LAST_RETRY_SECONDS)
         writes = len(world.network.writes)
         await asyncio.sleep(REST_SECONDS)
         world.oracle.judge_rest(world.network.writes[writes:])

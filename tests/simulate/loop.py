@@ -102,7 +102,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         _Task._numbers = itertools.count()
         self._ready: list[asyncio.Handle] = []  # not a deque: any of them may be next
         self._scheduled: list[asyncio.TimerHandle]
-        self.set_task_factory(_make_task)
+        self.set_task_factory(_make_task)  # type: ignore[arg-type]
         self.set_exception_handler(_note_error)
 
     def time(self) -> float:
@@ -112,7 +112,7 @@ class SeededLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         ready, scheduled = self._ready, self._scheduled
         if not ready:
-            while scheduled and scheduled[0]._cancelled:  # type: ignore[attr-defined]
+            while scheduled and scheduled[0]._cancelled:
                 heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
             if not scheduled:
                 raise RuntimeError("deadlock: nothing is ready, and nothing is scheduled")

@@ -62,7 +62,8 @@ class Oracle:
 
     def on_committed(self, job: Job) -> None:
         """A group made a step, or committed a generation."""
-        trains = [group.number for group in job.groups.values() if group.trains]
+        # A worker whose pod is being deleted may train on for a moment: the cluster ends it, and its writes are older.
+        trains = [group.number for group in job.groups.values() if group.trains and not group.ends]
         if len(trains) > 1:
             self.violate("holders", f"{job.name} trains in generations {trains} at once")
         for problem in job.problems:
@@ -102,9 +103,9 @@ class Oracle:
         others = [one for one in job.living() if one not in going and one != uid]
         held = job.held.get(uid)
         durable = job.durable.step if job.durable else 0
-        if held is not None and held[0] == job.step > durable:
-            if job.covered([*others, uid], job.step) and not job.covered(others, job.step):
-                self.violate("copies", f"{name} is deleted and has the only copy of its layers of step {job.step}")
+        holds = held is not None and held[0] == job.step > durable
+        if holds and job.covered([*others, uid], job.step) and not job.covered(others, job.step):
+            self.violate("copies", f"{name} is deleted and has the only copy of its layers of step {job.step}")
         self._judge_release(job, found, uid, name, node)
 
     def _judge_release(self, job: Job, found: Object, uid: str, name: str, node: str) -> None:

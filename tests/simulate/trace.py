@@ -1,4 +1,4 @@
-"""What happened in a life, as one hash: two lives are the same if all their requests and answers are, in their order."""
+"""What happened in a life, as one hash. Two lives are the same if they have the same requests in the same order."""
 
 from collections import deque
 from collections.abc import Callable

@@ -93,7 +93,7 @@ class Worker:
         for running in (self._poll(), self._beat()):
             self._process.start(running)
         live = self._process.start(self._live())
-        ended = self._process.start(self._ended.wait())  # type: ignore[arg-type]
+        ended = self._process.start(self._ended.wait())
         await asyncio.wait({live, ended}, return_when=asyncio.FIRST_COMPLETED)
         if live.done():
             exit_ = live.result()
@@ -246,9 +246,9 @@ class Worker:
     async def _beat(self) -> None:
         while True:
             self._beat_now.clear()
-            if self._group is not None and self._group.committed and not self._group.over:
-                if self.uid in self._group.members and self._group.number == self._present:
-                    self._committed, self._waiting_after, self._lost = self._present, None, []
+            group = self._group
+            if group is not None and group.trains and self.uid in group.members and group.number == self._present:
+                self._committed, self._waiting_after, self._lost = self._present, None, []
             beat: dict[str, Any] = {"layoutGeneration": self._committed, "step": self.job.step}
             if self._waiting_after is not None:
                 beat |= {"waitingAfter": self._waiting_after, "lostPeers": self._lost[:64], "because": self._because}

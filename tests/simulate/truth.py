@@ -180,12 +180,14 @@ class Group:
         if self.over:
             return "Broken"
         loop = asyncio.get_running_loop()
-        end = self._ends[peer.uid] = loop.create_future()
+        end: asyncio.Future[str] = loop.create_future()
+        self._ends[peer.uid] = end
         self._there[peer.uid] = peer
         loop.call_later(MEETING_SECONDS, self._give_up, peer)
         self._begin()
         try:
-            return await end
+            how: str = await end
+            return how
         finally:
             self._ends.pop(peer.uid, None)
 
@@ -219,6 +221,11 @@ class Group:
     def trains(self) -> bool:
         """Whether it makes steps now."""
         return self.committed and not self.over
+
+    @property
+    def ends(self) -> bool:
+        """Whether a member's pod is being deleted."""
+        return any(peer.told_to_end for uid, peer in self._there.items() if uid in self.members)
 
     def _begin(self) -> None:
         """Runs once everybody is there."""

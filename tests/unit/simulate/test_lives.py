@@ -1,0 +1,62 @@
+"""Lives in simulated time: no rule is broken, the same seed gives the same trace, and a failing one shrinks."""
+
+import gc
+
+import pytest
+
+from tests.mutants.entries import ROOT, Mutant
+from tests.simulate.__main__ import live_some, same_trace
+from tests.simulate.bugs import all_bugs
+from tests.simulate.life import live
+from tests.simulate.scenario import Fault, JobPlan, Scenario, draw
+from tests.simulate.shrink import as_test, shrink
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_some_lives_break_no_rule() -> None:
+    assert live_some(range(20)) == []
+
+
+def test_the_same_seeds_give_the_same_traces_in_two_processes() -> None:
+    assert same_trace(100)
+
+
+def test_another_seed_gives_another_trace() -> None:
+    assert live(Scenario(1)).digest != live(Scenario(2)).digest
+    gc.collect()
+
+
+def test_a_job_freezes_releases_its_pods_and_finishes() -> None:
+    job = JobPlan("a", stages=4, workers=4, most=4, on_pack="Release", steps=15, freezes=((3, 11),))
+
+    result = live(Scenario(3, (job,), nodes=(4,)))
+
+    deleted = [line for line in result.lines if " DELETE /api/v1/namespaces/default/pods/" in line]
+    assert result.violations == [] and len(deleted) == 3
+
+
+def test_a_life_shrinks_to_what_breaks_the_rule() -> None:
+    culprit = Fault("hang", 5.0)
+    scenario = Scenario(1, (JobPlan("a"), JobPlan("b")), (Fault("crash", 2.0), culprit, Fault("evict", 9.0)))
+
+    small = shrink(scenario, lambda life: {"copies"} if culprit in life.faults and life.jobs else set())
+
+    assert (len(small.jobs), small.faults) == (1, (culprit,))
+    assert repr(small) in as_test(small)
+
+
+def test_the_life_that_found_the_node_that_used_up_the_budget_breaks_no_rule() -> None:
+    assert live(draw(73)).violations == []
+
+
+@pytest.mark.parametrize("bug", all_bugs(), ids=lambda bug: bug.breaks)
+def test_each_seeded_bug_changes_code_that_is_there(bug: Mutant) -> None:
+    source = (ROOT / bug.file).read_text()
+
+    assert bug.apply(source) != source
+
+
+def test_the_oracle_imports_nothing_of_what_it_judges() -> None:
+    for name in ("oracle.py", "truth.py"):
+        assert "pipetransformer_" not in (ROOT / "tests" / "simulate" / name).read_text()
