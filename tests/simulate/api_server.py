@@ -208,9 +208,15 @@ class ApiServer:
     # What clients ask.
 
     def answer(
-        self, method: str, url: str, body: Mapping[str, Any] | None, content_type: str, client: str
+        self, method: str, url: str, body: Mapping[str, Any] | None, content_type: str, accept: str, client: str
     ) -> tuple[int, bytes]:
         """Answers everything except a watch."""
+        code, answer = self._answer(method, url, body, content_type, client)
+        return code, _metadata_of(answer) if code < 300 and "as=PartialObjectMetadata" in accept else answer
+
+    def _answer(
+        self, method: str, url: str, body: Mapping[str, Any] | None, content_type: str, client: str
+    ) -> tuple[int, bytes]:
         parts = urlsplit(url)
         target, query = Target.of(parts.path), dict(parse_qsl(parts.query))
         try:
@@ -446,6 +452,16 @@ def _merge(body: Object, patch: Object) -> Object:
         else:
             merged[name] = value
     return merged
+
+
+def _metadata_of(answer: bytes) -> bytes:
+    """An object, or each of a list, without anything but its metadata."""
+    whole = json.loads(answer)
+    partial: Object = {"kind": "PartialObjectMetadata", "metadata": whole["metadata"]}
+    if "items" in whole:
+        items = [{"kind": "PartialObjectMetadata", "metadata": one["metadata"]} for one in whole["items"]]
+        partial = {"kind": "PartialObjectMetadataList", "metadata": whole["metadata"], "items": items}
+    return json.dumps(partial).encode()
 
 
 def _line(kind: str, text: str) -> bytes:

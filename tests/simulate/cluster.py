@@ -159,7 +159,7 @@ class Cluster:
 
     def delete(self, key: Key) -> None:
         """Deletes a pod as any other client would."""
-        self.server.answer("DELETE", f"/api/v1/namespaces/{key[2]}/pods/{key[3]}", {}, "", "cluster")
+        self.server.answer("DELETE", f"/api/v1/namespaces/{key[2]}/pods/{key[3]}", {}, "", "", "cluster")
 
     def pods(self) -> list[Object]:
         """All pods, in the order of their creation."""

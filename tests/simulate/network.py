@@ -81,11 +81,18 @@ class Network:
         return self.weather.away or client in self.weather.cut
 
     def send(
-        self, client: str, method: str, url: str, body: Mapping[str, Any] | None, content_type: str, timeout: float
+        self,
+        client: str,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        timeout: float,
     ) -> "asyncio.Future[Answer]":
         """Sends a request. The answer is an error if it does not come within `timeout` seconds."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
+        kind, accept = headers.get("Content-Type", ""), headers.get("Accept", "")
         context, there, back = self._process.context, self.latency(), self.latency()
         write = Write(client, loop.time(), method, url, body) if method in _MUTATING else None
         if write is not None:
@@ -104,7 +111,7 @@ class Network:
             if self._random.random() < self.weather.errors:
                 code, text = 503, b"{}"
             else:
-                code, text = self.server.answer(method, url, body, content_type, client)
+                code, text = self.server.answer(method, url, body, kind, accept, client)
             self._trace.note(client, method, url, code)
             if write is not None:
                 self.writes.append((write, code))
@@ -191,8 +198,7 @@ class Client:
     ) -> SimpleNamespace:
         if isinstance(_request_timeout, aiohttp.ClientTimeout):
             return SimpleNamespace(response=await self._network.open(self._name, url, _request_timeout.sock_read or 0))
-        content_type = headers.get("Content-Type", "")
-        sent = self._network.send(self._name, method, url, body, content_type, _request_timeout)
+        sent = self._network.send(self._name, method, url, body, headers, _request_timeout)
         return SimpleNamespace(response=await sent)
 
 
