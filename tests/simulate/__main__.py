@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import json
 import logging
 import multiprocessing
 import os
@@ -93,7 +94,8 @@ def main() -> int:
     print(file=sys.stderr)
     seconds, same = time.monotonic() - began, same_trace(arguments.first)
     _report(sorted(found))
-    print(f"lives {done}\nviolations {len(found)}\nseconds {seconds:.1f}\nsame_trace {str(same).lower()}")
+    figures = {"lives": done, "violations": len(found), "seconds": round(seconds, 1), "same_trace": same}
+    print(json.dumps(figures))
     return 0 if same and not found else 1
 
 
