@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.mutants.copy import Copy
@@ -48,7 +48,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="bugs-") as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         folders = [Path(folder) / str(number) for number in range(len(bugs))]
         found = 0
-        for bug, said in zip(bugs, pool.map(find, bugs, folders), strict=True):
+        tried = {pool.submit(find, bug, folder): bug for bug, folder in zip(bugs, folders, strict=True)}
+        for ended in as_completed(tried):
+            bug, said = tried[ended], ended.result()
             found += bool(said)
             print(f"{'found' if said else 'MISSED':6}  {bug.breaks}  {said}", flush=True)
     print(f"found {found} of {len(bugs)}")
