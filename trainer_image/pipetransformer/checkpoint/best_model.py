@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from torch import Tensor
@@ -21,6 +22,8 @@ from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, s
 from .storage_work import AGAIN_SECONDS, can_wait
 
 logger = logging.getLogger(__name__)
+
+_FILES_AT_ONCE = 4
 
 
 def save_best(
@@ -57,10 +60,13 @@ def save_weights(
         num_layers=state.num_layers,
     )
 
+    def save_one(index: int) -> None:
+        tensors = state.unit_tensors(index, with_moments=False)
+        save_unit(location, info, unit_name(index, state.num_layers), tensors)
+
     def save() -> None:
-        for index in layout.units:
-            tensors = state.unit_tensors(index, with_moments=False)
-            save_unit(location, info, unit_name(index, state.num_layers), tensors)
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:  # a file waits for its disk or store, and training for all
+            list(threads.map(save_one, layout.units))
 
     def count() -> None:
         commit(location, info, keep=1)

@@ -5,6 +5,11 @@ When the job comes back to the level, it gets a share of these weights back. The
 memory meanwhile.
 """
 
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 from torch import Tensor
 
 from pipetransformer.elastic.transport.barrier import Barrier
@@ -18,6 +23,8 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest, load_unit
 
 from .best_model import save_weights
+
+logger = logging.getLogger(__name__)
 
 
 def keep_level(
@@ -53,6 +60,30 @@ class LevelWeights:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._ahead = _Ahead()
+
+    def read_ahead(self, level: int, units: Sequence[int]) -> None:
+        """Begin to read these units in a thread, because the last steps of the smaller level hide the storage. A unit
+        that cannot be read is left to `read`. Asking again for the same units does nothing."""
+        if (level, tuple(units)) != (self._ahead.level, self._ahead.units):
+            self.forget()
+            self._ahead = _Ahead(level, tuple(units))
+            threading.Thread(target=self._read_all, args=(self._ahead,), name="read-level", daemon=True).start()
+
+    def _read_all(self, ahead: "_Ahead") -> None:
+        for unit in ahead.units:
+            if ahead.is_over:
+                return
+            try:
+                ahead.found[unit] = self._read(ahead.level, unit)
+            except StorageError as error:
+                logger.info("cannot read ahead: %s", error)
+                return
+
+    def forget(self) -> None:
+        """Drop what was read ahead and not used."""
+        self._ahead.is_over = True
+        self._ahead = _Ahead()
 
     def read(self, level: int, unit: int) -> dict[str, Tensor]:
         """Return the saved parameters and buffers of a unit by whole-model name, on the CPU.
@@ -61,6 +92,10 @@ class LevelWeights:
             StorageError: the weights cannot be read, or were not saved at the step when this job leaves
                 the level.
         """
+        found = self._ahead.found.pop(unit, None) if level == self._ahead.level else None
+        return self._read(level, unit) if found is None else found
+
+    def _read(self, level: int, unit: int) -> dict[str, Tensor]:
         location = _location(self._job, level)
         left = next(visit.end for visit in self._job.visits if visit.level == level)
         with storing(f"spec.checkpoint.location: {location}"):
@@ -72,6 +107,16 @@ class LevelWeights:
                     f" {found}: resume a checkpoint from before that step, or begin from the start"
                 )
             return load_unit(location, info, unit_name(unit, info.num_layers))
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """Units of a level that a thread reads. `is_over` ends it."""
+
+    level: int = -1
+    units: tuple[int, ...] = ()
+    found: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    is_over: bool = False
 
 
 def _location(job: Job, level: int) -> str:

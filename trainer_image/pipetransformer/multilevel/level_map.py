@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import SpecError
@@ -25,7 +24,8 @@ class EarlierWeights(Protocol):
     """Reads the weights that this run kept of a level when it went on to a smaller one."""
 
     def read(self, level: int, unit: int) -> dict[str, Tensor]:
-        """Return the parameters and buffers of a unit of this level, by whole-model name, on the CPU.
+        """Return the parameters and buffers of a unit of this level, by whole-model name, on the CPU. The caller may
+        change them.
 
         Raises:
             StorageError: they cannot be read.
@@ -128,6 +128,10 @@ class LevelMap:
     def ties(self) -> Ties:
         return self._new.ties
 
+    @property
+    def takes_moments(self) -> bool:
+        return False
+
     def sources(self, unit: int) -> Sequence[int]:
         return self.levels.members(unit) if self.down else [self.levels.group(unit)]
 
@@ -157,7 +161,8 @@ class LevelMap:
         grown = widen(sources[0], axes, levels.width) / levels.gain(name)
         if self.alpha == 1:
             return grown.clone()
-        return torch.lerp(self._kept[unit][full].to(grown), grown, self.alpha)
+        # In place, because fresh memory for the larger model takes longer than its arithmetic.
+        return self._kept[unit].pop(full).to(grown).lerp_(grown, self.alpha)
 
     def control(self, old: Control) -> Control:
         """The control state at the start of the next visit: no layers are frozen, and nothing is kept that was measured

@@ -56,6 +56,9 @@ from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
+#: Steps before a level change during which weights that the next level kept are read. They take host memory meanwhile.
+_READ_AHEAD_STEPS = 10
+
 
 class Ending(Enum):
     """How a worker's part in its job ended, without an error."""
@@ -106,6 +109,7 @@ class Trainer:
             host_apart=host_apart(transport.device),
         )
         self._prefetcher = self._kit.checkpointer.prefetcher()
+        self._level_weights = LevelWeights(job)
         self._tools = self._make_tools()
         self._rounds = Rounds(self._kit)
         self._between = BetweenRounds(self._kit)
@@ -294,11 +298,22 @@ class Trainer:
         """Train a round. Returns the vote and the seconds that a step took."""
         started = time.perf_counter()
         steps = self._rounds.num_steps(self._state, self._policy, member)
+        self._read_level_ahead(member.layout)
         with self._kit.watchdog.timing(ROUND, member.groups.connections, runs=steps):
             vote = self._rounds.train(self._state, self._policy, member, steps)
         seconds = (time.perf_counter() - started) / vote.num_steps
         self._kit.meter.on_steps(vote.num_steps, seconds, member.runner.ahead_share)
         return vote, seconds
+
+    def _read_level_ahead(self, layout: StageLayout) -> None:
+        """In the last steps before the model grows, begin to read what the next level keeps of this worker's units."""
+        control, multi_level = self._state.control, self._job.spec.multi_level
+        larger = self._job.grows_into(control.visit)
+        if larger is None or multi_level is None or multi_level.alpha == 1 or not larger.fits(layout.stages):
+            return
+        if control.step >= self._job.visits[control.visit].end - _READ_AHEAD_STEPS:
+            cut = larger.cut(0, layout.stages, layout.pipelines, None)
+            self._level_weights.read_ahead(larger.level, cut.held_by(layout.stage))
 
     def _leave(self, member: Membership) -> Ending | None:
         """Leave a checkpoint between two rounds, because a member was told to stop."""
@@ -319,8 +334,10 @@ class Trainer:
         kit, state, between = self._kit, self._state, self._between
         larger = kit.job.grows_into(state.control.visit)
         fits = larger is None or larger.fits(member.layout.stages)
+        began = time.perf_counter()
         if fits and not between.end_visit(state, member):
             return self._leave(member)
+        kept_seconds = time.perf_counter() - began
         with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
             vote = self._rounds.agree(state.control, member, waits=not fits)
         if vote.leaving:
@@ -328,15 +345,19 @@ class Trainer:
         if vote.saw_next:  # with the next visit, if this one is done
             return self._regroup(in_group=True)
         if fits:
-            self._change_level(member)
+            self._change_level(member, kept_seconds)
         else:
             between.go_on_saving(state, member, vote)
             state.control.round_ended_at = wall_clock()  # the wait is no part of the pause that ends it
         return None
 
-    def _change_level(self, member: Membership) -> None:
+    def _change_level(self, member: Membership, kept_seconds: float) -> None:
         """Begin the next visit, with another level's model, in the same generation. If that fails the generation is
         over, and the next one begins the visit.
+
+        Args:
+            member: of the generation.
+            kept_seconds: that it took to make the weights durable which the level needs when it returns.
 
         Raises:
             RuntimeError: it failed.
@@ -350,6 +371,7 @@ class Trainer:
             self._kit.committer.in_doubt = error.in_doubt or self._kit.committer.in_doubt
             raise
         self._take_over(result)
+        result.phases.add("keep", kept_seconds)
         assert result.layout is not None
         outgrown = [*member.release(), *result.groups.release_transfer()]
         # A generation that has made no step begins with this level. It may have come because the job waited for it.
@@ -394,6 +416,7 @@ class Trainer:
         """Become a member of the committed generation. `outgrown` are the groups of the generation before, or those
         that it had before a level change."""
         self._prefetcher.stop()
+        self._level_weights.forget()
         control = self._state.control
         began = wall_clock() - result.phases.total
         # The time between a suspended job's last round and its next start is no pause.
@@ -452,7 +475,7 @@ class Trainer:
             barrier=kit.barrier,
             watchdog=kit.watchdog,
             hooks=kit.hooks,
-            map_of=partial(next_level, self._job, LevelWeights(self._job)),
+            map_of=partial(next_level, self._job, self._level_weights),
         )
 
     def _abandon(self, why: str) -> None:

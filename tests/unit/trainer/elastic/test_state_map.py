@@ -52,6 +52,7 @@ class Halve:
 
     num_layers: int = LAYERS // 2
     ties: Ties = field(default_factory=lambda: Ties((TIE,)))
+    takes_moments: bool = False
 
     def sources(self, unit: int) -> Sequence[int]:
         if unit in (0, self.num_layers + 1):
@@ -231,6 +232,9 @@ def test_a_map_that_halves_the_layers_computes_what_it_does_in_one_place(
         state, groups = found[rank].state, found[rank].groups
         assert (state.control.step, state.control.boundary, state.num_layers) == (7, 0, LAYERS // 2)
         assert not any(state.moments.values()), "the optimizer starts afresh"
+        moved = sum(count for _, _, count in found[rank].transfers)
+        moves = halving_plan(held, stages, pipelines).moves
+        assert moved == len(moves) * UnitCodec(None, LAYERS).size(1, block(), 0), "no moments move"
         names = {name for name, _ in state.trained_parameters()}
         assert len(names) == 2 * len(layout.units), "all train again"
         assert state.ties.all == (TIE,) and groups.tied[TIE.stages(layout.cut.units_by_stage)].size() == len(layouts), (

@@ -4,7 +4,7 @@ The new state shares the units that stay with the worker's old state, and change
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -88,6 +88,11 @@ class StateSources:
     def shells(self) -> Sequence[nn.Module]:
         """All units, used for their shapes only."""
         return self.job.shells
+
+    def codec_for(self, state_map: StateMap | None) -> UnitCodec:
+        """Packs what moves for a map: no moments if the map does not take them."""
+        without = state_map is not None and not state_map.takes_moments
+        return replace(self.codec, optimizer=None) if without else self.codec
 
 
 def units_of(plan: TransferPlan, rank: int) -> list[int]:
@@ -198,9 +203,10 @@ class Assembly:
         old: dict[int, Mapping[str, Tensor]] = {}
         for index in sources_of(wanted, state_map):
             if index in received:
-                old[index] = self.sources.codec.take(received[index], index, self.sources.shells[index], boundary)
+                codec = self.sources.codec_for(state_map)
+                old[index] = codec.take(received[index], index, self.sources.shells[index], boundary)
             elif index in self._held:
-                old[index] = self.state.unit_tensors(index, with_moments=True)
+                old[index] = self.state.unit_tensors(index, with_moments=state_map.takes_moments)
             else:
                 old[index] = self._read_ahead(index)
             old[index] = {name: tensor.to(self.device) for name, tensor in old[index].items()}
@@ -222,7 +228,8 @@ class Assembly:
 
     def _held_cargo(self, boundary: int) -> StateCargo:
         in_host = units_in_host(Control.from_dict(self.plan.control))
-        return StateCargo(self.sources.codec, self.sources.shells, self.state, boundary, self.device, in_host)
+        codec = self.sources.codec_for(self.state_map)
+        return StateCargo(codec, self.sources.shells, self.state, boundary, self.device, in_host)
 
     def _move(self, cargo: Cargo) -> dict[int, Parts]:
         return move_units(self.plan.moves, self.rank, self.transfer, cargo, self.progress)

@@ -16,6 +16,10 @@ class Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
+    def add(self, name: str, seconds: float) -> None:
+        """Add a phase that came before the regroup."""
+        self.seconds = {name: seconds, **self.seconds}
+
     def leave_out(self, seconds: float) -> None:
         """Exclude `seconds` of the time since the last lap from all phases."""
         self._last += seconds

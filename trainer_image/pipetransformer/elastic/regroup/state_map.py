@@ -26,6 +26,11 @@ class StateMap(Protocol):
         """Parameters that units of the new model share."""
         ...
 
+    @property
+    def takes_moments(self) -> bool:
+        """Whether `make` uses the optimizer's moments. Otherwise they do not move."""
+        ...
+
     def sources(self, unit: int) -> Sequence[int]:
         """Return the old units that a new unit is made of."""
         ...
@@ -50,7 +55,8 @@ class StateMap(Protocol):
 
         Args:
             unit: index in the new model.
-            old: tensors of its sources by the old model's names, with the moments of trained parameters.
+            old: tensors of its sources by the old model's names, with the moments of trained parameters if it
+                `takes_moments`.
         """
         ...
 

@@ -257,12 +257,12 @@ class _Attempt(Progress):
         plan = self._agree()
         self.phases.lap("plan")
         tools = self._turn_to(plan)
-        self._expect(plan)
-        if plan.origin is Origin.PEERS and self.state.units:
-            catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
         state_map = None
         if plan.origin is Origin.PEERS:
             state_map = tools.map_of(Control.from_dict(plan.control), self.generation.stages)
+        self._expect(plan, state_map)
+        if plan.origin is Origin.PEERS and self.state.units:
+            catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
         if self.is_member:
             ties = tools.codec.ties if state_map is None else state_map.ties
             tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
@@ -317,11 +317,12 @@ class _Attempt(Progress):
     def on_moved(self) -> None:
         self.phases.lap("move")
 
-    def _expect(self, plan: TransferPlan) -> None:
+    def _expect(self, plan: TransferPlan, state_map: StateMap | None) -> None:
         """Note what will move, and allow time for it. All workers allow the same, because they wait for each other."""
         if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
             return  # the barrier's votes allow time as long as a worker still reads
-        codec, shells, boundary = self.tools.codec, self.tools.shells, int(plan.control["boundary"])
+        codec, shells = self.tools.codec_for(state_map), self.tools.shells
+        boundary = int(plan.control["boundary"])
         sizes = {unit: codec.size(unit, shells[unit], boundary) for unit in {move.unit for move in plan.moves}}
         totals: dict[tuple[int, int], int] = defaultdict(int)
         for move in plan.moves:
