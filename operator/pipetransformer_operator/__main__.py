@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 
+from . import logs
 from .handlers import operate
 from .kube.client.api import Api
 from .kube.client.lease import LeaseLost
@@ -53,7 +54,7 @@ def run() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(settings.log_level, settings.log_format)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs every handled event
     sys.setrecursionlimit(_RECURSION)
     gc.freeze()  # imported modules stay

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from .kube.watches.signals import Signals
 from .kube.workers.pod_groups import SCHEDULERS
+from .logs import LogFormat
 
 EVERY_CLUSTERS_NAMESPACE = "default"
 
@@ -38,6 +39,7 @@ class Settings:
     signals: Signals = field(default_factory=Signals)
     gang_scheduling: str = ""
     log_level: str = "INFO"
+    log_format: LogFormat = LogFormat.TEXT
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
@@ -51,6 +53,7 @@ class Settings:
         `PIPETRANSFORMER_HOST`: address to listen on; all when empty.
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, separated by commas; all when empty.
         `PIPETRANSFORMER_LOG_LEVEL`: lowest level of log lines.
+        `PIPETRANSFORMER_LOG_FORMAT`: `Text` or `Json`, see `logs`.
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt. When empty, the
         operator makes its own.
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: for workers up to a job's starting size, and for those beyond.
@@ -99,6 +102,7 @@ class Settings:
             signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
             gang_scheduling=_gang_scheduling(environment.get("PIPETRANSFORMER_GANG_SCHEDULING", "None")),
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
+            log_format=_log_format(environment.get("PIPETRANSFORMER_LOG_FORMAT", cls.log_format)),
         )
 
     @property
@@ -129,6 +133,14 @@ def _gang_scheduling(value: str) -> str:
         known = ", ".join(["None", *SCHEDULERS])
         raise ValueError(f"PIPETRANSFORMER_GANG_SCHEDULING: expected one of {known}, found {value!r}")
     return "" if value == "None" else value
+
+
+def _log_format(value: str) -> LogFormat:
+    try:
+        return LogFormat(value)
+    except ValueError:
+        known = ", ".join(LogFormat)
+        raise ValueError(f"PIPETRANSFORMER_LOG_FORMAT: expected one of {known}, found {value!r}") from None
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

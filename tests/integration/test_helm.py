@@ -43,6 +43,12 @@ def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[
         ("serviceAccount.name=Own_Account", "at '/serviceAccount/name'"),
         ("priorityClasses.claimed=0", "priorityClasses.claimed: must be below priorityClasses.base"),
         ("logLevel=verbose", "at '/logLevel'"),
+        ("logFormat=xml", "at '/logFormat'"),
+        ("extraEnv[0].name=PIPETRANSFORMER_KUEUE", "at '/extraEnv/0/name'"),
+        ("commonLabels.helm\\.sh/chart=x", "invalid propertyName 'helm.sh/chart'"),
+        ("image.registry=registry/team", "at '/image/registry'"),
+        ("nameOverride=Team", "at '/nameOverride'"),
+        ("serviceAccount.create=false", "serviceAccount.name must name a ServiceAccount"),
         ("fullnameOverride=team.a", "at '/fullnameOverride'"),
         ("replicas=two", "at '/replicas'"),
         ("namespaces={Team_A}", "at '/namespaces/0'"),
@@ -125,7 +131,16 @@ def _leaves(value: Any, path: str) -> set[str]:
     return {leaf for key, item in value.items() for leaf in _leaves(item, f"{path}.{key}")}
 
 
-_FREE = {"annotations", "labels", "nodeSelector", "affinity", "podAnnotations", "podLabels", "podSecurityContext"}
+_FREE = {
+    "annotations",
+    "labels",
+    "commonLabels",
+    "nodeSelector",
+    "affinity",
+    "podAnnotations",
+    "podLabels",
+    "podSecurityContext",
+}
 
 
 def _resolved(schema: Any, definitions: dict[str, Any]) -> Any:
@@ -147,6 +162,48 @@ def template(*words: str) -> dict[str, Object]:
     """What the chart renders, by kind and name."""
     documents = yaml.safe_load_all(helm("template", "x", CHART, "--namespace", "system", *words).stdout)
     return {f"{one['kind']}/{one['metadata']['name']}": one for one in documents if one}
+
+
+def test_every_object_and_pod_of_a_release_has_the_common_labels() -> None:
+    found = template("--set", "commonLabels.team=ml", "--set", "commonLabels.tier=gold", "--set", "podLabels.tier=own")
+    assert {name: one["metadata"]["labels"]["team"] for name, one in found.items()} == dict.fromkeys(found, "ml")
+    pods = {name: one["spec"]["template"]["metadata"]["labels"] for name, one in found.items() if _makes_pods(one)}
+    assert pods.keys() == {"Deployment/x-pipetransformer", "Job/x-pipetransformer-release"}
+    assert {labels["team"] for labels in pods.values()} == {"ml"}
+    assert pods["Deployment/x-pipetransformer"]["tier"] == "own", "a pod's own label counts more"
+    selector = found["Deployment/x-pipetransformer"]["spec"]["selector"]["matchLabels"]
+    assert "team" not in selector, "a selector cannot be changed later"
+
+
+def _makes_pods(one: Any) -> bool:
+    return "template" in one.get("spec", {})
+
+
+def test_another_name_replaces_the_charts_in_names_and_labels() -> None:
+    found = template("--set", "nameOverride=elastic")
+    assert {name.partition("/")[2] for name in found if name.startswith(("Deployment", "Service/"))} == {"x-elastic"}
+    operator = found["Deployment/x-elastic"]["spec"]
+    assert operator["selector"]["matchLabels"]["app.kubernetes.io/name"] == "elastic"
+    assert found["Service/x-elastic"]["spec"]["selector"] == operator["selector"]["matchLabels"]
+
+
+def test_an_account_that_exists_gets_the_permissions_and_the_operator_more_environment() -> None:
+    found = template(
+        "--set", "serviceAccount.create=false", "--set", "serviceAccount.name=own", "--set", "logFormat=Json",
+        "--set", "extraEnv[0].name=HTTPS_PROXY", "--set", "extraEnv[0].value=http://proxy:3128",
+        "--set", "image.registry=registry:5000",
+    )  # fmt: skip
+    assert [name for name in found if name.startswith("ServiceAccount/")] == [
+        "ServiceAccount/x-pipetransformer-release"
+    ]
+    subject = {"kind": "ServiceAccount", "name": "own", "namespace": "system"}
+    assert found["ClusterRoleBinding/x-pipetransformer"]["subjects"] == [subject]
+    operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
+    assert operator["serviceAccountName"] == "own"
+    (container,) = operator["containers"]
+    assert container["image"].startswith("registry:5000/pipetransformer-operator:")
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert (environment["HTTPS_PROXY"], environment["PIPETRANSFORMER_LOG_FORMAT"]) == ("http://proxy:3128", "Json")
 
 
 def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secret() -> None:

@@ -1,23 +1,28 @@
+{{- define "pipetransformer.name" -}}
+{{- .Values.nameOverride | default .Chart.Name -}}
+{{- end -}}
+
 {{- define "pipetransformer.fullname" -}}
+{{- $name := include "pipetransformer.name" . -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
 {{- else if not (regexMatch "^[a-z][-a-z0-9]*$" .Release.Name) -}}
 {{- fail (printf "release name %s: must begin with a letter and contain no dot, because a Service is named after it" .Release.Name) -}}
-{{- else if contains .Chart.Name .Release.Name -}}
+{{- else if contains $name .Release.Name -}}
 {{- .Release.Name | trunc 53 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 53 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 53 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
 {{- define "pipetransformer.selectorLabels" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ include "pipetransformer.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "pipetransformer.testLabels" -}}
-app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/name: {{ include "pipetransformer.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: test
 {{- end -}}
@@ -27,9 +32,15 @@ app.kubernetes.io/component: test
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "pipetransformer.serviceAccountName" -}}
+{{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
+{{- fail "serviceAccount.create: with false, serviceAccount.name must name a ServiceAccount in the release's namespace" -}}
+{{- end -}}
 {{- .Values.serviceAccount.name | default (include "pipetransformer.fullname" .) -}}
 {{- end -}}
 
@@ -51,6 +62,7 @@ capabilities:
 
 {{- define "pipetransformer.image" -}}
 {{- with .Values.image -}}
+{{- with .registry -}}{{ . }}/{{- end -}}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{- end -}}
 {{- end -}}
 {{- end -}}
