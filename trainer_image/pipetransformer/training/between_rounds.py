@@ -1,6 +1,6 @@
 """What a worker does between two rounds: freeze, evaluate, measure, save, and finish the job.
 
-All members of a generation do this alike, because each decision follows from the vote and the control state.
+All members of a generation decide the same, because each decision follows from the vote and the control state.
 """
 
 import logging
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class BetweenRounds:
-    """One worker's work between rounds, through all generations.
+    """Does one worker's work between rounds, through all generations.
 
     Attributes:
-        left_at: steps that were committed when this worker left its last checkpoint; None before.
+        left_at: committed steps in the newest checkpoint that `leave_checkpoint` wrote; None before the first.
     """
 
     def __init__(self, kit: Kit) -> None:
@@ -39,7 +39,8 @@ class BetweenRounds:
         self.left_at: int | None = None
 
     def rehearse(self, state: WorkerState, member: Membership) -> None:
-        """Before the first step of a run, score a few held-out samples: what fails in an evaluation fails at once."""
+        """Score a few held-out samples before the first step of a start, so that errors of an evaluation show at once.
+        A generation that begins again at step 0 repeats this."""
         job, step = self._kit.job, state.control.step
         starts = member.layout.generation.reason is ResizeReason.START and not member.level_change
         begins = starts and step == member.first_step
@@ -47,7 +48,8 @@ class BetweenRounds:
             rehearse(job, member, self._kit.watchdog)
 
     def check_finite(self, state: WorkerState, member: Membership, vote: Vote) -> None:
-        """If the step was skipped, find where its numbers stopped being finite, and end a run that diverges.
+        """If the newest step was skipped, find where its numbers stopped being finite. Fail the job if too many steps
+        in a row were skipped.
 
         Raises:
             SpecError: too many steps in a row were skipped.
@@ -61,10 +63,10 @@ class BetweenRounds:
         check_progress(kit.job, control, began)
 
     def decide(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> bool:
-        """Ask the freeze policy after the last step or before the first, once even if generations break in between.
-        Returns whether the boundary moved.
+        """Ask the freeze policy after the newest step, or before the first. Returns whether the boundary moved.
 
-        The evaluation comes first, because it may end the training. Layers that froze then would never train frozen.
+        The policy is asked once for each step, even if a generation breaks before the next step. Call this after the
+        evaluation, because that may end the training, and then no layers need to freeze.
         """
         job, control = self._kit.job, state.control
         if control.decided_step == control.step or is_done(job, control) or not job.is_last(control.visit):
@@ -81,17 +83,22 @@ class BetweenRounds:
         return moved
 
     def offload(self, state: WorkerState, member: Membership) -> None:
-        """Move frozen layers off the device once the last vote showed that the caches hold what they make."""
+        """Move frozen layers to host memory, if the last vote showed that the caches now hold their outputs for all
+        samples."""
         if state.control.cached_layers != member.placed_for:
             self._kit.place(state, member)
             self._kit.cache.measure_again()
 
     def end_visit(self, state: WorkerState, member: Membership) -> bool:
-        """Do what belongs to a visit that ends, before its model becomes another level's: keep weights that the level
-        needs when it returns. False if a member was told to stop before they were durable.
+        """End a visit (the period in which one level trains), before the next level's model replaces the present one.
+
+        If the next model is smaller, the weights of this level are stored. This level needs them when it trains again.
+
+        Returns:
+            Whether the visit has ended. It has not if a member was told to stop before the weights were durable.
 
         Raises:
-            StorageError: they cannot be written, and waiting will not help.
+            StorageError: the weights cannot be written, and waiting will not help.
             RuntimeError: a connection broke.
         """
         kit, control = self._kit, state.control
@@ -102,7 +109,8 @@ class BetweenRounds:
         return control.visit_done
 
     def evaluate(self, state: WorkerState, member: Membership) -> bool:
-        """Evaluate after the last step, if that is due. False if a member was told to stop before it was done."""
+        """Evaluate after the newest step, if an evaluation is due. Returns False if a member was told to stop before
+        the evaluation was complete, otherwise True."""
         kit = self._kit
         if not evaluation_due(kit.job, state.control):
             return True
@@ -113,7 +121,11 @@ class BetweenRounds:
         return done
 
     def measure(self, state: WorkerState, member: Membership, round_seconds: float) -> None:
-        """Measure what the units cost, where cuts or slices of tokens follow measurements and it is time."""
+        """Measure the costs of the units if a measurement is due.
+
+        With packing `Measured`, the costs decide how the model is cut into stages. With TeraPipe's schedule, the costs
+        of slices of tokens decide how long these slices are. `round_seconds` is the time of the last round.
+        """
         kit, control = self._kit, state.control
         if kit.job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
             split = kit.job.dataset.train
@@ -138,7 +150,7 @@ class BetweenRounds:
             kit.equip(state, member)
 
     def mirror(self, state: WorkerState, member: Membership) -> None:
-        """Mirror the committed state to the next worker, where that is due."""
+        """Copy the committed state of each stage to the next worker's host memory, if a mirror is due."""
         kit = self._kit
         if kit.mirrors.due(state.control.step, member.layout, member.first_step):
             with kit.watchdog.timing("mirror", member.groups.connections):
@@ -156,23 +168,26 @@ class BetweenRounds:
         _note_durable(state, member, checkpoint)
 
     def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
-        """Request a checkpoint that is due after a step, such as when the boundary moved, and go on saving."""
+        """Request a checkpoint if one is due after the newest step, or if the boundary `moved`. Then call
+        `go_on_saving`."""
         checkpointer = self._kit.checkpointer
         if moved or checkpointer.due(state.control.step, vote.save):
             checkpointer.want()
         self.go_on_saving(state, member, vote)
 
     def go_on_saving(self, state: WorkerState, member: Membership, vote: Vote) -> None:
-        """Continue the checkpoint that is being written, and begin one that was requested."""
+        """Complete the present checkpoint if all members have written their parts. Then begin to write one that was
+        requested, unless another is still being written."""
         checkpointer, leads = self._kit.checkpointer, member.leader is not None
         _note_durable(state, member, checkpointer.advance(vote.writing, leads=leads))
         checkpointer.begin(state, member.layout, member.groups, self._kit.barrier)
 
     def finish(self, state: WorkerState, member: Membership) -> None:
-        """Make the model durable, the best if that is kept. All members wait until it is."""
+        """Complete all checkpoints, and write the final model: the best one if it is kept, otherwise the newest. All
+        members call this, and return once the model is durable."""
         kit, groups, leader, control = self._kit, member.groups, member.leader, state.control
         _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
-        kit.checkpointer.begin(state, member.layout, groups, kit.barrier)  # one that was asked for meanwhile
+        kit.checkpointer.begin(state, member.layout, groups, kit.barrier)  # one that was requested meanwhile
         _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
         best = control.best_is_kept
         tensors = {} if best else gather_model(kit.job, state, member, kit.transport.device, kit.watchdog)

@@ -1,7 +1,7 @@
-"""Commits the step that all have voted for, and notes it in the ledger.
+"""Commits the steps that all workers have voted for, and writes them into the worker's ledger.
 
-A committer outlives its memberships: a worker whose group broke after the vote commits the step during the next
-regroup, as the others have.
+A committer outlives generations. If a worker's connections break after the vote, other workers may have committed the
+steps. The worker then commits them during the next regroup.
 """
 
 import math
@@ -30,17 +30,17 @@ from .vote import StepSums, Vote
 
 
 class Committer:
-    """One worker's committer, for as long as it lives.
+    """Commits the steps of one worker, as long as the worker lives.
 
     Attributes:
-        pending: the lasting generation that gave this worker complete gradients of a step it has not committed; None if
-            there is no such step.
-        pending_steps: number of steps that are pending.
-        in_doubt: the state that this worker assembled for a generation that others may have committed; None if there is
-            none.
-        layout: the layout that it last trained in; None before the first.
-        gradients: of the parameters that it trains there.
-        optimizer: of these parameters; None if there are none.
+        pending: number (`Control.lasting_generation`) of the generation in which steps are pending. A step is pending
+            if this worker has its complete gradients, but has not committed it. None if no step is pending.
+        pending_steps: number of pending steps: all steps of the round.
+        in_doubt: the state that this worker assembled for a generation whose vote broke. Other workers may have
+            committed this generation. None if there is no such state.
+        layout: the layout in which this worker last trained; None before the first.
+        gradients: gradients of the parameters that this worker trains in `layout`; None before the first.
+        optimizer: optimizer of these parameters; None if this worker trains none.
     """
 
     def __init__(self, job: Job, worker: str, run_dir: Path, hooks: Hooks) -> None:
@@ -48,7 +48,7 @@ class Committer:
         self._hooks = hooks
         self._ledger = Ledger(run_dir, worker)
         self._committed_in: StageLayout | None = None
-        #: The newest committed state, while a round of several steps has changed the weights already.
+        #: The newest committed state, during a round whose steps change the weights before the vote; otherwise None.
         self._round_start: RoundStart | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.pending: int | None = None
@@ -58,8 +58,17 @@ class Committer:
         self.gradients: Gradients | None = None
 
     def equip(self, job: Job, state: WorkerState, layout: StageLayout) -> Gradients:
-        """Make optimizer and gradients for what `state` trains at its boundary. `job` is the present level's."""
-        # Free the old ones first, with their gradients and the moments of units that have left.
+        """Make the optimizer and the gradients for the parameters that train at the present boundary.
+
+        Args:
+            job: the job of the level that trains now.
+            state: holds the units of this worker's stage.
+            layout: the layout in which they train.
+
+        Returns:
+            The gradients. They are the same object as before if the same parameters train.
+        """
+        # Free the old optimizer first, because it holds moments of units that have left this worker.
         self.optimizer = self._round_start = None
         if self.gradients is None or not self.gradients.serve(state, layout):
             self.gradients = None
@@ -77,25 +86,31 @@ class Committer:
         return self.gradients
 
     def forget_pending(self) -> None:
-        """Forget pending steps: a new round or generation has shown what counts."""
+        """Forget pending steps. Call this when a new round or generation begins: all workers then have the same
+        committed state."""
         self.pending = self._round_start = None
 
     def hold(self, control: Control, steps: int = 1) -> None:
-        """Hold the complete gradients of a round, or what its steps have made. All took part in it, so none has
-        committed a state that is in doubt."""
+        """Note that a round is pending: it is computed, and the vote follows. Drops the state that is in doubt: all
+        members took part in the round, so none of them has committed that state.
+
+        Args:
+            control: the control state before the round.
+            steps: number of steps in the round.
+        """
         assert self.layout is not None
         self.pending, self.in_doubt = control.lasting_generation(self.layout.number), None
         self.pending_steps = steps
 
     @property
     def weights(self) -> list[Tensor]:
-        """All that the optimizer steps."""
+        """All parameters that the optimizer steps."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [weight.detach() for group in groups for weight in group["params"]]
 
     @property
     def is_ahead(self) -> bool:
-        """Whether steps that are not committed have changed the weights."""
+        """Whether the weights are those after steps that are not committed."""
         return self._round_start is not None and self._round_start.has_steps
 
     def begin_steps(self) -> None:
@@ -107,7 +122,7 @@ class Committer:
         return self._job.learning_rate(step)
 
     def step(self, step: int, scale: float) -> None:
-        """Step the optimizer with the gradients, multiplied by `scale`, at the learning rate of `step`."""
+        """Multiply the gradients by `scale`, and step the optimizer at the learning rate of `step`."""
         if self.optimizer is None:
             return
         assert self.gradients is not None
@@ -119,19 +134,20 @@ class Committer:
             self.optimizer.step()
 
     def go_back(self) -> None:
-        """If the weights were changed by steps that are not committed, go back to the committed state, bit for bit.
-        Pending steps stay at hand."""
+        """If steps that are not committed have changed the weights, restore the committed state, bit for bit. The
+        result of pending steps is kept, so that `commit_late` can still commit them."""
         if self._round_start is not None:
             self._round_start.go_back()
             if self.pending is None:
                 self._round_start = None
 
     def commit(self, control: Control, vote: Vote) -> None:
-        """Step the optimizer with what all voted for, unless the steps are taken already. Advance `control`, and write
-        the ledger.
+        """Commit the steps of a round: step the optimizer, advance `control`, and write the ledger.
+
+        The optimizer does not step if the round stepped it before the vote, or if the vote is not finite.
 
         Raises:
-            StorageError: the ledger cannot be written. The step is committed nevertheless.
+            StorageError: the ledger cannot be written. The steps are committed nevertheless.
         """
         layout = self.layout
         assert layout is not None
@@ -155,7 +171,7 @@ class Committer:
         self._note(control, layout, [layout.pipeline])
 
     def _line(self, control: Control, step: int, sums: StepSums | None) -> dict[str, Any]:
-        """A step's line in the record. `sums` are None if it was skipped."""
+        """The line of a step in the run's record. `sums` is None if the step was skipped."""
         assert self.layout is not None
         return {
             "step": step,
@@ -170,8 +186,13 @@ class Committer:
         }
 
     def refuse(self, control: Control, vote: Vote) -> bool:
-        """If a step of a round of several was not finite, go back to the round's start, from where the steps are done
-        again one by one. Returns whether it was so."""
+        """Refuse a round of several steps if one of them was not finite: restore the state from before the round.
+
+        Its steps will be trained again, in rounds of one step each (`control.one_a_round_until`).
+
+        Returns:
+            Whether the round was refused.
+        """
         if self._round_start is None or vote.finite:
             return False
         self.pending = None
@@ -180,20 +201,22 @@ class Committer:
         return True
 
     def commit_late(self, state: WorkerState, control: Control) -> None:
-        """Commit the pending steps as the others have, and take over `control`, with what they decided after them."""
+        """Commit the pending steps, because other workers have. Then take over `control`, the control state of these
+        workers, with their decisions after these steps."""
         if self._round_start is not None:
             self._round_start.go_on()
         vote = Vote.from_list(control.last_vote) if control.last_vote else Vote(loss_sum=math.nan)
-        vote.earlier = [StepSums(weight=1.0)] * (self.pending_steps - 1)  # `control` has their lines
+        vote.earlier = [StepSums(weight=1.0)] * (self.pending_steps - 1)  # their lines are in `control`
         self.commit(state.control, vote)
         state.go_on_from(control)
 
     def unsettled(self, state: WorkerState) -> "UnsettledStep":
-        """Return what the next regroup has to settle of `state`."""
+        """Return `state` with its pending steps and the state in doubt. The next regroup settles whether they count."""
         return UnsettledStep(self, state)
 
     def note_for_the_lost(self, control: Control, layout: StageLayout) -> None:
-        """Note the newest round for workers that died after the vote, before they could write their ledgers.
+        """Write the newest round into this worker's ledger for all other pipelines. Their workers may have died after
+        the vote, before they wrote their own ledgers. Does nothing if no round was committed in `layout`.
 
         Raises:
             StorageError: the ledger cannot be written.
@@ -220,7 +243,7 @@ class Committer:
 
 @dataclass(frozen=True, slots=True)
 class UnsettledStep:
-    """A worker's state with what its committer has not settled (`elastic.regroup.tools.Unsettled`)."""
+    """Work of one worker that other workers may have committed. Implements `elastic.regroup.tools.Unsettled`."""
 
     committer: Committer
     state: WorkerState

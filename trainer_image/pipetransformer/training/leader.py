@@ -1,4 +1,4 @@
-"""The leader of a generation, and those it tells: record, callbacks, metrics and operator."""
+"""The leader of a generation, and its listeners: the run's record, callbacks, metrics and reports to the operator."""
 
 import logging
 import math
@@ -40,18 +40,19 @@ logger = logging.getLogger(__name__)
 
 
 class Leader:
-    """Tells record, callbacks, metrics and operator what happens while this worker leads. All methods are called
-    between rounds.
+    """Tells the record, the callbacks, the metrics and the operator what happens while this worker is the leader. All
+    methods are called between rounds.
 
     Args:
-        job: that trains.
-        reports: take reports to the operator.
-        teller: of the program's callbacks.
-        run_dir: of the record.
-        layout: of the generation.
-        offered: what this worker offered when it led before.
-        meter: of this worker's metrics.
-        grows_into: the job of the next visit if its model is larger, otherwise None.
+        job: the job that trains.
+        reports: sends reports to the operator.
+        teller: calls the callbacks of the user's program.
+        run_dir: folder of the run's record.
+        layout: layout of the generation.
+        offered: offers that this worker made when it was the leader of an earlier generation.
+        meter: counts this worker's Prometheus metrics.
+        grows_into: with `multiLevel`, the job of the next visit (the steps of one level) if its model is larger;
+            otherwise None.
     """
 
     def __init__(
@@ -79,11 +80,16 @@ class Leader:
 
     @property
     def idle_share(self) -> float | None:
-        """Of a step in the present layout, as `StepModel` predicts it."""
+        """Idle share of a step in the present layout, predicted by `StepModel`; None before the first prediction."""
         return self._forecast.idle_share
 
     def on_committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
-        """The generation is committed: confirm it."""
+        """The generation is committed: tell the listeners, so that the operator gets its confirmation.
+
+        Args:
+            control: the committed control state.
+            checkpoint: the newest durable checkpoint; None if there is none.
+        """
         self._tell(GenerationBegun(control, checkpoint))
 
     def on_first_step(
@@ -95,7 +101,15 @@ class Leader:
         transfers: Sequence[tuple[int, int, int]],
         level_change: bool = False,
     ) -> None:
-        """The first step of a generation, or of another level within it, tells how long training paused."""
+        """The first step of a generation is committed, or the first after a level change within it.
+
+        Args:
+            control: the control state after this step.
+            pause_seconds: how long training paused before this step.
+            phases: seconds of the pause by phase.
+            transfers: (source rank, target rank, bytes) of the state that moved.
+            level_change: whether the pause was a level change within the generation.
+        """
         self._tell(FirstStepTaken(control, pause_seconds, phases, transfers, level_change))
 
     def on_round(
@@ -108,15 +122,15 @@ class Leader:
         ahead_share: float,
         staleness: Sequence[Sequence[int]],
     ) -> None:
-        """The steps of a round are committed, `control.last_step` the last of them.
+        """The steps of a round are committed.
 
         Args:
-            control: the state after it.
-            vote: that committed it.
-            seconds: that it took.
-            idle_share: share of the round that the workers did not compute, as a mean.
-            ahead_share: share of its frozen forwards that the round before had computed.
-            staleness: for each step how old the weights of forwards were, in steps.
+            control: the control state after the round; `last_step` is the line of its last step.
+            vote: the vote that committed the round.
+            seconds: how long the round took.
+            idle_share: share of the round in which a worker did not compute, as a mean over all workers.
+            ahead_share: share of the round's micro-batches whose frozen forwards ran in the round before.
+            staleness: for each step of the round, the staleness of all forwards in the pipeline.
         """
         for line, ages in zip([*control.earlier_steps, control.last_step], staleness, strict=True):
             self._pace.note(line["frozen_layers"], seconds / vote.num_steps)
@@ -130,23 +144,25 @@ class Leader:
             self._tell(StepTaken(control, {**line, **measured}, vote.finite))
 
     def on_skipped(self, control: Control, place: str) -> None:
-        """The newest step was skipped, because of numbers in `place` (a unit, or the loss) that are not finite."""
+        """The newest step was skipped, because it had numbers that are not finite. `place` is the unit where they
+        began, or the loss."""
         self._tell(StepSkipped(control, place))
 
     def on_frozen(self, control: Control) -> None:
-        """The boundary changed before step `control.step`."""
+        """The boundary moved before step `control.step`: layers froze, or train again."""
         self._tell(BoundaryMoved(control))
 
     def on_offloaded(self, control: Control) -> None:
-        """Frozen layers leave the accelerators."""
+        """The first `control.cached_layers` layers leave the accelerators, because the caches have their outputs."""
         self._tell(LayersOffloaded(control))
 
     def on_freeze_kept(self, control: Control, why: str) -> None:
-        """A trial ended, and the layers stay frozen."""
+        """A trial of the freeze policy ended, and its layers stay frozen. `why` says how the loss compares with its
+        trend."""
         self._tell(FreezeKept(control, why))
 
     def on_evaluated(self, control: Control, *, better: bool) -> None:
-        """The held-out samples were evaluated."""
+        """The held-out samples were evaluated. `better` says whether this is the best evaluation so far."""
         self._tell(Evaluated(control, better))
 
     def on_checkpoint(self, control: Control, checkpoint: DurableCheckpoint) -> None:
@@ -154,11 +170,13 @@ class Leader:
         self._tell(CheckpointWritten(control, checkpoint))
 
     def on_waiting(self, control: Control) -> None:
-        """The next level waits for a longer pipeline. Told again and again while it waits."""
+        """The next level's model does not fit in the present layout, so the job waits for longer pipelines. Called
+        again after each vote while it waits."""
         self._tell(WaitingForLevel(control))
 
     def on_finished(self, control: Control) -> None:
-        """The model is durable: write the summary and tell of the end. Returns once the operator knows."""
+        """The final model is durable: write the summary of the run, and tell the listeners that the job has finished.
+        Returns once the operator has the report."""
         if control.step > (wanted := self._job.total_steps):
             logger.warning(
                 "the model was trained for %d steps already, more than the %d asked for", control.step, wanted
@@ -172,18 +190,25 @@ class Leader:
         self._tell(Finished(control, summary))
 
     def on_failed(self, control: Control, reason: str, message: str) -> None:
-        """The job cannot continue. The operator hears of it first, because the record itself may be what failed."""
+        """The job cannot continue. The operator is told first and the record last, because a broken record may be the
+        reason.
+
+        Args:
+            control: the control state.
+            reason: the reason in one word, in CamelCase.
+            message: the reason in words.
+        """
         for listener in reversed(self._listeners):
             listener.on_event(Failed(control, reason, message))
 
     def _tell(self, event: LeaderEvent) -> None:
-        """The record comes first: what is told elsewhere stands there."""
+        """Tell all listeners, the record first: then it already holds all that the other listeners show."""
         for listener in self._listeners:
             listener.on_event(event)
 
 
 class RecordWriter:
-    """Keeps the run's record (`LeaderListener`)."""
+    """Writes events into the run's record. Implements `LeaderListener`."""
 
     def __init__(self, job: Job, layout: StageLayout, record: RunRecord) -> None:
         self._job, self._layout, self._record = job, layout, record
@@ -222,8 +247,8 @@ class RecordWriter:
                     record.event("Failed", reason=reason, message=message)
 
     def _begin(self, control: Control) -> None:
-        """Begin the record, or take it back to the committed state, with the steps that the last leader did not
-        note."""
+        """Begin the record, or continue that of an earlier leader: drop the lines of steps that are not committed, and
+        add the lines of committed steps that the earlier leader did not write."""
         if self._record.started(
             step=control.step,
             job=self._layout.generation.job_uid,
@@ -277,7 +302,7 @@ class RecordWriter:
 
 
 class CallbackTeller:
-    """Tells the program's callbacks (`LeaderListener`)."""
+    """Calls the callbacks of the user's program. Implements `LeaderListener`."""
 
     def __init__(self, job: Job, layout: StageLayout, teller: Teller, pace: Pace) -> None:
         self._job, self._layout, self._teller, self._pace = job, layout, teller, pace
@@ -306,7 +331,7 @@ class CallbackTeller:
 
 
 class LeaderMetrics:
-    """Counts samples, skipped steps and trials of the whole job (`LeaderListener`)."""
+    """Counts samples, skipped steps and trials of the whole job as metrics. Implements `LeaderListener`."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -322,7 +347,7 @@ class LeaderMetrics:
 
 
 def roles_of(layout: StageLayout) -> list[Role]:
-    """Return which worker holds which layers."""
+    """Return each worker's name, pipeline, stage and layers."""
     return [
         Role(member.name, pipeline, stage, layout.cut.layers_of(stage))
         for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True)
@@ -330,5 +355,6 @@ def roles_of(layout: StageLayout) -> list[Role]:
 
 
 def wall_clock() -> float:
-    """Return seconds since the epoch, the one clock that a new leader shares with the old one."""
+    """Return seconds since the Unix epoch. A new leader compares them with the old leader's; a monotonic clock cannot
+    be compared between hosts."""
     return time.time()

@@ -30,20 +30,23 @@ from .leader_events import (
     WaitingForLevel,
 )
 
+#: The median step time is that of the newest steps, at most this many.
 _STEPS_MEASURED = 20
-#: Between reports that only say that training continues: the operator hears of it every few seconds.
+#: Seconds between two reports that only say that training continues.
 _REPORT_SECONDS = 1.0
-#: Steps after a change of layout or boundary until its times are worth an offer.
+#: Steps to measure after a change of layout or boundary before offers are predicted from their times.
 _STEPS_TO_OFFER = 5
-#: The pauses of these generations say little about the cost of a planned change: members may have waited for a pod.
+#: Reasons of generations whose pause says little about the cost of a planned change: members may have waited for a pod.
 _UNPLANNED = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
+#: How long a job that failed tries to send its last report.
 _FAILURE_SECONDS = 30.0
-#: How long before a larger level begins its workers are asked for: a pod starts and warms up in about half of it.
+#: With `multiLevel`, workers for a larger model are requested this long before it begins to train. A pod starts and
+#: warms up in about half this time.
 LEVEL_LEAD_SECONDS = 120.0
 
 
 class ReportSink(Protocol):
-    """Takes reports to the operator; `operator_channel.ReportSender`, or a list in tests."""
+    """Sends reports to the operator. In a job it is `operator_channel.ReportSender`; tests use a list."""
 
     def submit(self, report: Report, *, urgent: bool) -> None: ...
 
@@ -52,14 +55,18 @@ class ReportSink(Protocol):
 
 @dataclass
 class Offered:
-    """What this worker offered last while it led. Which lengths fit depends on the level, the boundary and
-    the caches alone, so its next generation begins with them: nothing is predicted while all wait for the first step.
+    """The offers that this worker last made as the leader. It outlives a generation.
+
+    Only the level, the boundary and the caches decide in how many stages the model fits. So a new generation can begin
+    with the old offers, and no worker waits for a prediction before the first step.
 
     Attributes:
-        boundary: settled boundary that the offers are for; None before the first.
-        cached_layers: layers whose outputs the caches had.
-        level: the level of the model.
-        announced: the visit before whose end the next level was announced; None before the first.
+        boundary: number of frozen layers (without layers on trial) that the offers are for; None before the first
+            offers.
+        cached_layers: number of layers whose outputs the caches had.
+        level: level of the model; 0 is the job's own model.
+        announced: the visit in which the larger model of the next visit was last announced; None if never.
+        offers: the offers, one for each number of stages.
     """
 
     boundary: int | None = None
@@ -69,17 +76,17 @@ class Offered:
     offers: list[Offer] = field(default_factory=list)
 
     def holds_for(self, control: Control, level: int) -> bool:
-        """Whether the same lengths fit now."""
+        """Whether the offers are for the present level, boundary and caches, so that the same numbers of stages fit."""
         now = (control.settled_boundary, control.settled_cached_layers, level)
         return (self.boundary, self.cached_layers, self.level) == now
 
     def lengths(self) -> list[Offer]:
-        """The offers without their times, which were scaled by another layout's."""
+        """The offers without step times, because these were scaled by the step time of another layout."""
         return [offer.model_copy(update={"step_seconds": []}) for offer in self.offers]
 
 
 class Pace:
-    """Seconds of the newest steps in one layout, at one boundary."""
+    """Measures the time of the newest steps in one layout, at one boundary."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_STEPS_MEASURED)
@@ -87,7 +94,7 @@ class Pace:
         self.boundary = 0
 
     def note(self, boundary: int, seconds: float) -> None:
-        """Note a step. A change of the boundary discards the steps before."""
+        """Note that a step at `boundary` took `seconds`. If the boundary has changed, earlier steps are discarded."""
         if boundary != self.boundary:
             self._seconds.clear()
             self.boundary = boundary
@@ -95,29 +102,33 @@ class Pace:
 
     @property
     def median(self) -> float | None:
-        """Seconds of a step; None before the first."""
+        """Median time of the noted steps in seconds; None before the first."""
         return statistics.median(self._seconds) if self._seconds else None
 
     @property
     def is_measured(self) -> bool:
-        """Whether enough steps are measured."""
+        """Whether enough steps are measured for an offer."""
         return len(self._seconds) >= _STEPS_TO_OFFER
 
     @property
     def is_just_measured(self) -> bool:
-        """Whether the newest step was the one that made them enough."""
+        """Whether `is_measured` has become true with the newest step."""
         return len(self._seconds) == _STEPS_TO_OFFER
 
     def seconds_left(self, job: Job, control: Control) -> float | None:
-        """Seconds until the last step, in the present layout. None until enough of its steps are measured, and before
-        the last visit, because steps of other levels take another time."""
+        """Seconds until the job's last step, if the layout stays.
+
+        None until enough steps are measured. With `multiLevel` also None before the last visit, because a step of
+        another level takes a different time.
+        """
         if not self.is_measured or self.median is None or not job.is_last(control.visit):
             return None
         return max(0, job.total_steps - control.step) * self.median
 
 
 def held_out(job: Job, control: Control) -> HeldOut | None:
-    """The newest evaluation; None before the first, or where its value is not finite."""
+    """The newest value of the metric that decides which model is best; None before the first evaluation, or if the
+    value is not finite."""
     metric = job.spec.evaluation.best_metric
     value = control.metrics.get(metric)
     if value is None or not math.isfinite(value):
@@ -126,13 +137,18 @@ def held_out(job: Job, control: Control) -> HeldOut | None:
 
 
 class Forecast:
-    """Predicts steps in the present layout and in others, as if layers on trial trained: they may thaw.
+    """Predicts the time of a step in the present layout and in others.
+
+    Layers on trial may train again, so step times are predicted as if these layers trained.
 
     Attributes:
-        idle_share: of a step in the present layout, as `StepModel` predicts it; None before the first prediction.
-        step_seconds: of the present layout; None until its steps are measured.
-        starting_step_seconds: of the job's first layout with no frozen layers; None until costs are measured.
-        pause_seconds: what a planned change of the layout costs.
+        idle_share: idle share of a step in the present layout, predicted by `StepModel`; None before the first
+            prediction.
+        step_seconds: time of a step in the present layout; None until its steps are measured. With packing `Measured`
+            the costs of the units must be measured too.
+        starting_step_seconds: time of a step in the job's first layout with no frozen layers; None as long as
+            `step_seconds` is, or if neither that layout nor the spec's fits in memory.
+        pause_seconds: expected pause of a planned change of the layout.
     """
 
     def __init__(self, job: Job, layout: StageLayout, pace: Pace, offered: Offered) -> None:
@@ -146,11 +162,12 @@ class Forecast:
 
     @property
     def offers(self) -> list[Offer]:
-        """Layouts that the operator may choose from."""
+        """The offers: what the model could do at each number of stages. The operator chooses a layout from them."""
         return self._offered.offers
 
     def begin(self, control: Control) -> None:
-        """Begin with the offers that this worker made before, where they still hold."""
+        """Begin a generation with the offers that this worker made before, without step times. If they no longer hold,
+        predict new offers."""
         if self._offered.holds_for(control, self._job.level):
             self._offered.offers = self._offered.lengths()
             model = self._job.choice_model(_costs(control), control.settled_cached_layers)
@@ -159,20 +176,31 @@ class Forecast:
             self.predict(control)
 
     def note_pause(self, seconds: float, phases: Mapping[str, float], *, moved: bool) -> None:
-        """Learn from the present generation's pause how long the next may be. `moved` tells whether state moved."""
+        """Expect that the next pause takes as long as the pause of this generation.
+
+        The pause of a start is ignored. After a failure or another unplanned change only the phases of the regroup
+        itself count, because members may have waited for a pod.
+
+        Args:
+            seconds: the whole pause.
+            phases: seconds of the pause by phase.
+            moved: whether state moved from worker to worker.
+        """
         reason = self._layout.generation.reason
         if reason not in _UNPLANNED:
             self.pause_seconds = seconds
         elif reason is not ResizeReason.START:
-            # Without transfers, "assemble" is time to read from storage, because no worker had the state.
+            # Without transfers, workers read the state from storage in the phase "assemble". A planned change does not.
             self.pause_seconds = sum(phases[name] for name in phases if moved or name != "assemble")
 
     def is_stale(self, control: Control) -> bool:
-        """Whether the step that was just measured, or new costs, call for another prediction."""
+        """Whether to predict again: the newest step was the last that had to be measured, or the measured costs have
+        changed since the last prediction."""
         return self._pace.is_just_measured or (self._pace.is_measured and control.costs != self._costs)
 
     def predict(self, control: Control) -> None:
-        """Predict the time of a step in the present layout and in others. It is relative until a step is measured."""
+        """Make new offers, and predict the time of a step in the present layout. As long as `step_seconds` is None, the
+        offers have no step times."""
         job, costs = self._job, _costs(control)
         model = job.choice_model(costs, control.settled_cached_layers)
         scale = self._scale(model) if job.cuts_by_paper or costs is not None else None
@@ -198,7 +226,8 @@ class Forecast:
         self.starting_step_seconds = None if scale is None or starting is None else scale * starting
 
     def _scale(self, model: StepModel) -> float | None:
-        """Return the factor for predictions that makes the present layout take the measured seconds."""
+        """Return the measured step time divided by the predicted one: predictions are multiplied by this factor. None
+        until a step is measured."""
         if self._pace.median is None:
             return None
         return self._pace.median / model.step_seconds(self._pace.boundary, self._cut, self._layout.pipelines)
@@ -209,16 +238,17 @@ def _costs(control: Control) -> ModelCosts | None:
 
 
 class LevelAhead:
-    """Offers the larger model of the next visit some time before it begins, because its workers need time to start.
+    """With `multiLevel`, announces the larger model of the next visit before it begins, because workers need time to
+    start. A visit is the period in which one level trains.
 
-    What was announced stays announced until the visit ends. Otherwise the first report in the claimed layout, where no
-    step is measured yet, would offer the smaller model's layouts, and the workers would leave again.
+    An announcement stays until the visit ends. Otherwise the first report in the new, larger layout would offer layouts
+    of the smaller model, because no step is measured there yet. The operator would then remove the new workers.
 
     Args:
-        job: of the present level.
-        grows_into: of the next visit if its model is larger, otherwise None.
-        pace: of the present layout.
-        offered: what this worker offered and announced before.
+        job: the job of the present level.
+        grows_into: the job of the next visit if its model is larger; otherwise None.
+        pace: measures steps in the present layout.
+        offered: what this worker offered and announced in earlier generations.
     """
 
     def __init__(self, job: Job, grows_into: Job | None, pace: Pace, offered: Offered) -> None:
@@ -226,12 +256,13 @@ class LevelAhead:
         self._waits = False
 
     def wait(self) -> bool:
-        """Note that the job waits for a layout that the model fits in. Returns whether this is news."""
+        """Note that the job waits for a layout in which the larger model fits. Returns whether this is the first call,
+        so that the leader reports it once."""
         news, self._waits = not self._waits, True
         return news
 
     def upcoming(self, control: Control) -> Upcoming | None:
-        """The larger model; None if it is not near."""
+        """The announcement of the larger model; None if the next visit has no larger model, or is not near yet."""
         if self._grows_into is None:
             return None
         begins, seconds = self._job.visits[control.visit].end, self._pace.median
@@ -243,14 +274,16 @@ class LevelAhead:
 
     @cached_property
     def offers(self) -> list[Offer]:
-        """The pipelines that hold the larger model. Their steps were not measured."""
+        """Offers for the larger model: the numbers of stages in which it fits. They have no step times, because none
+        were measured."""
         assert self._grows_into is not None
         offers = self._grows_into.offers(0, None, scale=None, pause_seconds=ASSUMED_PAUSE_SECONDS)
         return [offer for offer in offers if self._grows_into.fits(offer.stages)]
 
 
 class OperatorReports:
-    """Reports the generation to the operator: at once what it may act on, otherwise once a second at most."""
+    """Reports to the operator. A report that the operator may act on is sent at once, others at most once a second.
+    Implements `LeaderListener`."""
 
     def __init__(
         self,
@@ -335,7 +368,7 @@ class OperatorReports:
             redone_steps=self._record.redone_steps,
             loss=self._loss,
             samples_per_second=job.order.global_batch / seconds if seconds else None,
-            step_seconds=self._forecast.step_seconds if upcoming is None else None,  # comparable with the offers
+            step_seconds=self._forecast.step_seconds if upcoming is None else None,  # of the model of the offers
             starting_step_seconds=self._forecast.starting_step_seconds,
             total_steps=job.total_steps,
             seconds_left=self._pace.seconds_left(job, control),

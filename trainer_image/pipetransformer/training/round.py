@@ -1,8 +1,8 @@
 """One round of training: deal a global batch, run the pipeline, reduce gradients, vote, commit.
 
-Until the vote, a round that breaks is simply repeated. After the vote, all workers commit the same step. Under an
-asynchronous schedule a round has several steps, which change the weights before the vote. So it keeps the state that it
-began with, and a round that breaks goes back to it.
+A round breaks when a connection does. Before the vote, a round that breaks is simply repeated. After the vote, all
+workers commit the same step. Under an asynchronous schedule a round may have several steps, which change the weights
+before the vote. So each worker keeps the state from before the round, and goes back to it if the round breaks.
 """
 
 import time
@@ -27,14 +27,14 @@ from .vote import StepSums, Vote
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A round before its vote.
+    """What this worker computed in a round, before the vote.
 
     Attributes:
-        last: this worker's part of the sums of the last step.
-        norms: squared norm of each unit in that step, as `GradientReducer.finish` returns them.
-        earlier: its part of the other steps of the round.
-        staleness: for each step how old the weights of the pipeline's forwards were, in steps; empty if the weights
-            change after the round.
+        last: this worker's part of the sums over all workers, for the last step of the round.
+        norms: squared gradient norm of each unit in the last step, as `GradientReducer.finish` returns them.
+        earlier: this worker's part of the sums for each earlier step of the round.
+        staleness: for each step of the round, the staleness of all forwards in the pipeline; empty for a step if the
+            weights change only after the round.
     """
 
     last: StepSums
@@ -43,18 +43,18 @@ class _Computed:
     staleness: Sequence[Sequence[int]] = ((),)
 
 
-#: Between two votes of a job that waits.
+#: How long a job pauses before each vote while it waits for longer pipelines and makes no step.
 _PAUSE_SECONDS = 0.1
 
 
 class Rounds:
-    """One worker's rounds, through all generations."""
+    """Trains rounds on one worker, through all generations."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
 
     def num_steps(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> int:
-        """Steps of the next round.
+        """The number of steps in the next round.
 
         Raises:
             SpecError: the policy failed.
@@ -62,11 +62,14 @@ class Rounds:
         return steps_of_round(self._kit.job, state.control, member.layout, policy, member.first_step)
 
     def train(self, state: WorkerState, policy: PolicyCopy, member: Membership, steps: int = 1) -> Vote:
-        """Train one global batch, or several, and commit. If one of several steps is not finite, train the first alone.
+        """Train a round of `steps` global batches, one for each step, and commit it. Returns the vote.
+
+        If a step in a round of several is not finite, the weights go back to the start of the round. Then only the
+        first step is trained and committed.
 
         Raises:
             RuntimeError: a connection broke, before or after the commit.
-            ModelError, SpecError: the model, or the data, failed.
+            ModelError, SpecError: the model or the data failed.
             StorageError: the ledger or the record cannot be written.
         """
         started, kit = time.perf_counter(), self._kit
@@ -97,7 +100,7 @@ class Rounds:
         kit.meter.on_staleness(computed.staleness[-1])
         kit.hooks.on_point(HookPoint.VOTED, step)
         if kit.committer.refuse(control, vote):
-            return self.train(state, policy, member)  # one by one, as long as the control state says
+            return self.train(state, policy, member)  # rounds have one step until `control.one_a_round_until`
         kit.committer.commit(control, vote)
         cached_before = control.cached_layers
         if not vote.cold:
@@ -121,7 +124,7 @@ class Rounds:
         return vote
 
     def _train_step(self, step: int, member: Membership) -> _Computed:
-        """Compute the gradients of one global batch."""
+        """Compute the gradients of one global batch. The optimizer steps later, after the vote."""
         kit, reducer = self._kit, member.reducer
         assert reducer is not None
         own = kit.job.training_share(step, member.layout)
@@ -134,7 +137,7 @@ class Rounds:
         return _Computed(StepSums(sums.loss, sums.weight), norms)
 
     def _train_steps(self, first: int, steps: int, member: Membership) -> _Computed:
-        """Take several steps, without a flush between them."""
+        """Take `steps` optimizer steps from step `first` on. The pipeline does not run empty between them."""
         kit, layout, runner = self._kit, member.layout, member.runner
         assert member.reducer is not None
         kit.committer.begin_steps()
@@ -156,7 +159,13 @@ class Rounds:
         return _Computed(last, norms[-1], earlier, staleness.by_step)
 
     def agree(self, control: Control, member: Membership, *, waits: bool) -> Vote:
-        """Vote without a step: on the next generation, and who leaves. A job that `waits` pauses before.
+        """Vote without training a step, on whether a newer generation exists and whether a member leaves.
+
+        Args:
+            control: the control state.
+            member: this worker's membership.
+            waits: whether the job waits for longer pipelines. Then this worker first pauses a moment, and the leader
+                tells the operator.
 
         Raises:
             RuntimeError: a connection broke.
@@ -177,12 +186,15 @@ class Rounds:
         return vote
 
     def _announce(self, vote: Vote, member: Membership) -> None:
-        """Take over the next generation that the leader has passed on, if it has."""
+        """If the vote says that a newer generation exists, read it from the store and announce it to the rendezvous."""
         if vote.saw_next:
             self._kit.handler.announce(Generation.model_validate_json(member.store.get("next")))
 
     def _similarities(self, state: WorkerState, policy: PolicyCopy, member: Membership, steps: int) -> list[float]:
-        """Return what the policy asks about the first layer that trains. The worker that holds it tells the others."""
+        """Return the similarities of samples at the first layer that trains; empty if the freeze policy asks for none.
+
+        The worker of pipeline 0 that holds this layer computes them. All other workers receive them.
+        """
         control, layout, job = state.control, member.layout, self._kit.job
         if control.boundary == job.num_layers or not job.is_last(control.visit):
             return []
@@ -195,7 +207,8 @@ class Rounds:
         return Exchange(member.world, len(own), SIMILARITIES).sum(own)
 
     def _pass_on_next(self, member: Membership) -> bool:
-        """As the leader, put a newer generation into the store for the others. Returns whether there is one."""
+        """On the leader, put a newer generation into the store for the other members. Returns whether there is one.
+        Always returns False on the other members."""
         if member.leader is None:
             return False
         found = self._kit.watcher.found(self._kit.handler.current)
@@ -205,7 +218,8 @@ class Rounds:
         return True
 
     def _end_pause(self, control: Control, member: Membership) -> None:
-        """After the first step of a generation, tell how long training paused, and do what was put off."""
+        """After the first step of a generation, report how long training paused. Then do the work that was put off to
+        keep the pause short: close old groups, return spare memory, and hand over cache entries."""
         member.stepped = True
         member.phases.lap("first step")
         pause, phases = max(0.0, wall_clock() - member.paused_at), member.phases.seconds
@@ -223,5 +237,5 @@ class Rounds:
             )
         member.drop_outgrown()
         self._kit.reserve.release()
-        # The vote has shown that all have joined, so the first workers' addresses are in the store.
+        # All members have voted, so the first worker of each pipeline has put its address into the store.
         self._kit.cache.hand_over(member.layout, member.store)
