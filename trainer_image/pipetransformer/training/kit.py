@@ -1,4 +1,4 @@
-"""The parts that a worker keeps as long as it lives, through all generations."""
+"""The objects that a worker keeps as long as it lives, through all generations."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,28 +29,28 @@ from .memory_reserve import Reserve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kit:
-    """One worker's lasting parts.
+    """The objects that one worker keeps through all generations.
 
     Attributes:
-        job: that trains.
-        handler: meets the members of a generation.
-        watcher: tells the leader of a newer generation.
-        transport: how groups reach the others, and the device of training.
-        reports: take the leader's reports to the operator.
-        run_dir: of the record.
-        hooks: of the process.
-        watchdog: ends waits for a peer that hangs.
-        meter: of this worker's metrics.
-        committer: makes committed state of what all voted for.
+        job: the job that trains; with `multiLevel`, the job of level 0.
+        handler: the rendezvous, in which the members of a generation meet.
+        watcher: tells the leader that a newer generation exists.
+        transport: the address where other workers reach this one, and the device of training.
+        reports: sends the leader's reports to the operator.
+        run_dir: folder of the run's record.
+        hooks: tells whether this worker shall stop, and has hook points for tests.
+        watchdog: ends a wait for a worker that hangs.
+        meter: counts this worker's Prometheus metrics.
+        committer: commits the steps that all workers have voted for.
         checkpointer: writes and reads checkpoints.
-        cache: of what frozen layers made.
-        mirrors: of the neighbour's stage.
-        readers: processes that read samples ahead; None where there are none.
-        teller: of the program's callbacks.
-        barrier: behind storage.
-        usable_bytes: that this worker's layers may take; infinite if nothing bounds them.
-        host_apart: whether host memory is apart from these bytes.
-        reserve: of host memory.
+        cache: this worker's cache of the outputs of frozen layers.
+        mirrors: copies of this worker's stage and of its neighbour's, in host memory.
+        readers: processes that read samples ahead; None if there are none.
+        teller: calls the callbacks of the user's program.
+        barrier: lets all members wait until each has finished its work with the storage.
+        usable_bytes: memory that this worker's layers may take, in bytes; infinite if there is no limit.
+        host_apart: whether host memory does not count as part of `usable_bytes`.
+        reserve: host memory that was filled in advance.
     """
 
     job: Job
@@ -74,7 +74,7 @@ class Kit:
     reserve: Reserve = field(default_factory=Reserve)
 
     def equip(self, state: WorkerState, member: Membership) -> None:
-        """Make the stage, its optimizer and the reduction of its gradients, at the present boundary."""
+        """Make the stage's runner, its optimizer and the reduction of its gradients, for the present boundary."""
         job = self.job.at(state.control.visit)
         self.mirrors.suit(job.codec, job.shells)
         self.place(state, member)
@@ -82,7 +82,11 @@ class Kit:
             member.equip(job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
 
     def is_cold(self, control: Control, layout: StageLayout) -> bool:
-        """Whether this worker is the first of its pipeline, and further frozen layers must stay on its device."""
+        """Whether this worker prevents that further frozen layers leave the devices.
+
+        Only the first worker of a pipeline can. It does if no more layers wait to leave, or if the job or its host
+        memory has no room for them. It also does until its cache has their outputs for a whole epoch.
+        """
         if not layout.is_first:
             return False
         awaited = layout.cut.prefix_layers(control.awaited_layers)
@@ -90,7 +94,7 @@ class Kit:
         return not (leave and self.cache.holds_epoch(layout, awaited))
 
     def place(self, state: WorkerState, member: Membership) -> None:
-        """Move units to host memory, or back to the device, as the control state says.
+        """Move this worker's units to host memory or back to the device, by `cached_layers` of the control state.
 
         Raises:
             DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.

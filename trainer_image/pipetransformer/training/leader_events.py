@@ -1,4 +1,4 @@
-"""What the leader of a generation tells its listeners. All events come between rounds, on the training thread."""
+"""Events that the leader of a generation sends to its listeners, between rounds and on the training thread."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from pipetransformer_contract.messages import DurableCheckpoint
 
 @dataclass(frozen=True, slots=True)
 class LeaderEvent:
-    """Something happened in the generation; `control` is the committed state after it."""
+    """An event in the generation. `control` is the committed control state after it."""
 
     control: Control
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationBegun(LeaderEvent):
-    """The generation is committed. `checkpoint` is the newest that is durable, None for none."""
+    """The generation is committed. `checkpoint` is the newest durable checkpoint, None if there is none."""
 
     checkpoint: DurableCheckpoint | None
 
 
 @dataclass(frozen=True, slots=True)
 class FirstStepTaken(LeaderEvent):
-    """The first step of the generation, or of another level within it, is committed.
+    """The first step of the generation, or the first after a level change within it, is committed.
 
     Attributes:
-        pause_seconds: how long training paused for it.
+        pause_seconds: how long training paused before this step.
         phases: seconds of the pause by phase.
-        transfers: (source, target, bytes) of the state that moved.
-        level_change: whether another level of the model began within the generation.
+        transfers: (source rank, target rank, bytes) of the state that moved.
+        level_change: whether the pause was a level change within the generation.
     """
 
     pause_seconds: float
@@ -44,8 +44,8 @@ class StepTaken(LeaderEvent):
     """A step is committed.
 
     Attributes:
-        line: of the step in the run's record.
-        finite: whether it changed the model; a step whose loss or gradients are not finite is skipped.
+        line: the step's line in the run's record.
+        finite: whether the step changed the model. A step whose loss or gradients are not finite is skipped.
     """
 
     line: Mapping[str, Any]
@@ -54,24 +54,27 @@ class StepTaken(LeaderEvent):
 
 @dataclass(frozen=True, slots=True)
 class StepSkipped(LeaderEvent):
-    """The newest step changed nothing. `place` says where its numbers stopped being finite: a unit, or the loss."""
+    """The newest step was skipped and changed nothing. `place` says where its numbers stopped being finite: a unit, or
+    the loss."""
 
     place: str
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryMoved(LeaderEvent):
-    """Layers froze, or train again, before step `control.step`. `control.why_thawed` says so if a trial failed."""
+    """Layers froze, or train again, before step `control.step`. If a trial of the freeze policy failed,
+    `control.why_thawed` says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayersOffloaded(LeaderEvent):
-    """Frozen layers leave the accelerators, because the caches have their outputs: `control.cached_layers`."""
+    """The first `control.cached_layers` layers leave the accelerators, because the caches have their outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreezeKept(LeaderEvent):
-    """A trial ended, and the layers stay frozen. `why` says how the loss compares with its trend."""
+    """A trial of the freeze policy ended, and its layers stay frozen. `why` says how the loss compares with its
+    trend."""
 
     why: str
 
@@ -92,25 +95,26 @@ class CheckpointWritten(LeaderEvent):
 
 @dataclass(frozen=True, slots=True)
 class WaitingForLevel(LeaderEvent):
-    """The next level's model does not fit in the present layout, so the job makes no step until another one comes."""
+    """The next level's model does not fit in the present layout, so the job makes no step until a larger layout
+    comes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished(LeaderEvent):
-    """The model is durable, and the run's record complete. `summary` is the content of `summary.json`."""
+    """The final model is durable, and the run's record is complete. `summary` is the content of `summary.json`."""
 
     summary: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed(LeaderEvent):
-    """The job cannot continue."""
+    """The job cannot continue. `reason` is the reason as one CamelCase word, `message` says it in words."""
 
     reason: str
     message: str
 
 
 class LeaderListener(Protocol):
-    """Takes what concerns it of a generation's events."""
+    """Receives all events of a generation, and ignores those that it has no use for."""
 
     def on_event(self, event: LeaderEvent) -> None: ...

@@ -29,28 +29,30 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Membership:
-    """Begins when a generation is committed. Ends when the next one is committed or the group breaks.
+    """One worker's membership in a generation. It begins when the generation is committed. It ends when the next
+    generation is committed, when a connection breaks, or when the job changes its level.
 
     Attributes:
-        layout: of the generation.
-        groups: of the generation.
-        store: of the generation.
-        transfers: (source, target, bytes) of the state that moved for this generation.
-        phases: times of the regroup, up to the first step.
-        paused_at: wall clock at the start of the pause: the end of the last step before the generation, or at a start
-            the time when this worker knew of it.
-        first_step: steps that were committed before the generation.
-        outgrown: groups of the generation before, until `drop_outgrown`.
-        most_steps: most steps of a round.
-        level_change: whether it continues the generation with another level's model.
-        stepped: whether the generation has committed a step.
-        placed_for: `Control.cached_layers` when units were last moved off the device or back.
-        leader: None except on the leader.
-        ballots: exchange of the votes.
-        runner: runs the stage; made by `equip`.
-        reducer: sums gradients; made by `equip`.
-        copied_units: number of leading units that have been frozen since the generation began, up to those that its
-            holders have copies of.
+        layout: layout of the generation.
+        groups: process groups of the generation.
+        store: key-value store that all members of the generation share.
+        transfers: (source rank, target rank, bytes) of the state that moved for this generation.
+        phases: seconds of the regroup by phase, up to the end of the first step.
+        paused_at: wall clock at the start of the pause: the end of the last step before the generation. At a start it
+            is the time when this worker knew of the generation.
+        first_step: number of committed steps when this membership began.
+        outgrown: process groups of the generation before, or from before a level change, until `drop_outgrown` closes
+            them.
+        most_steps: largest number of steps in a round.
+        level_change: whether this membership began with a level change, after a step of the same generation.
+        stepped: whether a step was committed in this membership.
+        placed_for: the value of `Control.cached_layers` when units last moved to host memory or back.
+        leader: reports what happens in the generation; None on all members except the leader.
+        ballots: exchanges the ballots of the votes.
+        runner: runs the worker's stage; made by `equip`.
+        reducer: sums gradients over the pipelines; made by `equip`.
+        copied_units: number of units, from the first on, whose copies on other workers of the pipeline are still valid.
+            Those are the workers that run frozen forwards ahead. A unit that has trained since the copy does not count.
     """
 
     layout: StageLayout
@@ -89,13 +91,13 @@ class Membership:
         readers: Readers | None,
         device: torch.device,
     ) -> None:
-        """Make what depends on the present boundary: the runner, the optimizer and the reduction of gradients. Nothing
-        is sent or received.
+        """Make the parts that depend on the present boundary: the runner, the optimizer and the reduction of gradients.
+        This sends and receives nothing.
 
         Args:
             job: the job that trains.
             state: holds the units of the stage.
-            committer: holds the optimizer.
+            committer: makes and holds the optimizer.
             activations: the worker's cache; None without one.
             readers: processes that read samples ahead; None without any.
             device: where training runs.
@@ -128,8 +130,11 @@ class Membership:
         self.reducer = GradientReducer(committer.equip(job, state, layout), state, layout, self.groups)
 
     def _run_ahead(self, job: Job, state: WorkerState, *, cached: bool) -> None:
-        """Let the runner compute frozen forwards one round ahead, if the layout wants it and all holders have all
-        frozen units. After a freeze they lack some, so forwards run in place until the next regroup."""
+        """Let the runner compute frozen forwards one round ahead, if the layout is cut for that.
+
+        Each worker that runs them needs copies of all frozen units. Copies of units that freeze later are missing until
+        the next regroup. Until then frozen forwards run in place, as part of their own round.
+        """
         cut, boundary = self.layout.cut, state.control.boundary
         ahead = job.ahead(cut, state.control)
         frozen = 0 if ahead is None else first_trainable(boundary)
@@ -144,28 +149,33 @@ class Membership:
         self.runner.run_ahead(ahead, units, cached=cached)
 
     def leave_out_of_pause(self, seconds: float) -> None:
-        """Exclude `seconds` from the pause, for work that was needed without the regroup too."""
+        """Exclude `seconds` from the pause, because they went into work that was needed without the regroup too."""
         self.paused_at += seconds
         self.phases.leave_out(seconds)
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Drop the stage with its units and gradients, because a frame may still refer to this membership. Returns all
-        groups, for the caller to drop."""
+        """Drop the stage with its units and gradients. Otherwise they would keep their memory, if the frame of an
+        exception still refers to this membership.
+
+        Returns:
+            All process groups. The caller must drop them.
+        """
         if self.reducer is not None:
             self.reducer.close()
             self.reducer = None
-        del self.ballots  # it has a reference
+        del self.ballots  # it refers to a process group
         vars(self).pop("runner", None)
         return [*self.groups.release(), *self.outgrown]
 
     def drop_outgrown(self) -> None:
-        """Drop the groups of the generation before, in a thread: each takes up to 20 ms to close."""
+        """Close the process groups of the generation before. This runs in a thread, because each takes up to 20 ms."""
         outgrown, self.outgrown = self.outgrown, []
         threading.Thread(target=drop_groups, args=(outgrown,), name="drop-groups").start()
 
 
 def drop_groups(groups: list[dist.ProcessGroup]) -> None:
-    """Drop groups. The caller must keep no other reference, because sockets close with the last one."""
+    """Close process groups and empty the list `groups`. Sockets close with the last reference to a group, so the caller
+    must keep no other."""
     while groups:
         drop_group(groups.pop())
-    gc.collect()  # an exception may keep one of them in a reference cycle
+    gc.collect()  # an exception may hold a group in a reference cycle

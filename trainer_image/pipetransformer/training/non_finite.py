@@ -1,4 +1,4 @@
-"""Finds where the numbers of a skipped step stopped being finite."""
+"""Finds where the numbers of a skipped step stopped being finite, that is, where the first NaN or infinity was."""
 
 import math
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from .vote import Vote
 
 
 class Beginning(NamedTuple):
-    """The first non-finite value: the loss, or the output or gradient of a unit."""
+    """Where the first non-finite value of a step was: in the loss, or in the output or gradient of a unit."""
 
     what: str
     unit: str = ""
@@ -24,15 +24,16 @@ class Beginning(NamedTuple):
         return f"the {self.what} of {self.unit}" if self.unit else f"the {self.what}"
 
 
-#: A batch without targets has no mean loss.
+#: No sample of the batch had a target, so there is no mean loss.
 NO_TARGETS = Beginning("mean loss of no targets")
 
 
 def find_beginning(job: Job, control: Control, vote: Vote, member: Membership, watchdog: Watchdog) -> Beginning:
-    """Find where the newest step, which was skipped, stopped being finite. All members call this and get the same
+    """Find the first non-finite value of the newest step, which was skipped. All members call this and get the same
     answer.
 
-    A non-finite loss makes all gradients non-finite. Then only a forward can tell, so this repeats the step's forward.
+    If only gradients are non-finite, the vote tells the unit. A non-finite loss makes all gradients non-finite. Then
+    this repeats the step's forward to find the first unit with a non-finite output.
 
     Raises:
         RuntimeError: a connection broke.

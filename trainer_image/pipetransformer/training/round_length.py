@@ -8,17 +8,23 @@ from pipetransformer_contract.spec import ASYNCHRONOUS
 
 
 def steps_of_round(job: Job, control: Control, layout: StageLayout, policy: PolicyCopy, first_step: int) -> int:
-    """Steps of the next round: as many as the spec wants, up to the next step after which something is due.
+    """The number of steps in the next round: as many as the spec allows, but only up to the next step that other work
+    follows.
 
-    A round has one step under a synchronous schedule, on a lone stage, which never waits for others, where a longer
-    round was not finite, and at the begin of a generation, which ends the pause.
+    Such work is an evaluation, a checkpoint, a mirror or a decision of the freeze policy. A round also ends with an
+    epoch and with the job. It has a single step in these cases:
+
+    - The schedule is synchronous.
+    - The pipeline has one stage, which never waits for another.
+    - A longer round had a step that was not finite. Its steps are trained again.
+    - It is the first round after a regroup or a level change, because its end also ends the pause.
 
     Args:
-        job: that trains.
+        job: the job that trains.
         control: the control state.
-        layout: of the generation.
-        policy: may decide after some step.
-        first_step: steps that were committed before the generation.
+        layout: layout of the generation.
+        policy: the freeze policy, which tells after which step it decides next.
+        first_step: number of committed steps when this worker's membership began (`Membership.first_step`).
 
     Raises:
         SpecError: the policy failed.

@@ -1,4 +1,4 @@
-"""The state from which a round of several steps began, in host memory, because the steps change it before the vote."""
+"""Copies in host memory of the state before a round of several steps, because the steps change it before the vote."""
 
 import torch
 
@@ -6,27 +6,29 @@ from pipetransformer.device_copies import HostCopies
 
 
 class RoundStart:
-    """What an optimizer steps, with its moments, as it was when this was made. It can be exchanged with what the steps
-    have made of it, bit for bit."""
+    """Copies of the weights and moments of an optimizer from before a round of several steps.
+
+    `go_back` and `go_on` exchange them with the values after the steps, bit for bit.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
         """
         Args:
-            optimizer: all its moments exist already; None if nothing trains.
+            optimizer: steps the weights. All its moments must exist already. None if nothing trains.
         """
         self._live = [] if optimizer is None else _tensors(optimizer)
         self._host = HostCopies()
         self._kept = [self._host.copy(tensor) for tensor in self._live]
-        #: Whether what the steps have made is in place, and not the start.
+        #: Whether the optimizer's tensors hold the values after the steps; otherwise they hold those from before.
         self.has_steps = True
 
     def go_back(self) -> None:
-        """Put the start in place, and keep what the steps have made."""
+        """Restore the values from before the round, and keep those after its steps."""
         if self.has_steps:
             self._swap()
 
     def go_on(self) -> None:
-        """Put in place what the steps have made."""
+        """Restore the values after the steps of the round."""
         if not self.has_steps:
             self._swap()
 

@@ -1,6 +1,7 @@
-"""The vote that ends a round: every worker sums all workers' ballots, which are a few float64 each.
+"""The vote that ends a round. Each worker has a ballot of a few float64 numbers; every worker gets their sums.
 
-Everything that follows a round (commit, clipping, skipping, freezing, regroup) is a pure function of these sums.
+What follows a round (commit, clipping, skipping, freezing, regroup) is a pure function of these sums. So all workers do
+the same.
 """
 
 import math
@@ -12,7 +13,7 @@ from pipetransformer.elastic.transport.exchange import Exchange
 
 
 class StepSums(NamedTuple):
-    """A step's sums over all workers, or one worker's part of them.
+    """The sums of one step over all workers, or one worker's part of these sums.
 
     Attributes:
         loss_sum: weighted sum of the losses of all samples.
@@ -42,21 +43,26 @@ class StepSums(NamedTuple):
 
 @dataclass
 class Vote:
-    """One worker's ballot before the reduction; afterwards the sums, which are the same on all workers.
+    """One worker's ballot. `reduce` returns a vote that holds the sums over all members, the same on all workers.
+
+    For a round of several steps, `loss_sum`, `weight` and `square_norms` are those of its last step.
 
     Attributes:
-        saw_next: members that know of a newer generation.
-        leaving: members that were told to stop.
-        writing: members that still write their part of a checkpoint.
+        saw_next: number of members that know of a newer generation. Only the leader looks.
+        leaving: number of members that were told to stop.
+        writing: number of members that still write their part of a checkpoint.
         loss_sum: weighted sum of the losses of all samples; only last stages contribute.
         weight: sum of the weights of all samples; only last stages contribute.
         square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
-        similarities: similarities that the freeze policy asked for, the same on all workers.
-        behind: members whose callbacks lag behind; only the leader has callbacks.
-        save: members whose clock says that a checkpoint is due; only the leader looks.
+        similarities: similarities of samples that the freeze policy asked for. They are the same on all workers already
+            before the vote.
+        behind: number of members whose callbacks lag behind. Only the leader has callbacks.
+        save: number of members that say that a checkpoint is due, by their clock or because a user asked. Only the
+            leader looks.
         computing: seconds that the computations of all workers took in the round.
-        cold: first workers of pipelines whose frozen layers must stay on the device, because their cache lacks samples.
-        earlier: the other steps of a round of several, whose last step the sums above are of.
+        cold: number of pipelines whose first worker cannot move more frozen layers to host memory. For example, its
+            cache lacks samples.
+        earlier: sums of the earlier steps in a round of several.
     """
 
     saw_next: float = 0.0
@@ -74,28 +80,28 @@ class Vote:
 
     @property
     def last(self) -> StepSums:
-        """The last step of the round."""
+        """The sums of the last step in the round."""
         return StepSums(self.loss_sum, self.weight, math.fsum(self.square_norms))
 
     @property
     def num_steps(self) -> int:
-        """Steps of the round."""
+        """The number of steps in the round."""
         return 1 + len(self.earlier)
 
     @property
     def finite(self) -> bool:
-        """Whether losses and gradients of all steps are finite. They are not for a batch without targets, which has no
-        mean loss."""
+        """Whether losses and gradients of all steps in the round are finite. A batch without targets counts as not
+        finite, because it has no mean loss."""
         last = self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
         return last and all(step.finite for step in self.earlier)
 
     @property
     def non_finite_unit(self) -> int | None:
-        """The unit whose backward made the gradients non-finite; None if all are finite.
+        """Index of the unit whose backward made the gradients non-finite; None if all are finite.
 
-        A backward passes non-finite values down, so this is the highest unit of the lowest non-finite run. Units
-        without trained parameters show nothing. A unit far above may be non-finite only by a parameter shared with a
-        low one.
+        A backward passes non-finite values down, to lower units. So this is the highest unit of the lowest run of
+        neighbouring non-finite units. Units without trained parameters have norm 0 and are ignored. Higher runs do not
+        count: such a unit may be non-finite only because it shares a parameter with a low unit.
         """
         found = None
         for unit, square in enumerate(self.square_norms):
@@ -107,7 +113,7 @@ class Vote:
 
     @property
     def loss(self) -> float:
-        """Mean loss of the step."""
+        """Mean loss of the last step."""
         return self.last.loss
 
     @property
@@ -117,19 +123,20 @@ class Vote:
 
     @property
     def unit_norms(self) -> list[float]:
-        """Norm of the mean gradient of each unit."""
+        """Norm of the mean gradient of each unit, in the last step."""
         return [math.sqrt(square) / self.weight for square in self.square_norms]
 
     def gradient_scale(self, max_norm: float | None) -> float:
-        """Return the factor for the summed gradients: division by the weight, and clipping by the global norm."""
+        """Return the factor that turns summed gradients into mean gradients with a global norm of at most `max_norm`.
+        With None they are not clipped."""
         scale = 1.0 / self.weight
         if max_norm is not None and self.gradient_norm > max_norm:
             scale *= max_norm / self.gradient_norm
         return scale
 
     def to_list(self) -> list[float]:
-        """List all that the commit of a step depends on. `similarities`, and all from `behind` on, matter only after
-        it."""
+        """Return the numbers that the commit of a step depends on. The other fields, `similarities` and `behind` to
+        `earlier`, are left out."""
         return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
@@ -138,7 +145,15 @@ class Vote:
         return cls(saw_next, leaving, writing, loss_sum, weight, square_norms)
 
     def reduce(self, ballots: Exchange) -> "Vote":
-        """Sum over all members, except `similarities`, which all have already."""
+        """Exchange the ballots and return their sum. `similarities` are not summed, because they are the same on all
+        members already.
+
+        Args:
+            ballots: exchanges the numbers. All members call this in the same round.
+
+        Raises:
+            RuntimeError: a connection broke.
+        """
         own = self.to_list()
         after = [self.behind, self.save, self.computing, self.cold]
         row = [*own, *after, *(value for step in self.earlier for value in step)]
@@ -157,6 +172,6 @@ class Vote:
 
     @staticmethod
     def length(units: int, most_steps: int = 1) -> int:
-        """Return the length of a ballot for a model of `units` units, and rounds of up to `most_steps` steps."""
+        """Return how many numbers a ballot has, for a model of `units` units and rounds of up to `most_steps` steps."""
         earlier = (most_steps - 1) * len(StepSums._fields)
         return len(Vote(square_norms=[0.0] * units).to_list()) + 4 + earlier
