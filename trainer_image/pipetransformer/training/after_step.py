@@ -1,4 +1,5 @@
-"""Decisions after a committed step. All workers decide the same, from the vote and the control state alone."""
+"""Decisions after a committed step. They depend only on the vote and the control state, so all workers decide the
+same."""
 
 import math
 from collections.abc import Sequence
@@ -17,11 +18,16 @@ from .vote import Vote
 
 
 def check_progress(job: Job, control: Control, began: Beginning) -> None:
-    """End the run when too many steps in a row were not finite. `began` tells where the newest one stopped being
-    finite.
+    """Check that not too many steps in a row were skipped because they were not finite.
+
+    Args:
+        job: the job that trains.
+        control: the control state, which counts skipped steps.
+        began: where the newest step stopped being finite.
 
     Raises:
-        SpecError: names the newest step and the place.
+        SpecError: more than `spec.training.maxSkippedSteps` steps in a row were skipped. The message names the newest
+            step and `began`.
     """
     limit = job.spec.training.max_skipped_steps
     if control.skipped_steps <= limit:
@@ -38,7 +44,9 @@ def check_progress(job: Job, control: Control, began: Beginning) -> None:
 
 
 def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
-    """Ask the freeze policy before the first step or after the newest one. Returns whether the boundary moved.
+    """Ask the freeze policy for the boundary, and apply it to `state`. Returns whether the boundary moved.
+
+    Call this before the first step, and after each committed step.
 
     Raises:
         SpecError: the policy failed.
@@ -72,13 +80,15 @@ def move_boundary(job: Job, policy: PolicyCopy, state: WorkerState) -> bool:
 
 
 def norms_with_ties(norms: Sequence[float], boundary: int, ties: Ties) -> list[float]:
-    """Return the gradient norms of the units. A shared parameter counts in its last unit only. A unit that shares all
-    its parameters would thus seem to have nothing to train, so it gets the norm of the units where they count.
+    """Return the gradient norms of the units, with a norm for units that share all their parameters with later units.
+
+    In `norms` a shared parameter counts only in its last unit. So a unit that shares all its parameters has norm 0, as
+    if it had nothing to train. If it trains, it gets the norm of the units in which its parameters count.
 
     Args:
-        norms: norms in which each parameter counts once.
-        boundary: the boundary at which they were computed.
-        ties: parameters that units share.
+        norms: gradient norms of the units, in which each parameter counts once.
+        boundary: the number of frozen layers when the norms were computed.
+        ties: the parameters that units share.
     """
     counted: list[set[int]] = [set() for _ in norms]
     for tie in ties.all:
@@ -91,22 +101,24 @@ def norms_with_ties(norms: Sequence[float], boundary: int, ties: Ties) -> list[f
 
 
 def is_done(job: Job, control: Control) -> bool:
-    """Whether all steps are done, or evaluations have stopped getting better."""
+    """Whether training is over: all steps are done, or `spec.evaluation.patience` evaluations in a row were not better
+    than the best one."""
     patience = job.spec.evaluation.patience if job.is_last(control.visit) else None
     return control.step >= job.total_steps or (patience is not None and control.evaluations_since_best >= patience)
 
 
 def stages_too_few(job: Job, control: Control, stages: int, first_step: int) -> int | None:
-    """Return the number of stages that was too small for a worker's memory, or None if longer pipelines would not help.
+    """After a worker ran out of memory, return the number of stages that was too small; None if it may be enough after
+    all.
 
-    Layers may train again after the stages were cut. The next generation cuts the stages anew for what trains then, so
-    a pipeline of full length may fit with the same number of stages.
+    It may be enough if layers have thawed since the stages were cut, and the pipeline has its full length. The stages
+    were cut for fewer layers that train. The next generation cuts them for the present boundary, and may then fit.
 
     Args:
-        job: the worker's job.
-        control: the control state after its last round.
-        stages: number of stages of its pipeline.
-        first_step: steps that were committed when the stages were cut.
+        job: the job of the worker.
+        control: the control state after the worker's last round.
+        stages: number of stages in the worker's pipeline.
+        first_step: number of committed steps when the stages were cut.
     """
     cut_for_more_frozen = control.fell_step > first_step
     return None if cut_for_more_frozen and stages >= job.spec.pipeline.stages else stages

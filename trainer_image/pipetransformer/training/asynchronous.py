@@ -1,5 +1,5 @@
-"""What a worker does within a round of several steps. It steps when the list says so, and its forwards and backwards
-use the weights that the spec's schedule asks for."""
+"""Hooks for rounds of several steps, which asynchronous schedules have: step the optimizer within the round, and put
+the weights in place that the schedule wants for each forward and backward."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,16 +17,16 @@ from .gradient_reduction import GradientReducer
 
 @dataclass(slots=True)
 class Newest(RoundHooks):
-    """Every computation uses the newest weights.
+    """Each forward and backward uses the newest weights.
 
     Attributes:
         committer: steps the optimizer.
         reducer: sums each step's gradients over the pipelines.
-        first_step: committed steps before the round.
-        chunks: number of chunks of each step.
-        staleness: of the weights of each chunk's forward, in steps; empty if nothing trains here.
-        on_step: called with each step after it.
-        norms: by step the squared norms of the units, as `GradientReducer.finish` returns them.
+        first_step: number of committed steps before the round.
+        chunks: number of chunks (micro-batches) of this pipeline in each step of the round.
+        staleness: staleness of this worker's forwards by chunk, in steps; empty if nothing trains on this worker.
+        on_step: called with the number of each step, once the optimizer has stepped.
+        norms: for each step so far, the squared gradient norms that `GradientReducer.finish` returns.
     """
 
     committer: Committer
@@ -46,7 +46,7 @@ class Newest(RoundHooks):
     def step(self, span: int, step: int, weight: Tensor) -> None:
         self.norms.append(self.reducer.finish())
         total = self.reducer.sum_over_pipelines(weight)
-        if total:  # otherwise the round is done again
+        if total:  # otherwise the step has no targets, and the round will be refused
             self.committer.step(self.first_step + step, 1.0 / total)
         self.on_step(self.first_step + step)
         if step + 1 < len(self.chunks):
@@ -54,9 +54,10 @@ class Newest(RoundHooks):
 
     @contextmanager
     def _changed(self, change: Callable[[], None]) -> Iterator[None]:
-        """Have `change` write other weights into the memory of the weights, and put the newest ones back afterwards.
+        """Let `change` overwrite the weights, and restore the newest weights when the context ends.
 
-        The graph of a forward refers to that memory, so its backward finds what is there by then.
+        The memory of the weights stays the same. The autograd graph of a forward refers to this memory, so its backward
+        uses the weights that are there when it runs.
         """
         weights = self.committer.weights
         newest = [weight.clone() for weight in weights]
@@ -70,8 +71,8 @@ class Newest(RoundHooks):
 
 @dataclass(slots=True)
 class Predicted(Newest):
-    """A forward uses the weights that its step is predicted to find, a backward the newest ones (PipeOptim, Guan et
-    al., arXiv 2312.00839). It keeps one copy of the weights during a forward."""
+    """PipeOptim (Guan et al., arXiv 2312.00839). A forward uses a prediction of the weights that will be there when its
+    gradient is used. A backward uses the newest weights. During a forward there is one extra copy of the weights."""
 
     @contextmanager
     def weights(self, span: int, chunk: int) -> Iterator[None]:
@@ -86,11 +87,11 @@ class Predicted(Newest):
 
 @dataclass(slots=True)
 class Stashed(Newest):
-    """A backward uses the weights of its forward (PipeDream, Narayanan et al., 2019, section 3.3). It keeps a copy of
-    the weights for each step that has changed them while a chunk is in flight.
+    """PipeDream (Narayanan et al., 2019, section 3.3). A backward uses the weights that its forward used. A copy of
+    these weights is kept if steps change them between a forward and its backward.
 
     Attributes:
-        stash: weights by the number of steps of the round before them.
+        stash: copies of the weights. The key is the number of steps of the round before them.
     """
 
     stash: dict[int, list[Tensor]] = field(default_factory=dict, init=False)
@@ -118,7 +119,7 @@ class Stashed(Newest):
             yield
 
 
-#: What computes with which weights, by the schedule of the layout.
+#: The hooks for each asynchronous schedule, by the weights that its forwards and backwards use.
 WEIGHTS: Mapping[ScheduleName, type[Newest]] = {
     ScheduleName.PIPE_OPTIM: Predicted,
     ScheduleName.PIPE_DREAM: Stashed,

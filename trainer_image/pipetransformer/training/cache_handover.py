@@ -1,4 +1,5 @@
-"""A worker's cache through the generations of its job: logs its use, and hands entries to workers that need them."""
+"""A worker's cache of frozen layers' outputs, through all generations: logs how it is used, and sends entries to the
+workers that need them next."""
 
 import datetime
 import logging
@@ -15,15 +16,15 @@ from pipetransformer.state.layout import StageLayout
 
 logger = logging.getLogger(__name__)
 
-#: A leaver keeps its accelerator at most this long to save others a computation.
+#: A leaver waits at most this long for the addresses of other workers, and again as long until its entries are sent.
 _HANDOVER_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 class WorkerCache:
-    """One worker's cache. It does nothing if the job has none.
+    """One worker's cache. If the job has no cache, it keeps and sends no entries.
 
     Attributes:
-        activations: for the runner of a first stage; None without a cache.
+        activations: the cache itself, which the runner of a first stage reads and fills; None if the job has none.
     """
 
     def __init__(self, job: Job, worker: str, run_dir: Path, meter: Meter) -> None:
@@ -33,13 +34,22 @@ class WorkerCache:
         self.activations = make_cache(job, worker)
 
     def listen(self, layout: StageLayout, store: Store, address: str) -> None:
-        """As the first worker of a pipeline, receive entries of its samples at `address`, and tell the others where."""
+        """Accept cache entries from other workers. The first worker of each pipeline calls this.
+
+        Args:
+            layout: layout of the generation.
+            store: gets the host and port where this worker listens, by pipeline; empty if the job has no cache.
+            address: the host to listen on.
+        """
         listens_at = "" if self.activations is None else self.activations.listen(address)
         store.set(f"cache/{layout.pipeline}", listens_at)
 
     def holds_epoch(self, layout: StageLayout, layers: int) -> bool:
-        """Whether the cache of this pipeline's first worker has what the first `layers` layers, or more, make of every
-        sample that the pipeline uses in an epoch, and reading was measured to be quicker."""
+        """Whether the cache makes the first `layers` layers unnecessary on the device.
+
+        For that, it must hold the outputs of at least `layers` layers for all samples that the pipeline uses in an
+        epoch. Reading them must also have been measured to be quicker than computing.
+        """
         if self.activations is None:
             return False
         order, shards = self._job.order, shards_of(layout.pipeline, layout.pipelines, self._job.order.num_shards)
@@ -51,12 +61,12 @@ class WorkerCache:
         )
 
     def measure_again(self) -> None:
-        """Measure computing again, because the frozen layers now lie elsewhere."""
+        """Measure again how long computing takes, because frozen layers moved to host memory or back."""
         if self.activations is not None:
             self.activations.measure_again()
 
     def note(self, step: int, layout: StageLayout) -> None:
-        """Log the use of the cache in the newest committed step."""
+        """Log how the cache was used since the last call, under `step`, the newest committed step (from 0)."""
         counts = self.activations.take_counts() if self.activations is not None else {}
         if counts:
             self._meter.on_cached(counts)
@@ -69,11 +79,19 @@ class WorkerCache:
             )
 
     def hand_over(self, layout: StageLayout, store: Store) -> None:
-        """Send entries to the pipelines that now use their samples. All of these listen already."""
+        """Send each entry to the pipeline that uses its sample in the new layout. Call this when the first worker of
+        each pipeline has called `listen`."""
         self._send(layout.pipelines, layout.pipeline if layout.is_first else None, store)
 
     def leave(self, pipelines: int, store: Store) -> None:
-        """As a leaver, hand over all entries. No worker waits for this, and it takes seconds at most."""
+        """Send all entries to the pipelines that use their samples. A leaver calls this; no other worker waits for it.
+
+        It takes at most about 20 seconds. Entries that are not sent by then are lost.
+
+        Args:
+            pipelines: number of pipelines in the new layout.
+            store: has the addresses of their first workers.
+        """
         if self.activations is None:
             return
         try:
@@ -84,7 +102,7 @@ class WorkerCache:
         self.activations.wait_until_handed_over(_HANDOVER_TIMEOUT.total_seconds())
 
     def close(self) -> None:
-        """Delete all entries."""
+        """Stop the cache and delete all entries."""
         if self.activations is not None:
             self.activations.close()
 

@@ -1,7 +1,9 @@
-"""Measures the cost of the units: each worker measures its own, and one all-reduce tells all workers the result.
+"""Measures the costs of the units: times and bytes. Each worker measures its own units; an all-reduce gives all workers
+all costs.
 
-This happens between rounds, when the control state says so. The result is part of the control state, so that all
-workers cut stages by the same numbers. If several workers hold a unit, the slowest counts, because a step waits for it.
+This happens between rounds, at steps that the control state decides. The costs become part of the control state, so
+that all workers cut stages by the same numbers. If several workers hold a unit, the slowest counts, because a step
+waits for it.
 """
 
 import math
@@ -21,19 +23,21 @@ from pipetransformer.schedules import OneForwardOneBackward, RoundCosts, RoundSh
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 
-#: Steps before the first measurement, which warm up allocators and thread pools.
+#: Number of steps before the first measurement. They warm up allocators and thread pools.
 WARM_UP_STEPS = 2
-#: The share of time that measurements may take.
+#: The largest share of the training time that measurements may take.
 LARGEST_SHARE = 0.01
+#: Bytes of an all-reduce that measures a link, and all-reduces of which the median counts.
 _LINK_BYTES = 1 << 20
 _LINK_REPEATS = 3
-#: Chunks for each worker in a round of empty actions, and rounds of which the median counts.
+#: Chunks for each worker in a round without units (`_seconds_per_action`), and rounds of which the median counts.
 _EMPTY_CHUNKS = 4
 _EMPTY_REPEATS = 5
 
 
 def measurement_due(control: Control) -> bool:
-    """Whether to measure now: early in a job and after each change of the boundary, by the control state alone."""
+    """Whether to measure now: early in a job, and after a change of the boundary if the last measurement is long enough
+    ago. This depends only on the control state, so all workers agree."""
     before = control.costs
     if before is None:
         return control.step >= WARM_UP_STEPS
@@ -51,10 +55,19 @@ def measure_costs(
     *,
     host_apart: bool = False,
 ) -> ModelCosts:
-    """Measure all units. All members call this between two rounds; the last round took `round_seconds`, and the layers
-    of this worker may take `usable` bytes. `host_apart` tells whether its host memory is apart from these.
+    """Measure the costs of all units. All members call this between two rounds.
 
     Work that does not run now, such as the backward of frozen units, keeps its earlier cost.
+
+    Args:
+        runner: runs this worker's stage.
+        layout: layout of the generation.
+        groups: process groups of the generation.
+        split: the split that the measured samples are taken from.
+        control: the control state.
+        round_seconds: how long the last round took.
+        usable: memory that the layers of this worker may take, in bytes.
+        host_apart: whether host memory does not count as part of `usable`.
     """
     started = time.perf_counter()
     small = max(2, layout.micro_batch_size // 4)
@@ -87,7 +100,7 @@ def measure_costs(
 
 
 def _filled(measured: ModelCosts, before: ModelCosts) -> ModelCosts:
-    """Fill the gaps of `measured` from `before`."""
+    """Replace each cost that is 0 in `measured`, because it was not measured, by the cost in `before`."""
 
     def fill(new: Sequence[UnitCost], size: int) -> list[UnitCost]:
         old = before.at(size)
@@ -98,7 +111,8 @@ def _filled(measured: ModelCosts, before: ModelCosts) -> ModelCosts:
 
 
 def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:
-    """Measure the seconds per byte between two workers, by all-reduces in a ring; 0 for a lone worker."""
+    """Measure how long a byte takes between two workers, in seconds. The bytes are those of all-reduces in a ring. 0 if
+    the worker is alone."""
     group = max((groups.data_parallel, groups.pipeline), key=lambda one: one.size() if one else 0)
     if group is None or group.size() == 1:
         return 0.0
@@ -115,14 +129,14 @@ def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:
 
 
 class _Sum:
-    """The sum of an output as its loss (`Target`)."""
+    """Uses the sum of an output as its loss. Implements `Target`."""
 
     def reach(self, output: torch.Tensor, chunk: Chunk) -> torch.Tensor:
         return output.sum()
 
 
 class _Constant:
-    """An input for every chunk (`PrefixOutputs`)."""
+    """Gives each chunk the same input, a zero. Implements `PrefixOutputs`."""
 
     def __init__(self, device: torch.device) -> None:
         self._value = torch.zeros(1, device=device)
@@ -132,9 +146,10 @@ class _Constant:
 
 
 def _seconds_per_action(pipeline: dist.ProcessGroup | None, device: torch.device) -> float:
-    """Measure what a computation of a schedule costs besides its units, by rounds of spans without units.
+    """Measure the overhead of one forward or backward in a schedule, in seconds, without the time of its units.
 
-    The seconds of a round are divided by the computations on its longest way.
+    It runs rounds in which stages have no units, and divides the time of a round by the number of computations on its
+    critical path. 0 if the worker has no pipeline group.
     """
     if pipeline is None:
         return 0.0

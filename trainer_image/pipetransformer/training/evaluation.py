@@ -20,18 +20,18 @@ from pipetransformer.state.worker_state import WorkerState
 
 from .membership import Membership
 
-#: About how long an evaluation runs until all members agree to continue.
+#: About how many seconds an evaluation runs between two agreements of all members to continue it.
 _SECONDS = 1.0
 
 
 def evaluation_due(job: Job, control: Control) -> bool:
-    """Whether an evaluation follows the newest step and is still to do."""
+    """Whether the newest step must be followed by an evaluation that is not done yet."""
     return control.evaluated_step != control.step and job.evaluates_after(control.step)
 
 
 def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
-    """Score one micro-batch of held-out samples and drop the result, so that errors of an evaluation show before the
-    first step instead of after an epoch. All members call this.
+    """Score one micro-batch of held-out samples in each pipeline, and drop the result. So errors of an evaluation show
+    before the first step, and not only after an epoch. All members call this.
 
     Raises:
         RuntimeError: a connection broke.
@@ -52,12 +52,13 @@ def evaluate(
     barrier: Barrier,
     hooks: Hooks,
 ) -> bool:
-    """Evaluate the committed state. All members call this between rounds.
+    """Evaluate the committed state on all held-out samples. All members call this between rounds.
+
+    If `keepBest` is set and this is the best evaluation so far, the model is also saved.
 
     Returns:
-        Whether the evaluation is complete, and the model kept if it is the best. It is not if `hooks` tell a member to
-        stop meanwhile, because that member will soon be killed. Then nothing is noted, and the evaluation will be
-        repeated.
+        Whether the evaluation is complete, and the model is saved if it has to be. False if a member was told to stop
+        meanwhile, because that member will soon be killed. Then nothing is noted, and the evaluation will be repeated.
 
     Raises:
         RuntimeError: a connection broke. Nothing is noted, and the evaluation will be repeated.
@@ -84,18 +85,20 @@ def evaluate(
         if not save_best(job, state, layout, member.groups, barrier, hooks):
             return False
         control.kept_step = control.step
-    control.note_evaluation(values, better=better)  # last, so that an evaluation that breaks is repeated
+    control.note_evaluation(values, better=better)  # last, so that a broken evaluation is repeated
     if member.leader is not None:
         member.leader.on_evaluated(control, better=better)
     return True
 
 
 class _Slices:
-    """Has all members agree, about once a second, whether an evaluation continues.
+    """Lets all members agree, about once a second, whether an evaluation continues.
 
-    To agree after each part would cost a pipeline its overlap. So the members exchange how long the last parts took,
-    and all derive after how many parts to agree again: first one, then at most twice as many as before. They start over
-    with one part where the length of samples changes, because longer samples may take a hundred times as long.
+    An evaluation consists of parts of a few micro-batches. An agreement after each part would make the stages wait for
+    each other. So members agree after several parts: a slice. They exchange how long the last slice took, and all
+    derive the number of parts in the next slice from the slowest. The first slice has one part, and each has at most
+    twice as many as the one before. When the length of samples changes, they start again with one part, because
+    longer samples may take a hundred times as long.
     """
 
     def __init__(
@@ -108,9 +111,9 @@ class _Slices:
         """
         Args:
             member: this worker's membership.
-            lengths: length of the samples in each part, by pipeline.
-            hooks: tell whether this worker shall stop.
-            timing: times each slice by itself.
+            lengths: length of the samples in each part, for each pipeline.
+            hooks: tells whether this worker shall stop.
+            timing: the watchdog's timer of the evaluation. It counts each slice as one lap.
         """
         self._exchange = Exchange(member.world, 2, EVALUATION)
         self._device = member.runner.spec.device
@@ -126,7 +129,8 @@ class _Slices:
         self._goes_on = True
 
     def part_ended(self) -> bool:
-        """Count one more part. Returns whether all members continue."""
+        """Note that one more part is done, and agree with all members if the slice ends here. Returns whether the
+        evaluation continues."""
         self._done += 1
         self._left -= 1
         if self._done < self._parts and (not self._left or self._done in self._changes):
@@ -134,7 +138,8 @@ class _Slices:
         return self._goes_on
 
     def end_with_the_others(self) -> bool:
-        """Take part in the agreements of pipelines with more parts. Returns whether all pipelines have finished."""
+        """Take part in the remaining agreements, if another pipeline has more parts. Returns whether the evaluation is
+        complete in all pipelines."""
         while self._goes_on and self._done < self._parts:
             self.part_ended()
         return self._goes_on

@@ -1,4 +1,4 @@
-"""Gathers the model on the leader at the job's end, and writes it to the job's output."""
+"""Gathers the whole model on the leader at the end of a job, and writes it to the job's output."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,7 +27,7 @@ def gather_model(
     device: torch.device,
     watchdog: Watchdog,
 ) -> dict[str, torch.Tensor]:
-    """Return parameters and buffers of the whole model by name on the leader, and nothing on the other members. All
+    """Return parameters and buffers of the whole model by name; an empty dict on all members except the leader. All
     members call this.
 
     Raises:
@@ -60,13 +60,14 @@ def gather_model(
 
 
 def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path, *, steps: int) -> None:
-    """Write the model to the job's output, or into `run_dir` if the job has none, with the processor of its inputs.
+    """Write the model to `spec.output`, or into `run_dir` if that is not set. The dataset's processor (tokenizer or
+    image processor), if it has one, is written with it.
 
     Args:
         job: the job that trained the model.
-        tensors: parameters and buffers by whole-model name.
+        tensors: parameters and buffers by their names in the whole model.
         run_dir: this worker's folder.
-        steps: committed steps of these weights.
+        steps: number of committed steps that these weights were trained for.
 
     Raises:
         StorageError: the model cannot be written.

@@ -1,7 +1,9 @@
-"""Sums gradients over the workers that hold the same stage, and those of a shared parameter over all that hold a copy.
+"""Sums gradients over the workers that hold the same stage. The gradients of a parameter that units share are summed
+over all workers that hold a copy.
 
-Units are summed in buckets. The sum of a bucket starts as soon as the last micro-batch's backward has passed its units,
-and runs while the backward continues below. All workers start the sums in the same order, the last unit first.
+Units are summed in buckets. The sum of a bucket starts as soon as the last micro-batch's backward has passed all its
+units. It runs while the backward continues in lower units. All workers start the sums in the same order, the last unit
+first.
 """
 
 from collections.abc import Sequence
@@ -17,18 +19,18 @@ from pipetransformer.state.worker_state import WorkerState
 
 from .gradients import Gradients
 
-#: Size of a bucket, because a collective costs more than the bytes of a small unit.
+#: Smallest size of a bucket, except the last. A collective costs more than sending the bytes of a small unit.
 _BUCKET_BYTES = 1 << 20
 
 
 class GradientReducer(RoundHooks):
-    """Sums the gradients of a worker's stage, while its units and boundary stay.
+    """Sums the gradients of a worker's stage. A change of the worker's units or boundary needs a new reducer.
 
     Args:
         gradients: the gradients to sum.
-        state: holds their parameters.
-        layout: of the generation.
-        groups: of the generation.
+        state: holds the parameters of these gradients.
+        layout: layout of the generation.
+        groups: process groups of the generation.
     """
 
     def __init__(self, gradients: Gradients, state: WorkerState, layout: StageLayout, groups: GenerationGroups) -> None:
@@ -38,33 +40,35 @@ class GradientReducer(RoundHooks):
         #: Empty with one pipeline, which has no replica to sum with.
         self._buckets = _buckets(gradients) if self._group.size() > 1 else []
         self._bucket_of = {unit: number for number, units in enumerate(self._buckets) for unit in units}
-        #: How many backwards of units each bucket still waits for in this round; empty outside a round.
+        #: For each bucket, how many backwards of its units are still missing before its sum can start. A backward
+        #: counts once for each unit and micro-batch. Empty between rounds.
         self._missing: list[int] = []
         self._sums: list[dist.Work] = []
 
     @property
     def sums(self) -> bool:
-        """Whether there are replicas to sum with, so that `passed` has to be called."""
+        """Whether other pipelines hold the same stage, so that gradients are summed and `passed` must be called."""
         return bool(self._buckets)
 
     @property
     def under_way(self) -> list[int]:
-        """Units whose sums have begun in this round."""
+        """Indices of the units whose sums have started in this round."""
         return [index for units in self._buckets[: len(self._sums)] for index in units]
 
     def begin(self, num_micro_batches: int) -> None:
-        """Begin a round of `num_micro_batches`, with all gradients zero."""
+        """Begin a step: set all gradients to zero. Each unit will have `num_micro_batches` backwards. If the schedule
+        cuts micro-batches into slices of tokens, each slice counts."""
         self._gradients.clear()
         self._missing = [num_micro_batches * len(units) for units in self._buckets]
         self._sums = []
 
     def finish(self) -> list[float]:
-        """Wait for all sums of the round, which then are the parameters' gradients.
+        """Wait until all sums are complete. The parameters' gradients are the sums then.
 
         Returns:
-            Squared norm of the sum for each unit of the model. It is zero for units held elsewhere, and on all
-            pipelines except the first, so that the sum over all workers counts every parameter once. A shared parameter
-            counts in its last unit.
+            Squared norm of the summed gradient for each unit of the model. It is 0 for units that this worker does not
+            hold, and in all pipelines except the first. So a sum over all workers counts each parameter once. A
+            parameter that units share counts in its last unit.
 
         Raises:
             RuntimeError: a connection broke.
@@ -73,7 +77,7 @@ class GradientReducer(RoundHooks):
             self._start()
         for work in self._sums:
             work.wait()
-        wait_for(self._gradients.device)  # the vote promises that these gradients are complete
+        wait_for(self._gradients.device)  # a worker that votes says that its gradients are complete
         self._missing, self._sums = [], []
         norms = [0.0] * (self._state.num_layers + 2)
         counts = self._layout.pipeline == 0
@@ -89,26 +93,28 @@ class GradientReducer(RoundHooks):
         return norms
 
     def sum_over_pipelines(self, value: Tensor) -> float:
-        """Sum a number over the workers that hold the same stage. They call this alike, between two sums of gradients.
+        """Sum a number over the workers that hold the same stage. All of them must call this at the same point, between
+        `finish` and `begin`.
 
         Raises:
             RuntimeError: a connection broke.
         """
         if self._group.size() > 1:
-            value = value.clone()  # it may still be on its way to another worker
+            value = value.clone()  # the caller's tensor may still be on its way to another worker
             dist.all_reduce(value, group=self._group)
         return float(value)
 
     def close(self) -> None:
-        """Drop the sums of a round that broke, and start no more."""
+        """Forget the sums of a round that broke. A backward that still runs starts no more."""
         self._missing, self._sums = [], []
 
     def passed(self, unit: int) -> None:
-        """Note that the backward of a micro-batch has passed this unit, so that its gradients are complete."""
+        """Note that the backward of a micro-batch has passed this unit. Starts the sums of all buckets that are
+        complete."""
         if not self._missing or unit not in self._bucket_of:
             return
         self._missing[self._bucket_of[unit]] -= 1
-        # A bucket waits for earlier ones, so that all workers start them in the same order.
+        # A bucket waits for earlier buckets, so that all workers start the sums in the same order.
         while len(self._sums) < len(self._missing) and not self._missing[len(self._sums)]:
             self._start()
 
@@ -120,7 +126,7 @@ class GradientReducer(RoundHooks):
 
 
 def _buckets(gradients: Gradients) -> list[list[int]]:
-    """Group the units that train into buckets, in order."""
+    """Group the units that train into buckets of at least `_BUCKET_BYTES`, in the order of the buffer."""
     buckets: list[list[int]] = []
     filled = _BUCKET_BYTES
     for index, part in gradients.of_unit.items():
@@ -135,12 +141,12 @@ def _buckets(gradients: Gradients) -> list[list[int]]:
 
 
 def reduce_tied_gradients(copies: Sequence[nn.Parameter], group: dist.ProcessGroup) -> float:
-    """Give all copies of one parameter the sum of their gradients, computed at least in float32. Returns the sum's
-    squared norm.
+    """Give all copies of a shared parameter the sum of their gradients, computed at least in float32. Returns the
+    squared norm of the sum, 0 if the parameter is frozen.
 
     Args:
-        copies: copies that this worker holds.
-        group: the workers that hold a copy.
+        copies: the copies that this worker holds.
+        group: process group of all workers that hold a copy.
     """
     if not copies[0].requires_grad:
         return 0.0

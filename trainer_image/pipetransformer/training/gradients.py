@@ -1,8 +1,8 @@
-"""One buffer for the gradients of all that a worker trains; each parameter's gradient is a view of it.
+"""One buffer for the gradients of all parameters that a worker trains. Each parameter's gradient is a view of it.
 
-The work of every step (zero, norm, scale, sum over replicas) then touches a few large tensors instead of hundreds of
-small ones. The buffer lives while the worker's units and boundary stay. It may outlive the group, so that a step that
-was voted for can still be committed.
+Each step clears gradients, computes norms, scales, and sums over replicas. With one buffer this work touches a few
+large tensors instead of hundreds of small ones. The buffer is used as long as the worker's units and boundary stay. It
+may outlive the process group: a step that was voted for can still be committed after a connection broke.
 """
 
 from collections.abc import Collection
@@ -17,14 +17,18 @@ from pipetransformer.state.worker_state import WorkerState
 
 
 class Gradients:
-    """Gradients, undefined until `clear`. Shared parameters are not in the buffer; each copy has a gradient of its own.
+    """The gradients of the parameters that a worker trains. They are undefined until `clear` is called.
+
+    Parameters that units share are not in the buffer. Each copy of them has its own gradient.
 
     Attributes:
-        parameters: each unit's trained parameters that no other unit shares. The last unit comes first, as in a
+        parameters: by unit, its trained parameters that no other unit shares. The last unit comes first, as in a
             backward.
-        packs: groups of them that an optimizer may step as one. With `pack_all` each of them is in a pack, so that its
-            version does not change with a step, and autograd lets a backward use the newest weights.
-        of_unit: (elements,) each unit's part of the buffer, in the same order; the parts are adjacent.
+        packs: groups of these parameters; an optimizer may step each group as one tensor. With `pack_all` each
+            parameter is in a pack. A step then does not change the version counter of the parameter, so autograd
+            allows a backward after the step, with the newest weights.
+        of_unit: by unit, its part of the buffer, a tensor of shape (elements,). The units have the same order as in
+            `parameters`, and neighbouring parts are adjacent in memory.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Gradients:
         return self._flat.device
 
     def serve(self, state: WorkerState, layout: StageLayout) -> bool:
-        """Whether `state` trains exactly these parameters in `layout`."""
+        """Whether the parameters of these gradients are exactly those that `state` trains in `layout`."""
         held = [*(parameter for some in self.parameters.values() for parameter in some), *self._shared]
         trained = [
             parameter
@@ -71,7 +75,7 @@ class Gradients:
         return [id(parameter) for parameter in held] == [id(parameter) for parameter in trained]
 
     def clear(self) -> None:
-        """Set all gradients to zero before a round."""
+        """Set all gradients to zero. Call this before each step."""
         self._flat.zero_()
         for parameter, view in self._views:
             if parameter.grad is not view:  # in the first round, or when user code replaced it
@@ -87,7 +91,7 @@ class Gradients:
                 parameter.grad.mul_(factor)
 
     def square_norms(self) -> dict[int, float]:
-        """Return the squared norm of each unit's part. Waits for the device once."""
+        """Return the squared gradient norm of each unit, without shared parameters. Waits once for the device."""
         norms = torch.stack(torch._foreach_norm(list(self.of_unit.values())))
         return {index: norm * norm for index, norm in zip(self.of_unit, norms.tolist(), strict=True)}
 
@@ -100,7 +104,8 @@ class Gradients:
 
 
 def _own_parameters(state: WorkerState, index: int, no_decay: Collection[str]) -> list[dict[str, nn.Parameter]]:
-    """Group a unit's own trained parameters, by whole-model name, so that each group may be packed."""
+    """Return a unit's trained parameters that no other unit shares, in groups that may be packed. Keys are names in the
+    whole model."""
     prefix = unit_name(index, state.num_layers)
     own = {
         f"{prefix}.{name}": parameter

@@ -78,7 +78,7 @@ class Kit:
         job = self.job.at(state.control.visit)
         self.mirrors.suit(job.codec, job.shells)
         self.place(state, member)
-        with RunningModel("making a stage and its optimizer"):  # no connection can have broken in it
+        with RunningModel("making a stage and its optimizer"):  # no connection is used here
             member.equip(job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
 
     def is_cold(self, control: Control, layout: StageLayout) -> bool:

@@ -90,7 +90,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_STEPS_MEASURED)
-        #: The boundary of the steps that are measured.
+        #: Number of frozen layers in the steps that are measured.
         self.boundary = 0
 
     def note(self, boundary: int, seconds: float) -> None:
@@ -368,7 +368,7 @@ class OperatorReports:
             redone_steps=self._record.redone_steps,
             loss=self._loss,
             samples_per_second=job.order.global_batch / seconds if seconds else None,
-            step_seconds=self._forecast.step_seconds if upcoming is None else None,  # of the model of the offers
+            step_seconds=self._forecast.step_seconds if upcoming is None else None,  # of the same model as offers
             starting_step_seconds=self._forecast.starting_step_seconds,
             total_steps=job.total_steps,
             seconds_left=self._pace.seconds_left(job, control),

@@ -1,4 +1,4 @@
-"""What a worker holds while it belongs to a generation, and how it releases it."""
+"""The objects that a worker holds while it belongs to a generation, and how it releases them."""
 
 import gc
 import logging
@@ -126,7 +126,7 @@ class Membership:
         self._run_ahead(job, state, cached=activations is not None)
         if self.reducer is not None:
             self.reducer.close()
-            self.reducer = None  # it refers to gradients that the committer may replace
+            self.reducer = None  # the old reducer refers to gradients that the committer may replace
         self.reducer = GradientReducer(committer.equip(job, state, layout), state, layout, self.groups)
 
     def _run_ahead(self, job: Job, state: WorkerState, *, cached: bool) -> None:

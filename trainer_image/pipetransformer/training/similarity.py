@@ -1,4 +1,5 @@
-"""Measures how similar samples look to one unit; a freeze policy may ask for this in addition to gradient norms."""
+"""Measures how similar a unit's outputs are for different samples. A freeze policy may use this together with gradient
+norms."""
 
 from collections.abc import Sequence
 
@@ -12,19 +13,21 @@ from pipetransformer.pipeline import StageRunner
 def similarities(
     runner: StageRunner, unit: nn.Module | None, micro_batches: Sequence[MicroBatch], split: Split, *, tells: bool
 ) -> list[float]:
-    """Return normalised similarities of the samples by the outputs of `unit` (Tung and Mori, ICCV 2019, eq. 2 and 3).
+    """Return the similarities between samples, computed from the outputs of `unit` (Tung and Mori, ICCV 2019, eq. 2
+    and 3).
 
-    All workers of a pipeline call this with the same micro-batches, because an evaluation runs through all stages.
+    All workers of a pipeline call this with the same micro-batches, because the forwards run through all stages.
 
     Args:
-        runner: of this worker's stage.
-        unit: the unit to look at; None if this worker does not hold it.
-        micro_batches: n samples; padding does not count.
-        split: the training split that they come from.
-        tells: whether this worker's pipeline measures.
+        runner: runs this worker's stage.
+        unit: the unit whose outputs are compared; None if this worker does not hold it.
+        micro_batches: micro-batches with n samples in total, without padding.
+        split: the training split of these samples.
+        tells: whether this worker's pipeline measures; one pipeline is enough. If not, the result is all zeros.
 
     Returns:
-        The (n, n) matrix, flat, with normalised rows; zeros on all workers except one.
+        An (n, n) matrix with normalised rows, as a flat list. It is all zeros except on the worker of the measuring
+        pipeline that holds `unit`, so a sum over all workers gives the matrix.
     """
     real = weights_of(micro_batches, torch.float64) > 0
     nothing = [0.0] * int(real.sum()) ** 2

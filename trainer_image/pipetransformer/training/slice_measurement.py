@@ -1,6 +1,7 @@
-"""Measures the cost of slices of tokens: each worker times its own units, and one all-reduce tells all the result.
+"""Measures the times of slices of tokens, into which TeraPipe's schedule cuts long samples.
 
-This happens between rounds, once the allocators are warm. If several workers hold a unit, the slowest counts.
+Each worker times its own units, and an all-reduce gives all workers the times of all units. If several workers hold a
+unit, the slowest counts. This happens between rounds, after a few steps have warmed up the allocators.
 """
 
 import math
@@ -20,7 +21,8 @@ from .cost_measurement import WARM_UP_STEPS
 
 
 def slices_due(job: Job, control: Control, layout: StageLayout) -> bool:
-    """Whether to measure slices now: early in a job, and when layers train whose backward was not measured."""
+    """Whether to measure slices now: early in a job, and after layers have thawed, whose backward was not measured.
+    Never if measured times do not decide the slices, or with one stage."""
     if not job.plans_slices or layout.stages == 1:
         return False
     before = control.slice_costs
@@ -32,7 +34,16 @@ def slices_due(job: Job, control: Control, layout: StageLayout) -> bool:
 def measure_slices(
     runner: StageRunner, layout: StageLayout, groups: GenerationGroups, split: Split, control: Control
 ) -> SliceCosts:
-    """Measure all units. All members call this between two rounds."""
+    """Measure slices of tokens for all units, and fit the costs to the times. All members call this between two
+    rounds.
+
+    Args:
+        runner: runs this worker's stage.
+        layout: layout of the generation.
+        groups: process groups of the generation.
+        split: the split that the measured samples are taken from.
+        control: the control state.
+    """
     quarter = max(1, runner.total_tokens // 4)
     slices = [(quarter * length, quarter * context) for length, context in PROBED_QUARTERS]
     sizes = (1, max(2, layout.micro_batch_size))

@@ -32,7 +32,7 @@ class StepSums(NamedTuple):
 
     @property
     def loss(self) -> float:
-        """Mean loss."""
+        """Mean loss over all samples of the step."""
         return self.loss_sum / self.weight
 
     @property

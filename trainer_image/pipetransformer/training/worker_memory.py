@@ -1,8 +1,8 @@
-"""How many bytes the layers of a worker may take: a share of its GPU, or of what its container leaves it.
+"""How many bytes the layers of a worker may take: a share of its GPU's memory, or of its container's free memory.
 
-Measured cuts and offers are bounded by it. A CPU without a limit counts as unlimited: its memory belongs to every
-process of the machine, and a worker cannot know its share. A worker asks before it holds a model, because the limit of
-a container also covers the interpreter, torch and the dataset.
+With packing `Measured` no stage may need more. A CPU without a memory limit counts as unlimited: all processes of the
+machine share its memory, so a worker cannot know its part. Call `usable_bytes` before the worker holds a model: a
+container's limit also covers the interpreter, torch and the dataset, and the call subtracts these.
 """
 
 import os
@@ -15,16 +15,17 @@ import torch
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.wire import Env
 
-#: The share of free memory to plan with. The rest is for the context, the allocator's losses and buffers.
+#: The share of free memory that layers may take. The rest is for the CUDA context, fragmentation and buffers.
 USABLE_SHARE = 0.85
 
 
 def usable_bytes(device: torch.device, environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> float:
-    """Bytes that the layers of this worker may take, infinite if nothing bounds them.
+    """The number of bytes that the layers of this worker may take; infinite if there is no limit.
 
     Args:
         device: where the worker trains.
-        environment: `Env.DEVICE_BYTES` in it is the answer for a CPU; by default the process's.
+        environment: environment variables; None for those of the process. If `Env.DEVICE_BYTES` is set, its value is
+            the result for a CPU.
         root: the folder that has `proc` and `sys`.
 
     Raises:
@@ -40,21 +41,23 @@ def usable_bytes(device: torch.device, environment: Mapping[str, str] | None = N
 
 
 def host_apart(device: torch.device, environment: Mapping[str, str] | None = None) -> bool:
-    """Whether host memory is apart from what `usable_bytes` counts. On a CPU it is if these bytes were declared; the
-    limit of a container covers both.
+    """Whether host memory does not count as part of `usable_bytes`, so that layers in host memory save some of them.
+
+    This holds for a GPU. On a CPU it holds if `Env.DEVICE_BYTES` is set. The memory limit of a container covers both.
 
     Args:
         device: where the worker trains.
-        environment: by default the process's.
+        environment: environment variables; None for those of the process.
     """
     declared = (os.environ if environment is None else environment).get(Env.DEVICE_BYTES)
     return device.type == "cuda" or bool(declared)
 
 
 def container_bytes(root: Path = Path("/")) -> int | None:
-    """The memory limit of this process's control groups (version 1 or 2), the lowest on the way up; None without one.
+    """The memory limit in bytes of this process's control group and of all groups above it (cgroup version 1 or 2).
 
-    A limit above the machine's memory is none: version 1 writes a huge number where nothing is limited.
+    The lowest limit counts; None if there is none. A number above the machine's memory is no limit: version 1 writes a
+    huge number for a group without one.
     """
     found = [int(text) for file in _limit_files(root) if (text := _content(file)) and text.isdecimal()]
     machine = _machine_bytes(root)
@@ -68,7 +71,10 @@ def _bytes_of(declared: str) -> float:
 
 
 def _limit_files(root: Path) -> Iterator[Path]:
-    """Files that may hold a limit. A container sees its own group at the top, even if its path names a host's."""
+    """Paths of files that may hold a memory limit, from this process's group upwards.
+
+    In a container the path of the group may be one of the host. Then the container finds its own group at the top.
+    """
     for line in (_content(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
@@ -99,6 +105,7 @@ def _machine_bytes(root: Path) -> int | None:
 
 @cache
 def _bytes_before_model() -> int:
-    """Resident bytes of this process when it was first asked; later ones would count layers."""
+    """Resident bytes of this process at the first call, which comes before it holds a model. Later calls return the
+    same number, because the layers must not count."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE")
