@@ -151,7 +151,7 @@ class Trainer:
 
     @property
     def stages_too_few(self) -> int | None:
-        """The number of stages that was too small for this worker's memory; None if more would not help."""
+        """The number of stages that was too small for this worker's memory; None if it may be enough after all."""
         member = self._member
         layout = self._kit.committer.layout if member is None else member.layout
         first_step = self.step if member is None else member.first_step
