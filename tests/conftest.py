@@ -2,7 +2,7 @@
 
 import os
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # Tests run beside each other, and torch's threads spin while they wait: two on one core cost twice the time of one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -12,4 +12,6 @@ for name in ("no_proxy", "NO_PROXY"):
 
 # A machine that is busy with other work makes any example slow. pytest's timeout ends a test that hangs.
 settings.register_profile("tests", deadline=None)
+#: A failure is all that mutants need: to make an example small takes up to five minutes.
+settings.register_profile("mutants", deadline=None, phases=set(Phase) - {Phase.shrink, Phase.explain})
 settings.load_profile("tests")

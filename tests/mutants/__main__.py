@@ -11,7 +11,8 @@ from pathlib import Path
 from .copy import Copy, ForkedTests, import_libraries
 from .entries import ROOT, Mutant, all_mutants, faults
 
-_LIMIT_SECONDS = 60
+#: Longer than tests of several workers wait for each other: a message over gloo 60 s, a run 120 s.
+_LIMIT_SECONDS = 180
 #: All selections on code that has no mutant, in one process.
 _UNCHANGED_LIMIT_SECONDS = 1200
 _PASSED, _FAILED = 0, 1  # pytest's exit codes; the others say that tests did not run

@@ -108,7 +108,8 @@ class ForkedTests:
             importlib.invalidate_caches()
             import pytest
 
-            code = int(pytest.main(["-q", "--tb=line", "-p", "no:cacheprovider", *self.selection]))
+            options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "--hypothesis-profile", "mutants"]
+            code = int(pytest.main([*options, *self.selection]))
         finally:
             sys.stdout.flush()
             os._exit(code)
