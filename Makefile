@@ -118,14 +118,14 @@ soak: $(STAMP) ## Random faults over several jobs of real trainers: make soak FA
 
 LIVES ?= 1000
 .PHONY: simulate simulate-bugs
-simulate: $(STAMP) ## The operator in simulated time, each life from one seed: make simulate LIVES=1000 SEED=0 (2 min).
+simulate: $(STAMP) ## The operator in simulated time, each life from one seed: make simulate LIVES=1000 SEED=0 (3 min).
 	$(BIN)/python -m tests.simulate --lives $(LIVES) $(if $(SEED),--first $(SEED))
 
 simulate-bugs: $(STAMP) ## Make each bug of tests/mutants/simulate in a copy of the tree: the simulator has to find it (nightly).
 	$(BIN)/python -m tests.simulate.bugs
 
 .PHONY: mutants
-mutants: $(STAMP) ## Make each change of tests/mutants in a copy of the tree: its test has to fail (nightly, 5 minutes).
+mutants: $(STAMP) ## Make each change of tests/mutants in a copy of the tree: its test has to fail (nightly, 8 minutes).
 	$(BIN)/python -m tests.mutants
 
 .PHONY: fmt lint types imports

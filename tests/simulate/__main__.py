@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Iterator
 
+from .draw import draw
 from .life import live
-from .scenario import Scenario, draw
+from .scenario import Scenario
 from .shrink import as_test, shrink
 
 _CHUNK = 20

@@ -68,7 +68,7 @@ class Failure(Exception):
         self.code = code
 
 
-def _never(_: Object) -> bool:
+def _any(_: Object) -> bool:
     return True
 
 
@@ -89,7 +89,7 @@ def selector(query: dict[str, str]) -> Callable[[Object], bool]:
         path = name.split(".")
         tests.append(lambda one, path=path, value=value, differs=differs: (_at(one, path) == value) != differs)  # type: ignore[misc]
     if not tests:
-        return _never
+        return _any
     return lambda one: all(test(one) for test in tests)
 
 
@@ -189,8 +189,7 @@ class ApiServer:
         watches: that are open.
         listeners: are told of each change at once: the cluster's own controllers, and the oracle.
         latency: draws how long one event of a watch takes to its client, in seconds.
-        token_owner: the pod that a token was made for.
-        uid: makes the next object's UID.
+        reads_behind: how many versions lists and reads are behind the newest, as after a fail-over.
     """
 
     def __init__(self, latency: Callable[[], float], now: Callable[[], str]) -> None:
@@ -203,7 +202,7 @@ class ApiServer:
         self._oldest = 0
         self._version = 100
         self._uids = 0
-        self.reads_behind = 0  #: so many versions lists and reads are behind, as after a fail-over
+        self.reads_behind = 0
 
     # What clients ask.
 

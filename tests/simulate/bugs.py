@@ -27,15 +27,24 @@ def all_bugs() -> list[Mutant]:
 
 
 def find(bug: Mutant, folder: Path) -> str:
-    """What the simulator says of the bug; empty if it finds nothing."""
+    """What the simulator says of the bug; empty if it finds nothing within its lives and seconds."""
     copy = Copy(folder)
     copy.write(bug.file, bug.apply((copy.folder / bug.file).read_text()))
     paths = [str(copy.folder / package) for package in _PACKAGES]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(copy.folder), *paths])}
     command = [sys.executable, "-m", "tests.simulate", "--lives", str(LIVES), "--processes", "1", "--until-found"]
-    ran = subprocess.run(
-        command, cwd=copy.folder, env=environment, timeout=LIMIT_SECONDS, capture_output=True, text=True, check=False
-    )
+    try:
+        ran = subprocess.run(
+            command,
+            cwd=copy.folder,
+            env=environment,
+            timeout=LIMIT_SECONDS,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ""
     return ran.stdout.strip() if ran.returncode == 1 else ""
 
 

@@ -81,8 +81,6 @@ def _kill_node(world: "World", fault: Fault) -> None:
     nodes = sorted(world.cluster.nodes)
     if nodes:
         name = nodes[fault.pick % len(nodes)]
-        for job in world.jobs.values():
-            job.node_losses += 1
         world.cluster.kill_node(name, fault.seconds - 10)
 
 
@@ -192,8 +190,8 @@ def _touch_job(world: "World", fault: Fault) -> None:
 
 def _take_protection(world: "World", fault: Fault) -> None:
     """Another client deletes what protects workers, and what they trust."""
-    plurals = (("networkpolicies",), ("poddisruptionbudgets",), ("configmaps",))[fault.pick % 3]
-    for key in [key for key in world.server.objects if key[1] in plurals]:
+    plural = ("networkpolicies", "poddisruptionbudgets", "configmaps")[fault.pick % 3]
+    for key in [key for key in world.server.objects if key[1] == plural]:
         world.server.put(key, None)
 
 

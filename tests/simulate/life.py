@@ -36,6 +36,7 @@ class Result:
         violations: what was wrong; empty if nothing was.
         seconds: of virtual time.
         steps: callbacks that ran.
+        lines: of its trace.
     """
 
     scenario: Scenario
@@ -136,7 +137,7 @@ def live(scenario: Scenario) -> Result:
         loop.run_until_complete(main)
         result.violations = [*world.oracle.violations, *(f"error: {error!r}" for error in loop.errors)]
         result.digest = world.trace.digest
-        result.lines = list(world.trace.lines)
+        result.lines = world.trace.lines
     finally:
         result.seconds, result.steps = loop.time(), loop.steps
         asyncio.set_event_loop(None)

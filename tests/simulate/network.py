@@ -4,7 +4,7 @@ It stands in for the HTTP client of the Kubernetes library, so the operator's ow
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from types import SimpleNamespace
@@ -59,15 +59,17 @@ class Network:
         trace: is told of each request.
 
     Attributes:
-        on_write: is told of each write when it is sent, and of its status code when it is done.
+        writes: all writes that the server answered, with the status codes.
+        on_sent: called with each write when it is sent.
+        on_done: called with each write and its status code when the server has answered.
     """
 
     def __init__(self, server: ApiServer, process: Process, random: Random, trace: Trace) -> None:
         self.server = server
         self.weather = Weather()
         self.writes: list[tuple[Write, int]] = []
-        self.on_sent: list[Any] = []
-        self.on_done: list[Any] = []
+        self.on_sent: list[Callable[[Write], None]] = []
+        self.on_done: list[Callable[[Write, int], None]] = []
         self._process = process
         self._random = random
         self._trace = trace

@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
 from types import SimpleNamespace
@@ -99,9 +100,9 @@ class Operator:
         """It is told to end."""
         self._running.cancel()
 
-    async def answer(self, worker: Worker, method: str, path: str, body: dict[str, Any] | None) -> Said:
+    async def answer(self, call: "_Call") -> Said:
         """What its channel says to a worker. Runs in its process."""
-        return await self._front.answer(worker, method, path, body)
+        return await self._front.answer(call)
 
     def _hang_up(self) -> None:
         self.ended = True
@@ -204,11 +205,11 @@ class _Front:
             if route.resource is not None
         }
 
-    async def answer(self, worker: Worker, method: str, path: str, body: dict[str, Any] | None) -> Said:
+    async def answer(self, call: "_Call") -> Said:
         """The answer to one request."""
-        url = urlsplit(path)
-        route = self._routes[method, url.path]
-        request = _Request(worker, method, url.path, dict(parse_qsl(url.query)), body, route)
+        url = urlsplit(call.path)
+        route = self._routes[call.method, url.path]
+        request = _Request(call.worker, call.method, url.path, dict(parse_qsl(url.query)), call.body, route)
         response: web.StreamResponse = await self._middleware(request, route.handler)
         if isinstance(response, web.Response):
             text = response.body
@@ -265,6 +266,17 @@ def token_of(worker: Worker) -> str:
     return f"x.eyJleHAiOiA5ZTl9.{worker.uid}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A request of a worker that is on its way to an operator, or back."""
+
+    worker: Worker
+    method: str
+    path: str
+    body: dict[str, Any] | None
+    answer: "asyncio.Future[Said]"
+
+
 class Service:
     """The way from workers to the operator that serves (`Way`).
 
@@ -295,9 +307,8 @@ class Service:
         answer: asyncio.Future[Said] = loop.create_future()
         operator.calls.add(answer)
         timer = loop.call_later(_ANSWER_SECONDS, _give_up, answer)
-        loop.call_later(
-            self._latency(), self._arrive, operator, worker, method, path, body, answer, context=self._process.context
-        )
+        call = _Call(worker, method, path, body, answer)
+        loop.call_later(self._latency(), self._arrive, operator, call, context=self._process.context)
         try:
             said = await answer
         finally:
@@ -309,37 +320,20 @@ class Service:
     def _latency(self) -> float:
         return self._network.latency()
 
-    def _arrive(
-        self,
-        operator: Operator,
-        worker: Worker,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None,
-        answer: "asyncio.Future[Said]",
-    ) -> None:
+    def _arrive(self, operator: Operator, call: _Call) -> None:
         if operator.process.alive and not operator.ended:
-            operator.process.start(self._handle(operator, worker, method, path, body, answer))
+            operator.process.start(self._handle(operator, call))
 
-    async def _handle(
-        self,
-        operator: Operator,
-        worker: Worker,
-        method: str,
-        path: str,
-        body: dict[str, Any] | None,
-        answer: "asyncio.Future[Said]",
-    ) -> None:
-        said = await operator.answer(worker, method, path, body)
+    async def _handle(self, operator: Operator, call: _Call) -> None:
+        said = await operator.answer(call)
         loop, context = asyncio.get_running_loop(), self._process.context
-        loop.call_later(self._latency(), _resolve, self, worker, answer, said, context=context)
+        loop.call_later(self._latency(), self._come_back, call, said, context=context)
+
+    def _come_back(self, call: _Call, said: Said) -> None:
+        if not call.answer.done() and call.worker.node not in self.cut_nodes:
+            call.answer.set_result(said)
 
 
 def _give_up(answer: "asyncio.Future[Said]") -> None:
     if not answer.done():
         answer.set_exception(NoAnswer("timeout"))
-
-
-def _resolve(service: Service, worker: Worker, answer: "asyncio.Future[Said]", said: Said) -> None:
-    if not answer.done() and worker.node not in service.cut_nodes:
-        answer.set_result(said)

@@ -1,6 +1,5 @@
 """What happened in a life, as one hash. Two lives are the same if they have the same requests in the same order."""
 
-from collections import deque
 from collections.abc import Callable
 from hashlib import blake2b
 
@@ -10,13 +9,15 @@ class Trace:
 
     Args:
         time: virtual seconds.
-        kept: how many of the last lines `lines` has.
+
+    Attributes:
+        lines: everything that was noted, in order.
     """
 
-    def __init__(self, time: Callable[[], float], kept: int = 0) -> None:
+    def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
         self._hash = blake2b(digest_size=8)
-        self.lines: deque[str] = deque(maxlen=kept or None)
+        self.lines: list[str] = []
 
     def note(self, *what: object) -> None:
         """Something happened."""

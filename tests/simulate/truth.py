@@ -106,7 +106,6 @@ class Job:
     groups: dict[tuple[int, str], "Group"] = field(default_factory=dict)
     done: bool = False
     lost: int = 0
-    node_losses: int = 0
     generation: int = 0
     problems: list[str] = field(default_factory=list)
     on_committed: list[Callable[["Job"], None]] = field(default_factory=list)

@@ -7,8 +7,9 @@ import pytest
 from tests.mutants.entries import ROOT, Mutant
 from tests.simulate.__main__ import live_some, same_trace
 from tests.simulate.bugs import all_bugs
+from tests.simulate.draw import draw
 from tests.simulate.life import live
-from tests.simulate.scenario import Fault, JobPlan, Scenario, draw
+from tests.simulate.scenario import Fault, JobPlan, Scenario
 from tests.simulate.shrink import as_test, shrink
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,8 +56,3 @@ def test_each_seeded_bug_changes_code_that_is_there(bug: Mutant) -> None:
     source = (ROOT / bug.file).read_text()
 
     assert bug.apply(source) != source
-
-
-def test_the_oracle_imports_nothing_of_what_it_judges() -> None:
-    for name in ("oracle.py", "truth.py"):
-        assert "pipetransformer_" not in (ROOT / "tests" / "simulate" / name).read_text()
