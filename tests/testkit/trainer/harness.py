@@ -252,6 +252,7 @@ def _worker(
     from pipetransformer.job.load import load_job
     from pipetransformer.worker.trainer import Trainer
     from tests.testkit.trainer import round_starts
+    from tests.testkit.trainer.devices import choose_device
 
     round_starts.watch(Path(run_dir) / _WENT_BACK)
     if not checks_model:
@@ -310,10 +311,10 @@ def _worker(
         regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
+        transport = Transport("127.0.0.1", CONNECTION_TIMEOUT, choose_device(number))
         trainer = Trainer(
-            job, name, handler, GenerationWatcher(source), Transport("127.0.0.1", CONNECTION_TIMEOUT), reports,
-            Path(run_dir), Injecting(), watchdog,
-        )  # fmt: skip
+            job, name, handler, GenerationWatcher(source), transport, reports, Path(run_dir), Injecting(), watchdog
+        )
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
         over.wait()  # the store that this worker hosts serves the others until all have ended

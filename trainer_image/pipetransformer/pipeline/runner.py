@@ -122,8 +122,8 @@ class StageRunner:
         return 0.0 if self._ahead is None else self._ahead.share
 
     def take_computing_seconds(self) -> float:
-        """Seconds that this worker's computations took in the last round of training. Call it once the device has
-        finished the round, for example after the gradients were summed over the pipelines."""
+        """Wait until the device has finished the last round of training. Returns the seconds that this worker's
+        computations took in it."""
         return self._stopwatch.take()
 
     def run_ahead(self, schedule: Ahead, units: Sequence[nn.Module], *, cached: bool) -> None:

@@ -1,4 +1,4 @@
-"""Measures how long a worker's computations take in a round, without waiting for its device."""
+"""Measures how long a worker's computations take in a round. It waits for the device once, after the round."""
 
 import time
 
@@ -25,7 +25,8 @@ class Stopwatch:
         self._seconds = 0.0
 
     def take(self) -> float:
-        """Seconds of all computations since the last `take` or `reset`. Call it once the device has finished them."""
+        """Wait until the device has finished all computations. Returns their seconds since the last `take` or
+        `reset`."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
@@ -55,6 +56,9 @@ class DeviceStopwatch(Stopwatch):
     def take(self) -> float:
         noted = self._events[: self._used]
         self._used = 0
+        if noted:
+            # A worker whose layers are all frozen has no gradients to wait for, so its device may still compute.
+            noted[-1].synchronize()
         milliseconds: float = sum(start.elapsed_time(stop) for start, stop in zip(noted[::2], noted[1::2], strict=True))
         return milliseconds / 1000
 

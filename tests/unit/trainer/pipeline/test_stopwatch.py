@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pipetransformer.models import MicroBatchContext
 from pipetransformer.pipeline import Chunk, Executor, Span
-from pipetransformer.pipeline.stopwatch import Stopwatch
+from pipetransformer.pipeline.stopwatch import Stopwatch, make_stopwatch
 from pipetransformer.schedules import OneForwardOneBackward, RoundShape, planned
 from tests.testkit.trainer.ranks import run_ranks
 
@@ -88,3 +88,38 @@ def test_a_stopwatch_sums_what_it_saw_and_begins_again() -> None:
     watch.stop()
     watch.reset()
     assert watch.take() == 0
+
+
+class Event:
+    """A CUDA event on a device that finishes its work only when somebody waits for it."""
+
+    finished = 0.0
+    recorded = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: object) -> None:
+        Event.recorded += 1
+        self.at = Event.recorded
+
+    def synchronize(self) -> None:
+        Event.finished = max(Event.finished, self.at)
+
+    def elapsed_time(self, end: "Event") -> float:
+        if max(self.at, end.at) > Event.finished:
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return end.at - self.at
+
+
+def test_a_stopwatch_of_a_device_waits_for_what_it_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose layers are all frozen reaches its vote before its device has finished."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    watch = make_stopwatch(torch.device("cuda"))
+    assert watch.take() == 0
+    for _ in range(2):
+        for _ in range(3):
+            watch.start()
+            watch.stop()
+        assert watch.take() == pytest.approx(0.003)
