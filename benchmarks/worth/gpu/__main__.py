@@ -9,7 +9,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,17 +74,27 @@ SMALL = Sizes(
 )
 
 
-def measure(sizes: Sizes, device: torch.device, folder: Path) -> dict[str, Any]:
-    """The content of `calibration.json`. `folder` is on the disk that is measured."""
+def measure(sizes: Sizes, device: torch.device, folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields the content of `calibration.json` after each part, so that a run that is cut off keeps what it measured.
+
+    Args:
+        sizes: how much is measured.
+        device: what is measured.
+        folder: on the disk that is measured.
+    """
     began = time.monotonic()
     clock = Clock(device, sizes.effort)
     found: dict[str, Any] = {"about": "Measured by `python3 -m benchmarks.worth.gpu`.", "machine": machine(device)}
+
+    def with_seconds() -> dict[str, Any]:
+        return found | {"seconds": time.monotonic() - began}
+
     found["pause"] = pause.measure(sizes.copies, clock)
+    yield with_seconds()
     found |= units.measure(sizes.shapes, sizes.micro_batches, clock)
+    yield with_seconds()
     found["cache"] = cached.measure(sizes.shapes, sizes.samples, clock, folder)
-    found["shared"] = shared.measure(
-        sizes.shapes["vit-base"], sizes.samples, sizes.processes, sizes.shared_seconds, device
-    )
+    yield with_seconds()
     whole = [
         row
         for name, shape in sizes.shapes.items()
@@ -95,7 +105,11 @@ def measure(sizes: Sizes, device: torch.device, folder: Path) -> dict[str, Any]:
         "whole": whole,
         "minilm": {"weights": "random, of the shape of all-MiniLM-L6-v2", "batch": sizes.batch, "rows": trained},
     }
-    return found | {"seconds": time.monotonic() - began}
+    yield with_seconds()
+    found["shared"] = shared.measure(
+        sizes.shapes["vit-base"], sizes.samples, sizes.processes, sizes.shared_seconds, device
+    )
+    yield with_seconds()
 
 
 def machine(device: torch.device) -> dict[str, object]:
@@ -123,9 +137,9 @@ def main() -> int:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = measure(SMALL if arguments.tiny else WHOLE, device, out)
-    (out / NAME).write_text(json.dumps(found, indent=2) + "\n")
-    print(f"{out / NAME}: {found['seconds']:.0f} s")
+    for found in measure(SMALL if arguments.tiny else WHOLE, device, out):
+        (out / NAME).write_text(json.dumps(found, indent=2) + "\n")
+        print(f"{out / NAME}: {', '.join(found)}, {found['seconds']:.0f} s", flush=True)
     return 0
 
 

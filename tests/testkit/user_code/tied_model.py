@@ -31,7 +31,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
-        before = normed.cumsum(1) / torch.arange(1, LENGTH + 1, dtype=x.dtype).unsqueeze(1)
+        before = normed.cumsum(1) / torch.arange(1, LENGTH + 1, dtype=x.dtype, device=x.device).unsqueeze(1)
         return x + torch.tanh(self.mix(torch.cat([normed, before], dim=-1)))
 
 
