@@ -94,7 +94,7 @@ class Service:
         health = Health([PLURAL, "pods"], lease, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         await certificate.refresh()
-        api = await Api.connect(lease, metrics)
+        api = await Api.connect(lease, metrics, settings.api_limiter())
         assembly = Assembly(settings, api, lease, certificate, health, metrics, metrics, entrance.most_polls)
         controller, cluster = assembly.controller, assembly.cluster
         metrics.show(_State(controller, lease, health, entrance, cluster.nodes, certificate, assembly.quota))

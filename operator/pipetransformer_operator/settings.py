@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from aiolimiter import AsyncLimiter
+
 from .kube.watches.signals import Signals
 from .kube.workers.pod_groups import SCHEDULERS
 from .logs import LogFormat
@@ -23,6 +25,9 @@ class Settings:
     identity: str
     channel_url: str
     lease_seconds: int = 15
+    own_lease_namespace: str = ""
+    api_qps: float = 0
+    api_burst: int = 0
     channel_port: int = 8443
     metrics_port: int = 8080
     health_port: int = 8081
@@ -48,6 +53,9 @@ class Settings:
         `POD_NAMESPACE`: the operator's own namespace.
         `POD_ID`: its pod's UID, which becomes the holder of the lease.
         `PIPETRANSFORMER_LEASE_SECONDS`: how long an operator may be silent before another takes over.
+        `PIPETRANSFORMER_LEASE_NAMESPACE`: namespace of the lease, see `lease_namespace`.
+        `PIPETRANSFORMER_API_QPS`: requests a second to the API server, over time; 0 for no limit.
+        `PIPETRANSFORMER_API_BURST`: number of requests that need not wait for this rate; 0 for twice the rate.
         `PIPETRANSFORMER_CHANNEL_URL`: URL of the channel for pods.
         `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`: ports to listen on.
         `PIPETRANSFORMER_HOST`: address to listen on; all when empty.
@@ -86,6 +94,9 @@ class Settings:
             identity=environment.get("POD_ID") or f"{platform.node()}-{secrets.token_hex(4)}",
             channel_url=url,
             lease_seconds=_seconds(environment, "LEASE", cls.lease_seconds),
+            own_lease_namespace=environment.get("PIPETRANSFORMER_LEASE_NAMESPACE", ""),
+            api_qps=_number(environment, "API_QPS"),
+            api_burst=int(_number(environment, "API_BURST")),
             channel_port=_port(environment, "CHANNEL", cls.channel_port),
             metrics_port=_port(environment, "METRICS", cls.metrics_port),
             health_port=_port(environment, "HEALTH", cls.health_port),
@@ -107,8 +118,16 @@ class Settings:
 
     @property
     def lease_namespace(self) -> str:
-        """Namespace of the lease. Operators that serve the same jobs share it, whatever Helm release they belong to."""
-        return self.namespace if self.namespaces else EVERY_CLUSTERS_NAMESPACE
+        """Namespace of the lease. By default, operators that serve the same jobs share it, whatever Helm release they
+        belong to."""
+        return self.own_lease_namespace or (self.namespace if self.namespaces else EVERY_CLUSTERS_NAMESPACE)
+
+    def api_limiter(self) -> AsyncLimiter | None:
+        """The limit of requests to the API server; None for none."""
+        if not self.api_qps:
+            return None
+        burst = self.api_burst or max(1, round(2 * self.api_qps))
+        return AsyncLimiter(burst, burst / self.api_qps)
 
     @property
     def channel_hosts(self) -> tuple[str, ...]:
@@ -149,6 +168,18 @@ def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal() or not 1 <= int(text) < 2**31:
         raise ValueError(f"{variable}: expected a positive number of seconds, found {text!r}")
     return int(text)
+
+
+def _number(environment: Mapping[str, str], name: str) -> float:
+    variable = f"PIPETRANSFORMER_{name}"
+    text = environment.get(variable, "0")
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number < 2**31:
+        raise ValueError(f"{variable}: expected a number from 0, found {text!r}")
+    return number
 
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:

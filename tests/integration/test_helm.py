@@ -13,6 +13,7 @@ import yaml
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.settings import Settings
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.namespace import Namespace
 from tools.devcluster import gobuild
@@ -44,6 +45,8 @@ def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[
         ("priorityClasses.claimed=0", "priorityClasses.claimed: must be below priorityClasses.base"),
         ("logLevel=verbose", "at '/logLevel'"),
         ("logFormat=xml", "at '/logFormat'"),
+        ("clientConnection.qps=-1", "at '/clientConnection/qps'"),
+        ("lease.namespace=Team_A", "at '/lease/namespace'"),
         ("extraEnv[0].name=PIPETRANSFORMER_KUEUE", "at '/extraEnv/0/name'"),
         ("commonLabels.helm\\.sh/chart=x", "invalid propertyName 'helm.sh/chart'"),
         ("image.registry=registry/team", "at '/image/registry'"),
@@ -204,6 +207,21 @@ def test_an_account_that_exists_gets_the_permissions_and_the_operator_more_envir
     assert container["image"].startswith("registry:5000/pipetransformer-operator:")
     environment = {one["name"]: one.get("value") for one in container["env"]}
     assert (environment["HTTPS_PROXY"], environment["PIPETRANSFORMER_LOG_FORMAT"]) == ("http://proxy:3128", "Json")
+
+
+def test_the_lease_may_have_a_namespace_and_requests_a_limit() -> None:
+    found = template(
+        "--set", "lease.namespace=leases",
+        "--set", "clientConnection.qps=12.5", "--set", "clientConnection.burst=40",
+    )  # fmt: skip
+    for kind in ("Role", "RoleBinding"):
+        assert found[f"{kind}/x-pipetransformer-lease"]["metadata"]["namespace"] == "leases"
+    (container,) = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    settings = Settings.from_environment(environment | {"POD_NAMESPACE": "system"})
+    assert settings.lease_namespace == "leases"
+    limiter = settings.api_limiter()
+    assert limiter is not None and (limiter.max_rate, limiter.time_period) == (40, 3.2)
 
 
 def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secret() -> None:

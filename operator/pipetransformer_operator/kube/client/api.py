@@ -12,6 +12,7 @@ from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from aiolimiter import AsyncLimiter
 from kubernetes.aio import client, config
 
 from pipetransformer_contract.api.requests import APPLY_PATCH, JSON, Object, failure_message
@@ -66,6 +67,7 @@ class Api:
         api_client: of the library.
         leadership: sends nothing but GET requests unless it is held; None: may always write.
         listener: is told of each request that was sent.
+        limiter: delays requests, except the opening of watches; None: no limit.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class Api:
         api_client: client.ApiClient,
         leadership: Leadership | None = None,
         listener: RequestListener | None = None,
+        limiter: AsyncLimiter | None = None,
     ) -> None:
         self._client = api_client
+        self._limiter = limiter
         self._leadership = leadership
         self._listener = listener
         self._slots = Slots(PARALLEL)
@@ -84,6 +88,7 @@ class Api:
         cls,
         leadership: Leadership | None = None,
         listener: RequestListener | None = None,
+        limiter: AsyncLimiter | None = None,
         *,
         kubeconfig: str | os.PathLike[str] | None = None,
     ) -> Self:
@@ -94,7 +99,7 @@ class Api:
         settings.connection_pool_maxsize = 0
         # Reading the environment, and a netrc file in a thread, would take twice the time of the request itself.
         settings.client_session_kwargs = {"trust_env": False, "read_bufsize": READ_BYTES}
-        return cls(client.ApiClient(configuration=settings), leadership, listener)
+        return cls(client.ApiClient(configuration=settings), leadership, listener, limiter)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -201,6 +206,8 @@ class Api:
         url = f"{path}?{urlencode(asked)}" if asked else path
         headers = {"Accept": accept, "Content-Type": content_type}
         async with self._slots.of(namespace_of(path)):
+            if self._limiter is not None:
+                await self._limiter.acquire()
             if method != "GET" and self._leadership is not None and not self._leadership.held:
                 raise Unavailable(f"{method} {path}: not sent, because this operator does not hold the lease")
             started, code = time.perf_counter(), None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiolimiter import AsyncLimiter
 
 from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.kube.client import api as kube_api
@@ -62,6 +63,21 @@ async def test_a_netrc_file_is_not_looked_into(port: int, tmp_path: Path, monkey
         assert (await api.get("/version"))["user"] == "Bearer secret"
     finally:
         await api.close()
+
+
+async def test_a_limiter_delays_requests_beyond_its_burst(port: int, tmp_path: Path) -> None:
+    """Two at once, and then five a second."""
+    api = await Api.connect(limiter=AsyncLimiter(2, 0.4), kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    ended = []
+    try:
+        for _ in range(4):
+            await api.get("/version")
+            ended.append(loop.time() - began)
+    finally:
+        await api.close()
+    assert ended[2] >= 0.19 and ended[3] >= 0.39
 
 
 @pytest.mark.parametrize(

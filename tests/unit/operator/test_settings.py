@@ -1,0 +1,35 @@
+"""What the operator reads from its environment."""
+
+import pytest
+
+from pipetransformer_operator.settings import Settings
+
+ENVIRONMENT = {"POD_NAMESPACE": "system", "PIPETRANSFORMER_CHANNEL_URL": "https://operator.system.svc:8443"}
+
+
+def read(**variables: str) -> Settings:
+    own = {f"PIPETRANSFORMER_{name}": value for name, value in variables.items()}
+    return Settings.from_environment(ENVIRONMENT | own)
+
+
+def test_operators_of_all_namespaces_share_a_lease_unless_told_otherwise() -> None:
+    assert read().lease_namespace == "default"
+    assert read(NAMESPACES="a,b").lease_namespace == "system"
+    assert read(LEASE_NAMESPACE="leases").lease_namespace == "leases"
+    assert read(LEASE_NAMESPACE="leases", NAMESPACES="a").lease_namespace == "leases"
+
+
+def test_requests_are_limited_only_with_a_rate() -> None:
+    assert read().api_limiter() is None
+    assert read(API_BURST="9").api_limiter() is None
+    for qps, burst, limit in (("0.2", "", (1, 5)), ("20", "", (40, 2)), ("20", "10", (10, 0.5))):
+        found = read(API_QPS=qps, **({"API_BURST": burst} if burst else {})).api_limiter()
+        assert found is not None and (found.max_rate, found.time_period) == limit
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("API_QPS", "fast"), ("API_QPS", "-1"), ("API_QPS", "nan"), ("API_BURST", "inf")]
+)
+def test_a_rate_that_is_no_number_is_named(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"PIPETRANSFORMER_{name}: expected a number from 0, found '{value}'"):
+        read(**{name: value})
