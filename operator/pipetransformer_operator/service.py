@@ -18,6 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from pipetransformer_contract.api import PLURAL, PipeTrainingJob
 
 from .assembly import Assembly
+from .channel.authenticator import CannotTell, Unauthenticated
 from .channel.limits.entrance import Entrance, allow_files, listen, serve
 from .channel.tls import buffers
 from .channel.tls.certificate import Certificate, MountedCertificate, Validity
@@ -28,6 +29,8 @@ from .kube.client.api import Api, NotFound
 from .kube.client.lease import Lease
 from .kube.store import served
 from .kube.trust.authority import KeptAuthority, Publisher
+from .kube.trust.scrapers import PATH as METRICS_PATH
+from .kube.trust.scrapers import Forbidden, Scrapers
 from .kube.watches.follow import WATCH_SECONDS
 from .kube.watches.nodes import Nodes
 from .kube.workers.protection import release_budgets
@@ -101,7 +104,7 @@ class Service:
         guarded = entrance.guard(listen(settings.host, settings.channel_port))
         runners = [
             await serve(assembly.channel.application(), guarded, certificate.context),
-            await serve(_exporter(metrics), listen(settings.host, settings.metrics_port)),
+            await _serve_metrics(metrics, settings, own, certificate),
             await serve(health.application(), listen(settings.host, settings.health_port)),
         ]
         always = [
@@ -218,10 +221,23 @@ async def _renew(certificate: Certificate, publisher: Publisher, controller: Con
         await publisher.republish({job.metadata.namespace for job in controller.jobs()})
 
 
-def _exporter(metrics: Metrics) -> web.Application:
+async def _serve_metrics(metrics: Metrics, settings: Settings, api: Api, certificate: Certificate) -> web.AppRunner:
+    """Serves metrics: to everybody, or with `secure_metrics` over TLS to those whom the API server allows."""
+    scrapers = Scrapers(api) if settings.secure_metrics else None
+
     async def scrape(request: web.Request) -> web.Response:
+        if scrapers is not None:
+            try:
+                await scrapers.check(request.headers.get("Authorization", "").removeprefix("Bearer "))
+            except Unauthenticated as error:
+                raise web.HTTPUnauthorized(text=str(error), headers={"WWW-Authenticate": "Bearer"}) from error
+            except Forbidden as error:
+                raise web.HTTPForbidden(text=str(error)) from error
+            except CannotTell as error:
+                raise web.HTTPServiceUnavailable(text=str(error)) from error
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()
-    app.add_routes([web.get("/metrics", scrape)])
-    return app
+    app.add_routes([web.get(METRICS_PATH, scrape)])
+    context = None if scrapers is None else certificate.context
+    return await serve(app, listen(settings.host, settings.metrics_port), context)

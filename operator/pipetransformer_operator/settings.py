@@ -43,6 +43,7 @@ class Settings:
     release_for_others: bool = False
     signals: Signals = field(default_factory=Signals)
     gang_scheduling: str = ""
+    secure_metrics: bool = False
     log_level: str = "INFO"
     log_format: LogFormat = LogFormat.TEXT
 
@@ -60,6 +61,7 @@ class Settings:
         `PIPETRANSFORMER_{CHANNEL,METRICS,HEALTH}_PORT`: ports to listen on.
         `PIPETRANSFORMER_HOST`: address to listen on; all when empty.
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, separated by commas; all when empty.
+        `PIPETRANSFORMER_SECURE_METRICS`: `true` if metrics have TLS and the API server decides who may read them.
         `PIPETRANSFORMER_LOG_LEVEL`: lowest level of log lines.
         `PIPETRANSFORMER_LOG_FORMAT`: `Text` or `Json`, see `logs`.
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt. When empty, the
@@ -112,6 +114,7 @@ class Settings:
             release_for_others=release_for_others,
             signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
             gang_scheduling=_gang_scheduling(environment.get("PIPETRANSFORMER_GANG_SCHEDULING", "None")),
+            secure_metrics=environment.get("PIPETRANSFORMER_SECURE_METRICS") == "true",
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
             log_format=_log_format(environment.get("PIPETRANSFORMER_LOG_FORMAT", cls.log_format)),
         )

@@ -13,6 +13,7 @@ import yaml
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.trust.authority import CA_FILE, SECRET
 from pipetransformer_operator.settings import Settings
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.namespace import Namespace
@@ -212,7 +213,7 @@ def test_an_account_that_exists_gets_the_permissions_and_the_operator_more_envir
 def test_the_lease_may_have_a_namespace_and_requests_a_limit() -> None:
     found = template(
         "--set", "lease.namespace=leases",
-        "--set", "clientConnection.qps=12.5", "--set", "clientConnection.burst=40",
+        "--set", "clientConnection.qps=20", "--set", "clientConnection.burst=40",
     )  # fmt: skip
     for kind in ("Role", "RoleBinding"):
         assert found[f"{kind}/x-pipetransformer-lease"]["metadata"]["namespace"] == "leases"
@@ -221,7 +222,26 @@ def test_the_lease_may_have_a_namespace_and_requests_a_limit() -> None:
     settings = Settings.from_environment(environment | {"POD_NAMESPACE": "system"})
     assert settings.lease_namespace == "leases"
     limiter = settings.api_limiter()
-    assert limiter is not None and (limiter.max_rate, limiter.time_period) == (40, 3.2)
+    assert limiter is not None and (limiter.max_rate, limiter.time_period) == (40, 2)
+
+
+def test_metrics_may_be_read_only_over_tls_by_who_is_allowed() -> None:
+    found = template(
+        "--set", "monitoring.secureMetrics=true", "--set", "monitoring.serviceMonitor.enabled=true",
+        "--api-versions", "monitoring.coreos.com/v1/ServiceMonitor",
+    )  # fmt: skip
+    (endpoint,) = found["ServiceMonitor/x-pipetransformer"]["spec"]["endpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == {
+        "serverName": "x-pipetransformer.system.svc",
+        "ca": {"secret": {"name": SECRET, "key": CA_FILE}},
+    }
+    rules = found["ClusterRole/x-pipetransformer"]["rules"]
+    assert "subjectaccessreviews" in {resource for rule in rules for resource in rule["resources"]}
+    reader = found["ClusterRole/x-pipetransformer-metrics-reader"]["rules"]
+    assert reader == [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    (container,) = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]["containers"]
+    assert {"name": "PIPETRANSFORMER_SECURE_METRICS", "value": "true"} in container["env"]
 
 
 def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secret() -> None:

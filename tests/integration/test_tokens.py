@@ -2,9 +2,11 @@
 
 import base64
 import json
+import ssl
 import time
 from pathlib import Path
 
+import aiohttp
 import pytest
 from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
@@ -13,10 +15,12 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
+from pipetransformer_operator.kube.client.api import Api
+from pipetransformer_operator.kube.trust.authority import CA_FILE, SECRET
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until
-from tests.testkit.operator.operating import Operator
+from tests.testkit.operator.operating import SYSTEM, Operator
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -99,3 +103,42 @@ async def test_a_token_is_refused_once_its_pod_is_gone(
         return await operator.generation(authority["data"]["ca.crt"], token, job) in (401, 403)
 
     await until("the token is refused", refused)
+
+
+async def test_metrics_with_tls_are_for_accounts_that_may_get_them(
+    namespace: Namespace, api: Api, kubeconfig: Path, tmp_path: Path
+) -> None:
+    operator = Operator(kubeconfig, tmp_path / "operator.log", identity="secure", namespace=namespace.name)
+    operator.environment["PIPETRANSFORMER_SECURE_METRICS"] = "true"
+    await operator.start()
+    secret = await api.get(f"/api/v1/namespaces/{SYSTEM}/secrets/{SECRET}")
+    trusted = ssl.create_default_context(cadata=base64.b64decode(secret["data"][CA_FILE]).decode())
+    token = await issue(namespace, "https://kubernetes.default.svc", None)
+
+    async def ask(token: str) -> int:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = operator.metrics.replace("http:", "https:")
+        async with aiohttp.ClientSession() as session, session.get(url, headers=headers, ssl=trusted) as answer:
+            return answer.status
+
+    assert await ask("") == 401
+    assert await ask("nonsense") == 401
+    assert await ask(await issue(namespace, TOKEN_AUDIENCE, None)) == 401
+    assert await ask(token) == 403
+    rbac, name = "/apis/rbac.authorization.k8s.io/v1", f"{namespace.name}-scraper"
+    rules = [{"nonResourceURLs": ["/metrics"], "verbs": ["get"]}]
+    await api.request("POST", f"{rbac}/clusterroles", {"metadata": {"name": name}, "rules": rules})
+    binding = {
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": namespace.name}],
+    }
+    await api.request("POST", f"{rbac}/clusterrolebindings", binding)
+
+    async def allowed() -> bool:
+        return await ask(token) == 200
+
+    await until("the API server knows the binding", allowed)
+    for kind in ("clusterrolebindings", "clusterroles"):
+        await api.request("DELETE", f"{rbac}/{kind}/{name}")
+    await operator.kill()
