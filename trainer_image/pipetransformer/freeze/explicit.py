@@ -10,6 +10,8 @@ from .policy import FreezeObservation, FreezePolicy
 class Explicit(FreezePolicy):
     """Sets the boundary of each point in `points` from its step on. The boundary may rise or fall."""
 
+    known_ahead = True
+
     def __init__(self, points: Sequence[FreezePoint]) -> None:
         self.points = sorted(points, key=lambda point: point.step)
 

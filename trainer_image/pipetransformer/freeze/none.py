@@ -6,6 +6,8 @@ from .policy import FreezeObservation, FreezePolicy
 class NoFreeze(FreezePolicy):
     """Never moves the boundary."""
 
+    known_ahead = True
+
     def next_decision(self, step: int) -> None:
         return None
 

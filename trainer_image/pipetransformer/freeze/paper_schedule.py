@@ -6,6 +6,8 @@ from .policy import FreezeObservation, FreezePolicy, Instants, ceil_share
 class PaperSchedule(FreezePolicy):
     """Freezes ceil(L * (1 - (1 - alpha)^T)) layers at the T-th decision (PipeTransformer, section 3.1, Eq. 1)."""
 
+    known_ahead = True
+
     def __init__(self, alpha: float, instants: Instants) -> None:
         self.alpha = alpha
         self.instants = instants

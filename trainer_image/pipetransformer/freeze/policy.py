@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,13 @@ class FreezePolicy(ABC):
 
     Each worker asks its own copy, so a decision must depend only on the observation and the policy's state. A policy
     that remembers something between steps returns it from `state_dict`, so that it survives regroups and checkpoints.
+
+    Attributes:
+        known_ahead: whether decisions depend only on `step`, `epoch`, `boundary` and `num_layers`. Then
+            `pipetransformer plan` says when layers will freeze.
     """
+
+    known_ahead: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, observation: FreezeObservation) -> int:

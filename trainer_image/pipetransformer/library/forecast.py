@@ -1,7 +1,6 @@
 """Predicts a job's layouts without training it, for `pipetransformer plan`."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import torch
 
 from pipetransformer.data import Split, lengths_of, read_batch
 from pipetransformer.errors import SpecError
-from pipetransformer.freeze import Explicit, FreezeObservation, NoFreeze, PaperSchedule
+from pipetransformer.freeze import FreezeObservation, PolicyCopy
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models import MicroBatchContext
@@ -87,26 +86,24 @@ class Forecast:
         """When the boundary moves: (step, number of frozen layers from then on), if no trial of a freeze fails.
 
         None if gradients decide, so that the steps are unknown.
+
+        Raises:
+            SpecError: the policy failed.
         """
-        policy, total = self.job.policy, self.job.total_steps
-        instants: Sequence[int]
-        if isinstance(policy, NoFreeze):
-            instants = []
-        elif isinstance(policy, PaperSchedule):
-            instants = range(policy.instants.start, total, policy.instants.interval)
-        elif isinstance(policy, Explicit):
-            instants = [point.step for point in policy.points if point.step < total]
-        else:
+        if not self.job.policy.known_ahead:
             return None
+        policy = PolicyCopy(self.job.policy, {}, self.job.freeze_limits)
         moves: list[tuple[int, int]] = []
         boundary, begins = 0, self.job.visits[-1].first_step  # layers freeze only in the last visit
-        for step in [0] * (not begins) + [step for step in instants if step > begins]:
+        step = 0 if begins == 0 else policy.next_decision(begins)
+        while step is not None and step < self.job.total_steps:
             observation = FreezeObservation(
                 step, self.job.order.epoch(step), boundary, self.job.num_layers, unit_gradient_norms=()
             )
-            if (decided := self.job.freeze_limits.clamp(policy.decide(observation))) != boundary:
+            if (decided := policy.decide(observation)) != boundary:
                 boundary = decided
                 moves.append((step, boundary))
+            step = policy.next_decision(step)
         return moves
 
     def instants(self) -> list[Instant]:

@@ -1,12 +1,21 @@
-"""`freeze.never` and `freeze.always` against the whole model."""
+"""`freeze.never` and `freeze.always` against the whole model, and what a plan knows of freezes."""
 
 import pytest
 import torch
 from torch import nn
 
 from pipetransformer.errors import SpecError
-from pipetransformer.freeze import Explicit, FreezeObservation, Limits, PolicyCopy, constants, limits_of
+from pipetransformer.freeze import (
+    Explicit,
+    FreezeObservation,
+    FreezePolicy,
+    Limits,
+    PolicyCopy,
+    constants,
+    limits_of,
+)
 from pipetransformer.job.load import load_job
+from pipetransformer.job.script_parts import Parts
 from pipetransformer.library.forecast import Forecast
 from pipetransformer.models import PipelineModel
 from pipetransformer_contract.spec import Freeze, FreezePoint
@@ -102,3 +111,25 @@ def test_a_job_freezes_its_constant_front_without_a_policy() -> None:
     built = job.build_units([0, 2, 3])
     assert [len(list(built[index].parameters())) for index in (0, 2)] == [0, 0] and list(built[3].parameters())
     assert Forecast(job).boundaries() == [(0, 2)]
+
+
+class OneMore(FreezePolicy):
+    """Freezes one more layer each time it is asked."""
+
+    known_ahead = True
+
+    def next_decision(self, step: int) -> int:
+        return step + 7
+
+    def decide(self, observation: FreezeObservation) -> int:
+        return min(observation.boundary + 1, observation.num_layers)
+
+
+def test_a_plan_knows_when_a_policy_of_the_user_freezes_if_the_policy_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = make_spec(ADAMW, freeze={"policy": "Script", "never": ["blocks.3.*"]})
+    forecast = Forecast(load_job(spec, Parts(freeze=OneMore())))
+    assert forecast.boundaries() == [(0, 1), (7, 2), (14, 3)]
+    monkeypatch.setattr(OneMore, "known_ahead", False)
+    assert forecast.boundaries() is None
