@@ -200,7 +200,7 @@ class Channel:
 
 
 def _read(kind: type[Answer], body: bytes) -> Answer:
-    """Parse an answer. Raises `ChannelUnavailableError` if it is not the operator's, but for example a proxy's page."""
+    """Parse an answer. Raises `ChannelUnavailableError` if something else sent it, such as a proxy."""
     try:
         return kind.model_validate_json(body)
     except ValueError as error:

@@ -278,7 +278,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
 
 def _key(worker: str) -> str:
-    """Key by which a worker says in the generation's store that it takes part in the rendezvous, or has left it."""
+    """Key in the generation's store. A worker sets it to say that it takes part in the rendezvous, or has left it."""
     return f"here/{worker}"
 
 

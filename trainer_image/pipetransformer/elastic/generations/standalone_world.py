@@ -52,7 +52,7 @@ class World:
 
     @classmethod
     def meet(cls, store: Store, rank: int, size: int, address: str) -> "World":
-        """Tell all ranks the `address` (host:port) of this rank's own store, and wait for the addresses of theirs."""
+        """Tell all ranks the `address` (host:port) of this rank's own store, and wait for those of all other ranks."""
         store.set(f"address/{rank}", address)
         return cls(store, rank, [store.get(f"address/{other}").decode() for other in range(size)])
 
@@ -195,7 +195,7 @@ class Chooser:
         self._publish(bounds.initial, first, ResizeReason.START)
 
     def next_generation(self, after: int) -> Generation:
-        """Return the newest generation above `after`. If there is none, the leader has lost its group: publish the same
+        """Return the newest generation above `after`. Without one, the leader has lost its group: publish the same
         layout again."""
         with self._condition:
             if self._closed:

@@ -263,7 +263,7 @@ class Assembly:
         return off_device(self.plan, self.rank)
 
     def _device_of(self, index: int) -> torch.device:
-        """The device on which a unit of the new role is kept."""
+        """Where a unit of the new role is kept: on the device or in host memory."""
         return HOST if index in self._off else self.device
 
     def _take(self, new: WorkerState, index: int, parts: Parts) -> None:

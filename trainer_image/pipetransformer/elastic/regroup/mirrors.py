@@ -26,7 +26,7 @@ from .transfer_plan import Mirrored, Move
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """One worker's copies of one step: of its own units and of those of the worker before it.
+    """One worker's copies of one step: its own units, and the units of the worker before it.
 
     Attributes:
         step: number of committed steps.
@@ -112,5 +112,5 @@ class Mirrors:
         return [Mirrored(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
 
     def at(self, point: tuple[int, int, int]) -> Mirror | None:
-        """Return the mirror of the committed state `point` (`Control.point`); None if there is none."""
+        """Return the mirror of the committed state `point` (`Control.point`); None without one."""
         return next((mirror for mirror in self.kept if Control.from_dict(mirror.control).point == point), None)

@@ -40,8 +40,7 @@ class StateMap(Protocol):
         ...
 
     def prepare(self, units: Collection[int]) -> None:
-        """Read from the storage the tensors from which these new units are also made. A thread calls this while the
-        workers vote.
+        """Read further tensors for these new units from the storage. A thread calls this while the workers vote.
 
         Raises:
             StorageError: the storage cannot be read.

@@ -31,7 +31,7 @@ class ElasticJob(UnitMaker, Protocol):
         ...
 
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
-        """Cut the model into stages, and choose micro-batches, for a layout of `stages` x `pipelines`.
+        """Cut the model into stages, and choose micro-batches.
 
         Args:
             boundary: number of frozen layers.
@@ -51,11 +51,11 @@ class RegroupStorage(CheckpointReader, Protocol):
     """
 
     def durable(self) -> DurablePoint | None:
-        """The newest durable checkpoint; None if there is none."""
+        """The newest durable checkpoint; None without one."""
         ...
 
     def kept_step(self) -> int:
-        """Committed steps of the best model that the storage keeps; 0 if there is none."""
+        """Committed steps of the best model that the storage keeps; 0 without one."""
         ...
 
     def newest_generation(self) -> int:
@@ -68,8 +68,8 @@ class Unsettled(Protocol):
 
     @property
     def pending(self) -> int | None:
-        """The generation in which steps are pending, by its lasting number (`Control.lasting_generation`). A step is
-        pending if this worker has its complete gradients but has not committed it. None if no step is pending."""
+        """Lasting number (`Control.lasting_generation`) of the generation whose steps are pending. A step is pending if
+        this worker has its complete gradients but has not committed it. None if no step is pending."""
         ...
 
     @property

@@ -114,7 +114,7 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
     phases = Phases()
     tools.hooks.on_point(HookPoint.FOUND, generation.layout_generation)
     # Members come within the time of a round. A joiner cannot know how long they take, because they may be evaluating.
-    # So a joiner waits without a limit, also if it has state in doubt. What follows the rendezvous has a limit again.
+    # So a joiner waits without a limit, also if it has state in doubt. After the rendezvous there is a limit again.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
     deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
     rank, store = _rendezvous(tools, deadline, in_group=in_group)
@@ -138,7 +138,7 @@ def change_level(
     Args:
         tools: what this worker regroups with.
         state: what this worker holds. It is not changed.
-        unsettled: work that other workers may have committed. There is none, unless an earlier change broke.
+        unsettled: work that other workers may have committed. Empty unless an earlier change broke.
         layout: the present layout.
         store: the store of the present generation.
 
@@ -454,7 +454,7 @@ class _LeadersSources:
 
     Attributes:
         asked_storage: whether the storage was read, because the participants do not hold all units of the newest state.
-        kept_step: committed steps of the best model in the storage; 0 if there is none, or if the storage was not read.
+        kept_step: committed steps of the best model in the storage; 0 without one, or if the storage was not read.
         earlier_generations: the highest layout generation of earlier jobs, in the storage or in the run's record.
     """
 

@@ -19,12 +19,12 @@ from .transfer_plan import Move
 #: One unit as `UnitCodec.give` packs it.
 Parts = list[Tensor]
 HOST = torch.device("cpu")
-#: A unit has at most this many parts, so each part in a group has a tag of its own.
+#: A unit has at most this many parts, so all parts of all units have different tags.
 _MAX_PARTS = 1 << 12
 
 
 class Cargo(Protocol):
-    """Packs the units that one worker sends, and makes the tensors in which it receives units."""
+    """Packs the units that one worker sends, and makes the tensors that receive units."""
 
     def give(self, unit: int) -> Parts:
         """Return the parts of a unit that this worker sends."""

@@ -59,15 +59,15 @@ class Inventory(_Message):
         units: indices of the units that it holds, without copies.
         copies: indices of its copies of frozen units of other stages.
         step: number of committed steps of this state; -1 if it holds no units.
-        pending: the generation in which steps are pending, by its lasting number. A step is pending if the participant
-            has its complete gradients but has not committed it. None if no step is pending.
+        pending: lasting number of the generation whose steps are pending. A step is pending if the participant has its
+            complete gradients but has not committed it. None if no step is pending.
         pending_steps: number of pending steps, from `step` on.
         control: its control state, by field name.
         data: digest of the data that it sees.
         mirrors: its mirrors.
         in_doubt: the model that it made in a level change whose vote broke. Other workers may have committed it. None
             if there is no such model.
-        frozen: units that it has read from a checkpoint in which they were frozen: step of the checkpoint by index.
+        frozen: units that it has read from a checkpoint while they were frozen: the checkpoint's step by index.
     """
 
     units: list[int]
@@ -103,7 +103,7 @@ class TransferPlan(_Message):
         moves: the units that move.
         checkpoint: name of the checkpoint to load for `Checkpoint`. All participants load the same one, even if a newer
             one becomes durable meanwhile.
-        kept_step: committed steps of the best model that the storage keeps now; 0 if there is none. Set only if the
+        kept_step: committed steps of the best model that the storage keeps now; 0 without one. Set only if the
             storage was read. Otherwise `control` has it.
         earlier_generations: the highest layout generation of earlier jobs. Set only if the storage was read.
         cached_layers: `Control.cached_layers` of the state, which no checkpoint contains.
@@ -148,7 +148,7 @@ class PlanSources(Protocol):
         ...
 
     def durable(self) -> DurablePoint | None:
-        """Return the newest checkpoint in the storage; None if there is none. Called only if the participants together
+        """Return the newest checkpoint in the storage; None without one. Called only if the participants together
         do not hold all units of the newest state, because it may be slow."""
         ...
 
@@ -309,7 +309,7 @@ def _whole(found: "_InMemory", sources: PlanSources) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _InMemory:
-    """A committed state, of which the participants have units in memory.
+    """A committed state. The participants have units of it in memory.
 
     Attributes:
         origin: `PEERS` or `MIRROR`.

@@ -56,8 +56,8 @@ class Connections:
 
     Attributes:
         after_shut: ends waits that use no socket; None if there are none. It is called once, after the sockets are
-            shut: otherwise a wait that it ends could pass for a success, and the worker could tell others so. It has a
-            thread of its own, because it may hang.
+            shut: otherwise a wait that it ends could pass for a success, and the worker could tell others so. It runs
+            in a separate thread, because it may hang.
     """
 
     def __init__(self, own_port: int = 0) -> None:

@@ -105,8 +105,8 @@ def make_group(
         nccl_options._timeout = transport.timeout
         nccl = dist.ProcessGroupNCCL(PrefixStore(f"{tag}/nccl", store), rank, size, nccl_options)
         if size > 1:
-            # torch makes NCCL's communicator in the first operation, in which all ranks must take part (documentation
-            # of `batch_isend_irecv`). State moves only between some ranks, so this operation comes first.
+            # torch makes NCCL's communicator in the first operation. All ranks must take part in it (documentation of
+            # `batch_isend_irecv`). State moves only between some ranks, so this operation comes first.
             first = torch.zeros(1, dtype=torch.float32, device=transport.device)
             nccl.allreduce([first]).wait()  # type: ignore[attr-defined]
             open_pairs(nccl, rank, pairs, transport.device)  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def wait_for(device: torch.device) -> None:
 
 
 def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: int, config: str, store: Store) -> None:
-    """Enter the group into c10d's maps, in which its functions look up a group and its ranks."""
+    """Enter the group into c10d's maps. Its functions look up groups and ranks there."""
     group._set_group_name(name)
     world = c10d._world
     world.pg_map[group] = ("gloo", store)

@@ -22,7 +22,7 @@ MULTIPLE = 10.0
 FLOOR_SECONDS = 30.0
 #: Limit of an activity's first run, because kernels are compiled and files are read in it.
 FIRST_SECONDS = 300.0
-#: The slowest network for which a move of state gets enough time.
+#: A move of state may be as slow as this network, and gets `FLOOR_SECONDS` more.
 SLOWEST_BYTES_PER_SECOND = 50e6
 #: The activity whose runs set the limit of other activities before their first run.
 ROUND = "round"
@@ -88,7 +88,7 @@ class Watchdog:
     ) -> Iterator["Timing"]:
         """Shut `connections` if the block takes longer than `limit` allows. The arguments are also those of `limit`.
 
-        A block may call `Timing.lap` between its runs. Then each part has a limit of its own. A doubled limit stays
+        A block may call `Timing.lap` between its runs. Then each part has its own limit. A doubled limit stays
         doubled until the whole block has ended well.
         """
         timing = Timing(self, activity, like, runs)
