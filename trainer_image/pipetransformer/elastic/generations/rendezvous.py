@@ -150,8 +150,8 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return self._source.newest() > self.current
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the participants of the generation that `find_next` found. torchrun does not call `find_next`, so this
-        calls it if needed.
+        """Meet the participants of the generation that `find_next` found. If the caller has not called `find_next`, as
+        torchrun never does, this method calls it.
 
         Returns:
             The generation's store, and this worker's rank among the members.

@@ -1,7 +1,7 @@
 """A barrier after work of unknown length, such as reading from storage.
 
-All workers of a group vote again and again until each has finished its work. They wait for slow storage as long
-as it takes. A worker that hangs misses a vote, so the watchdogs of the other workers end the wait.
+All workers of a group vote again and again until each has finished its work. They wait for slow storage as long as it
+takes. A worker that hangs misses a vote, so the watchdogs of the other workers end the wait.
 """
 
 import contextlib

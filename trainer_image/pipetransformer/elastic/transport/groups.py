@@ -306,8 +306,8 @@ class GenerationGroups:
         abort_together([group._get_backend(cuda) for group in self._distinct()])  # type: ignore[misc]
 
     def release_transfer(self) -> list[dist.ProcessGroup]:
-        """Forget the group with the leavers, once the generation is committed. Returns it for the caller to drop; empty
-        if there are no leavers."""
+        """Forget the group with the leavers, once the generation is committed. Returns it in a list for the caller to
+        drop; the list is empty without leavers."""
         transfer, self.transfer = self.transfer, self.world
         return [transfer] if transfer is not None and transfer is not self.world else []
 
