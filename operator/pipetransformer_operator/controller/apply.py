@@ -131,7 +131,7 @@ class Applier:
                 await self._pool.delete(job, deletion.name, deletion.uid)
             except Refused as error:
                 pause = self._deletions.refuse(deletion.uid, str(error), asyncio.get_running_loop().time())
-                logger.warning("%s: %s; trying again in %g s", self._key, error, pause)
+                logger.warning("%s: cannot delete a worker: %s; trying again in %g s", self._key, error, pause)
             else:
                 self._deletions.accept(deletion.uid)
 

@@ -1,1 +1,1 @@
-"""Generations of workers: how they meet, how state moves from one layout to the next, and how a death is noticed."""
+"""How a job moves from one layout to the next: workers meet, state moves between them, and lost workers are noticed."""

@@ -85,7 +85,8 @@ class StageSpec:
 
 
 class Passage:
-    """Calls `hooks.passed` for each unit of a span that a chunk's backward passes: the last unit first, each once."""
+    """Tells `hooks.passed` when a chunk's backward has passed a unit: once for each unit of a span that trains, the
+    last unit first."""
 
     def __init__(self, units: Sequence[int], hooks: RoundHooks) -> None:
         """

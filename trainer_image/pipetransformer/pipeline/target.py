@@ -35,7 +35,9 @@ class Loss:
         with _LOSS:
             sums = self._model.loss(output, chunk.labels, chunk.weights)
             if not isinstance(sums[0], Tensor):
-                raise TypeError(f"its sum is a {type(sums[0]).__name__}, which has no gradient: return a tensor")
+                raise TypeError(
+                    f"the sum of losses is a {type(sums[0]).__name__}, which has no gradient. Return a tensor"
+                )
             loss, weight = _scalars("loss", sums, output.device)
             # If all samples have weight 0, the loss may not depend on the output. Then make it depend, with gradient 0.
             if output.requires_grad and not loss.requires_grad and not weight:

@@ -194,8 +194,8 @@ class Control:
 
     @classmethod
     def from_file(cls, content: Mapping[str, Any]) -> "Control":
-        """Make a control state from the result of `to_file`. The caches are empty then, so they are awaited for all
-        frozen layers at once."""
+        """Make a control state from the result of `to_file`. The caches begin empty, so `awaited_layers` becomes the
+        number of all frozen layers."""
         control = cls.from_dict({to_snake(name): value for name, value in content.items()})
         control.awaited_layers = control.boundary
         control.last_step = _in_snake(control.last_step)

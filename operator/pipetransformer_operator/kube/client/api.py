@@ -92,7 +92,14 @@ class Api:
         *,
         kubeconfig: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Connects by the kubeconfig. None: as the pod's ServiceAccount, or outside a cluster as kubectl does."""
+        """Connects to the API server.
+
+        Args:
+            leadership: says whether this operator may write; None to write always.
+            listener: is told of each request; None for no listener.
+            kubeconfig: path of the kubeconfig to use. None to use the pod's ServiceAccount in a cluster, and elsewhere
+                the same kubeconfig as kubectl.
+        """
         settings = await _configuration(kubeconfig)
         settings.proxy = settings.proxy or _proxy(settings.host or "")
         # No limit: each watch keeps a connection, and slots limit requests.

@@ -409,7 +409,7 @@ def test_a_participant_that_does_not_come_is_named() -> None:
         timeout=datetime.timedelta(milliseconds=200),
     )
 
-    with pytest.raises(RendezvousTimeoutError, match="b did not come"):
+    with pytest.raises(RendezvousTimeoutError, match="b did not join"):
         handler.next_rendezvous()
 
 
@@ -429,7 +429,7 @@ def test_who_has_come_and_left_is_not_waited_for() -> None:
     joiner.take_leave()
 
     handler = GenerationRendezvousHandler("a", store, OneGeneration(published), timeout=SECONDS)
-    with pytest.raises(RendezvousConnectionError, match="b came and left"):
+    with pytest.raises(RendezvousConnectionError, match="b left the rendezvous"):
         handler.next_rendezvous()
 
 

@@ -288,7 +288,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": lambda: Number(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
             ModelError,
-            "loss failed: TypeError: its sum is a float, which has no gradient: return a tensor",
+            "loss failed: TypeError: the sum of losses is a float, which has no gradient. Return a tensor",
         ),
         (
             {"model": lambda: Detached(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},

@@ -1,6 +1,7 @@
-"""Gives a worker its generations: the notice comes from the operator by long-poll, the list of members from the leader.
+"""Gets a worker's generations from the operator by long-poll.
 
-The leader asks the operator for the list and passes it on. Any other worker asks only if its leader is silent.
+The operator sends a short notice to each worker, and the list of members to the leader. The other workers read the list
+from the leader's store. If the leader is silent, they ask the operator.
 """
 
 import logging
@@ -21,20 +22,22 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=Generation | GenerationNotice)
 
+#: Longest time that the operator may keep a poll open.
 POLL_SECONDS = 20
-#: How long a leader may be silent before a worker asks the operator for the list of members. Each worker waits between
-#: one and two times as long, so that they do not all ask at once.
+#: A worker waits for the leader's list one to two times as long, at random, before it asks the operator. Otherwise all
+#: workers would ask at once.
 LEADER_SECONDS = 5.0
 
 
 class ChannelSource:
-    """Generations by long-poll (`GenerationSource`). Says `ready` before each poll, because an operator that has
-    restarted does not know it.
+    """Gets generations from the operator by long-poll. Implements `GenerationSource`.
+
+    Sends `ready` before each poll, because an operator that has restarted does not know that this worker is ready.
 
     Args:
         channel: this worker's channel to the operator.
-        address: address of the store that this worker hosts.
-        own_store: that store; the worker passes the list on in it when it leads.
+        address: host:port of the store that this worker hosts.
+        own_store: that store. As the leader, this worker puts the list of members into it.
     """
 
     def __init__(self, channel: Channel, address: str, own_store: Store) -> None:
@@ -42,6 +45,7 @@ class ChannelSource:
         self._address = address
         self._own_store = own_store
         self._stop = threading.Event()
+        #: Number of the newest generation known to be published, 0 for none.
         self._newest = 0
 
     def next_generation(self, after: int) -> Generation:
@@ -52,19 +56,24 @@ class ChannelSource:
             if (handed := self._handed_on(found)) is not None:
                 return handed
             if self._newest <= found.layout_generation:
-                logger.info("leader %s is silent: asking the operator for the members", found.leader.name)
+                logger.info("no list of members from leader %s: asking the operator for it", found.leader.name)
                 return self._ask(after, self._poll_whole)
 
     def watched(self) -> "WatchedChannel":
-        """Return the same generations for the present leader. It asks the operator for the whole list at once, because
-        the next leader may be one of its followers, and learns of the generation from it."""
+        """Return a source for the present leader's `GenerationWatcher`. It asks the operator for the list of members at
+        once. The next leader may be another worker, which learns of the generation from the present leader."""
         return WatchedChannel(self)
 
     def watch(self, after: int) -> Generation:
-        """Do as `next_generation`, for the present leader."""
+        """Like `next_generation`, but ask the operator for the list of members at once."""
         return self._ask(after, self._poll_whole)
 
     def _ask(self, after: int, poll: Callable[[Channel, int], Answer | None]) -> Answer:
+        """Poll until the operator answers with a generation above `after`, or with its notice.
+
+        Raises:
+            RendezvousClosedError: the job has ended, or `close` was called.
+        """
         backoff = Backoff(self._stop)
         with self._channel.kept() as channel:
             while not self._stop.is_set():
@@ -75,13 +84,13 @@ class ChannelSource:
                 except JobEndedError as error:
                     raise RendezvousClosedError(str(error)) from error
                 except ChannelUnavailableError as error:
-                    logger.info("channel: %s; trying again", error)
+                    logger.info("no generation from the operator: %s; trying again", error)
                     backoff.wait(error.retry_after)
                     continue
                 if found is not None and found.layout_generation > after:
                     self.saw(found.layout_generation)
                     return found
-        raise RendezvousClosedError("this worker is closing")
+        raise RendezvousClosedError("this worker no longer waits for a generation")
 
     def _poll(self, channel: Channel, after: int) -> Generation | GenerationNotice | None:
         notice = channel.notice(after, POLL_SECONDS)
@@ -96,7 +105,8 @@ class ChannelSource:
         return generation
 
     def _handed_on(self, notice: GenerationNotice) -> Generation | None:
-        """Return the generation from its leader; None if the leader is silent, or a newer generation is published."""
+        """Return the generation from its leader's store. None if the leader is silent or has another generation, if a
+        newer one is published, or after `close`."""
         patience = LEADER_SECONDS * random.uniform(1, 2)
         return take_over(notice, patience, lambda: self._stop.is_set() or self._newest > notice.layout_generation)
 
@@ -104,7 +114,7 @@ class ChannelSource:
         return self._newest
 
     def saw(self, layout_generation: int) -> None:
-        """Note that a generation is published. Heartbeats and reports call this with what the operator answers."""
+        """Note that this generation is published. Called with each answer to a heartbeat or a report."""
         self._newest = max(self._newest, layout_generation)
 
     def close(self) -> None:
@@ -112,7 +122,7 @@ class ChannelSource:
 
 
 class WatchedChannel:
-    """See `ChannelSource.watched`."""
+    """The source that `ChannelSource.watched` returns. Implements `GenerationSource`."""
 
     def __init__(self, source: ChannelSource) -> None:
         self._source = source

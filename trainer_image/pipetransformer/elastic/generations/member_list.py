@@ -1,7 +1,7 @@
-"""Passes the list of members from a generation's leader to its other workers, so that the operator sends it once.
+"""Passes the list of members from a generation's leader to the other workers, so that the operator need not send it.
 
-The leader puts the whole generation into the store that it hosts. A worker that has the operator's notice reads it
-there. Notice and list belong together by job, generation and nonce.
+The leader puts the whole generation into the store that it hosts. A worker that has the operator's notice reads the
+generation there, under the job's UID, the number and the nonce of the notice.
 """
 
 import datetime
@@ -19,35 +19,40 @@ from pipetransformer_contract.messages import Generation, GenerationNotice
 
 _KEY = "members"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
+#: Pause between two attempts to reach the leader's store.
 _RETRY_SECONDS = 0.02
-#: One wait in the leader's store. Between two waits a worker checks whether it still needs the list.
+#: Longest wait for the list in one call. Between two calls a worker checks whether it still needs the list.
 _WAIT = datetime.timedelta(seconds=1)
 
 
 def place_of(generation: Generation | GenerationNotice, store: Store) -> Store:
-    """Return the part of the leader's store that belongs to this generation alone."""
+    """Return the part of the leader's store that only this generation uses."""
     return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", store)
 
 
 def hand_on(generation: Generation, worker: str, own_store: Store) -> None:
-    """Put the generation into this worker's own store, if the worker leads it."""
+    """If this worker leads the generation, put the generation into the store that the worker hosts."""
     if generation.leader == worker:
         content = generation.model_dump_json(by_alias=True).encode()
         place_of(generation, own_store).set(_KEY, zlib.compress(content))  # type: ignore[arg-type] # it takes bytes too
 
 
 def forget(place: Store) -> None:
-    """Delete the list once all have met, because the store lives as long as its worker."""
+    """Delete the list from a generation's part of the store, once all participants have met. Otherwise it would stay as
+    long as the leader's process lives."""
     place.delete_key(_KEY)
 
 
 def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], bool]) -> Generation | None:
-    """Read the generation from its leader's store. Returns None if the leader is silent or has another generation.
+    """Read the generation from its leader's store.
 
     Args:
         notice: the operator's notice of the generation.
         seconds: how long the leader may be silent.
-        unwanted: whether to end the wait, such as when a newer generation is published.
+        unwanted: returns whether the list is no longer needed, for example because a newer generation is published.
+
+    Returns:
+        The generation. None if the leader is silent or has another generation, or if the list is no longer needed.
     """
     deadline = time.monotonic() + seconds
     place: Store | None = None
@@ -74,8 +79,12 @@ def _client(address: str, seconds: float) -> TCPStore:
 
 @dataclass(frozen=True)
 class ClientOpening(Opening[TCPStore]):
-    """A client of the store at `address` (host:port) in the making. One that cannot connect retries for seconds and
-    cannot be stopped."""
+    """Makes a client of a store.
+
+    Attributes:
+        address: host:port of the store.
+        timeout: for the attempt to connect, and then for each of the client's operations.
+    """
 
     address: str
     timeout: datetime.timedelta
@@ -87,12 +96,12 @@ class ClientOpening(Opening[TCPStore]):
             dist.DistNetworkError, OSError: no store listens there.
         """
         host, port = split_address(self.address)
-        # So make the client only when the port accepts connections.
+        # Try the port first, because a client that cannot connect retries for seconds and cannot be stopped.
         socket.create_connection((host, port), self.timeout.total_seconds()).close()
         return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=self.timeout)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port`, where an IPv6 host may be in brackets."""
+    """Split `host:port` into host and port. An IPv6 host may be in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)

@@ -1,8 +1,7 @@
 """The worker's side of the operator's channel: readiness, generations, heartbeats and reports over HTTP(S).
 
-Training continues while the operator is away. So heartbeats and reports have a thread each, and only the first wait for
-a generation runs on the training thread. The newest report is sent again, with back-off, until the operator
-acknowledges it.
+Training continues while the operator is away, because heartbeats and reports are sent in threads of their own. The
+training thread waits for the operator only if the worker has no generation to train in.
 """
 
 import contextlib
@@ -37,15 +36,16 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=Wire)
 
+#: Pauses between heartbeats, and between reports, unless the operator asks for other ones.
 HEARTBEAT_SECONDS = 2.0
 REPORT_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 10.0
-#: For opening a connection, TLS included. The address of a pod that is gone never answers.
+#: Timeout for opening a connection, including TLS. It is short, because the address of a deleted pod never answers.
 CONNECT_SECONDS = 3.0
 
 
 class ChannelUnavailableError(RuntimeError):
-    """A request to the operator failed. Try again after `retry_after` seconds or later."""
+    """A request to the operator failed. Try again, but not within `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -53,16 +53,16 @@ class ChannelUnavailableError(RuntimeError):
 
 
 class JobEndedError(RuntimeError):
-    """The channel says that the job has ended (410)."""
+    """The operator answered that the job has ended (HTTP 410)."""
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection that waits longer for an answer than for the connection itself."""
+    """A connection with two timeouts: `CONNECT_SECONDS` to open it, and `expect_within` for answers."""
 
     _answer_seconds: float | None = None
 
     def expect_within(self, seconds: float) -> None:
-        """Allow each of the next answers `seconds`."""
+        """Set the timeout of the next answers, in seconds."""
         self._answer_seconds = seconds
         if self.sock is not None:
             self.sock.settimeout(seconds)
@@ -79,7 +79,7 @@ class _SecureConnection(_Connection, http.client.HTTPSConnection):
 
 @dataclass(slots=True)
 class _Kept:
-    """A connection that stays open from one request to the next."""
+    """Holds the connection that stays open between requests; None before the first and after a failure."""
 
     connection: _Connection | None = None
 
@@ -91,9 +91,15 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """The operator's HTTP API. Every request reads `token_file` again, because projected tokens are rotated in place.
+    """A client of the operator's HTTP API. Requests raise only `ChannelUnavailableError` and `JobEndedError`.
 
-    Requests raise only `ChannelUnavailableError` and `JobEndedError`.
+    Attributes:
+        url: base URL of the operator.
+        job: namespace/name of the job.
+        worker: name of this worker.
+        token_file: file with the bearer token; None to send none. It is read again for each request, because projected
+            tokens are rotated in place.
+        ca_file: file with the operator's certificate authorities; None for those of the system.
     """
 
     url: str
@@ -105,9 +111,9 @@ class Channel:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator["Channel"]:
-        """Give a channel for one thread that polls, whose connection stays open from one request to the next.
+        """Yield this channel with a connection that stays open between requests. Only one thread may use it.
 
-        A request that fails closes the connection, because another operator may lead by then.
+        A failed request closes the connection, so that the next one can reach another replica of the operator.
         """
         kept = _Kept()
         try:
@@ -120,13 +126,13 @@ class Channel:
         self._call("POST", Path.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
 
     def notice(self, after: int, timeout_seconds: int) -> GenerationNotice | None:
-        """Wait for the notice of the newest generation above `after` that names this worker. Returns None if none came
-        in time."""
+        """Wait for a generation above `after` that names this worker, and return the notice of the newest one. None if
+        none came within `timeout_seconds`."""
         body = self._poll(after, timeout_seconds)
         return _read(GenerationNotice, body) if body else None
 
     def generation(self, after: int, timeout_seconds: int) -> Generation | None:
-        """Wait for the same generation with all its members. The leader calls this, and workers whose leader is
+        """Like `notice`, but return the generation with all its members. Call this on the leader, or if the leader is
         silent."""
         body = self._poll(after, timeout_seconds, "&members=true")
         return _read(Generation, body) if body else None
@@ -136,18 +142,18 @@ class Channel:
         return self._call("GET", path, None, timeout_seconds + 10)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
-        """Send a heartbeat. Returns the newest published generation and the pace that the operator asks for."""
+        """Send a heartbeat. Returns the operator's answer, which has the newest published generation."""
         return _read(HeartbeatReply, self._call("POST", Path.HEARTBEAT, beat, 10))
 
     def report(self, report: Report) -> ReportReply:
-        """Send the leader's report. Returns the same as `heartbeat`, once the report is durable."""
+        """Send the leader's report. The operator answers once the job's status contains it."""
         return _read(ReportReply, self._call("POST", Path.REPORT, report, 30))
 
     def _call(self, method: str, path: str, message: Wire | None, timeout: float) -> bytes:
         data = None if message is None else json.dumps(message.to_wire()).encode()
         try:
             response, body = self._request(method, path, data, timeout)
-        # Also errors of the token and the authority's file, which may be repaired before the next request.
+        # The token's or the authorities' file may be unreadable too. It may be repaired before the next request.
         except (OSError, EOFError, ValueError, zlib.error, http.client.HTTPException) as error:
             raise ChannelUnavailableError(f"{method} {path}: {error}") from error
         if response.status == http.HTTPStatus.GONE:
@@ -194,37 +200,39 @@ class Channel:
 
 
 def _read(kind: type[Answer], body: bytes) -> Answer:
-    """Parse an answer. Raises `ChannelUnavailableError` if it is not the operator's, such as a proxy's page."""
+    """Parse an answer. Raises `ChannelUnavailableError` if something else sent it, such as a proxy."""
     try:
         return kind.model_validate_json(body)
     except ValueError as error:
-        raise ChannelUnavailableError(f"the answer is not a {kind.__name__}: {error}") from error
+        raise ChannelUnavailableError(f"the answer is not a valid {kind.__name__}: {error}") from error
 
 
 def _retry_after(said: str | None) -> float:
-    """Return the seconds that the operator asks to wait, a minute at most. It sends no dates."""
+    """Return the seconds of a `Retry-After` header, at most 60; 0 without one. The operator never sends a date."""
     text = (said or "").strip()
     return min(60.0, float(text)) if text.isdecimal() else 0.0
 
 
 class Backoff:
-    """Waits that double from half a second to `MAX_BACKOFF_SECONDS`. They last at least as long as the operator asks
-    for, and end early when `stop` is set."""
+    """Pauses between attempts, which double from half a second to `MAX_BACKOFF_SECONDS`. A pause ends early when `stop`
+    is set."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
         self._seconds = 0.5
 
     def wait(self, at_least: float = 0.0) -> None:
+        """Pause, for `at_least` seconds if the operator asked for them."""
         self._stop.wait(max(self._seconds, at_least))
         self._seconds = min(self._seconds * 2, MAX_BACKOFF_SECONDS)
 
     def reset(self) -> None:
+        """Begin with the shortest pause again, after a success."""
         self._seconds = 0.5
 
 
 class Sightings(Protocol):
-    """Takes the numbers of published generations (`ChannelSource`)."""
+    """Takes note of the numbers of published generations. `ChannelSource` implements it."""
 
     def saw(self, layout_generation: int) -> None: ...
 
@@ -233,7 +241,7 @@ class CheckpointSubject(Protocol):
     """The worker that the operator asks for a checkpoint."""
 
     def on_checkpoint_asked(self, token: str) -> None:
-        """The operator asks for a checkpoint under this token, or for none if it is empty. Called for each answer."""
+        """Called with each answer. `token` is that of the checkpoint that the operator asks for; empty without one."""
 
 
 class HeartbeatSubject(CheckpointSubject, Protocol):
@@ -244,14 +252,14 @@ class HeartbeatSubject(CheckpointSubject, Protocol):
         ...
 
     def on_job_ended(self) -> None:
-        """The operator said that the job has ended. No heartbeat follows."""
+        """Called when the operator answers that the job has ended. No heartbeat follows."""
 
     def on_stop_asked(self) -> None:
-        """The operator asked for a last checkpoint and the worker's end. Called for each answer that says so."""
+        """Called with each answer that asks this worker to exit once a last checkpoint is durable."""
 
 
 class HeartbeatSender:
-    """A thread that sends heartbeats at the pace the operator asks for, until the worker or its job ends."""
+    """Sends heartbeats in a thread, at the pace that the operator asks for, until `stop` or until the job ends."""
 
     def __init__(self, channel: Channel, source: Sightings, subject: HeartbeatSubject) -> None:
         self._channel = channel
@@ -265,7 +273,7 @@ class HeartbeatSender:
         self._thread.start()
 
     def beat_now(self) -> None:
-        """Send the next heartbeat at once, such as when a peer was lost."""
+        """Send the next heartbeat at once, for example because a peer was lost."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -284,19 +292,21 @@ class HeartbeatSender:
                 if reply.stop:
                     self._subject.on_stop_asked()
             except JobEndedError as error:
-                logger.info("heartbeat: %s", error)
+                logger.info("no more heartbeats: %s", error)
                 self._subject.on_job_ended()
                 return
             except ChannelUnavailableError as error:
-                logger.info("heartbeat: %s", error)
+                logger.info("cannot send a heartbeat: %s", error)
                 asked = error.retry_after
             self._wake.wait(max(pause, asked))
             self._wake.clear()
 
 
 class ReportSender:
-    """A thread that sends the newest report until the operator acknowledges it: urgent reports at once, others at the
-    pace that the operator asks for."""
+    """Sends the newest report in a thread, again and again until the operator acknowledges it.
+
+    An urgent report is sent at once, any other one at the pace that the operator asks for.
+    """
 
     def __init__(self, channel: Channel, source: Sightings, subject: CheckpointSubject) -> None:
         self._channel = channel
@@ -313,14 +323,14 @@ class ReportSender:
         self._thread.start()
 
     def submit(self, report: Report, *, urgent: bool) -> None:
-        """Replace the report to send. Never blocks."""
+        """Send this report in place of the one before. `urgent`: send it at once. Never blocks."""
         with self._lock:
             self._latest = report
             self._urgent = self._urgent or urgent
             self._lock.notify_all()
 
     def forget(self) -> None:
-        """Drop the newest report, because another worker leads by now."""
+        """Drop the newest report. Call this when another worker has become the leader."""
         with self._lock:
             self._latest = None
 
@@ -342,6 +352,7 @@ class ReportSender:
         backoff = Backoff(self._stop)
         last, pause = 0.0, REPORT_SECONDS
         while not self._stop.is_set():
+            # Wait until a report is due.
             with self._lock:
                 due = last + pause - time.monotonic()
                 pending = self._pending
@@ -350,15 +361,16 @@ class ReportSender:
                     continue
                 report, self._urgent = self._latest, False
             assert report is not None
+            # Send it. If that fails, send the report that is newest by then. If the job has ended, count it as sent.
             try:
                 reply = self._channel.report(report)
                 self._source.saw(reply.layout_generation)
                 self._subject.on_checkpoint_asked(reply.checkpoint_request)
                 pause = reply.next_seconds or REPORT_SECONDS
             except JobEndedError as error:
-                logger.info("report: %s", error)
+                logger.info("the operator takes no more reports: %s", error)
             except ChannelUnavailableError as error:
-                logger.info("report: %s; trying again", error)
+                logger.info("cannot send the report: %s; trying again", error)
                 with self._lock:
                     self._urgent = True
                 backoff.wait(error.retry_after)

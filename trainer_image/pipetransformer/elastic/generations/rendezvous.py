@@ -1,8 +1,8 @@
-"""Workers meet in a generation through torch elastic's `RendezvousHandler`.
+"""The rendezvous of a generation, as a `RendezvousHandler` of torch elastic.
 
-A generation is published with its exact members. So unlike torch's own handlers this one has no minimum, and does not
-wait for more to come. The rendezvous is complete when every member and every leaver has written its key into the
-leader's store. The same handler serves `torchrun --rdzv-backend=pipetransformer` (entry point `torchrun.handlers`).
+A generation names its participants: members and leavers. So this handler, unlike those of torch, has no minimum number
+of workers, and never waits for more of them. The rendezvous is complete when each participant has written its key into
+the leader's store. `torchrun --rdzv-backend=pipetransformer` uses the same handler (entry point `torchrun.handlers`).
 """
 
 import contextlib
@@ -31,39 +31,43 @@ from .member_list import ClientOpening, forget, hand_on, place_of, split_address
 
 BACKEND = "pipetransformer"
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
+#: Pause between two attempts to reach the leader's store.
 _RETRY_SECONDS = 0.02
-#: For telling a leader, which may hang, that this worker leaves.
+#: Timeout of `take_leave`, because the leader may hang.
 _LEAVE_SECONDS = 5.0
+#: Values of a participant's key: it takes part in the rendezvous, or has left it.
 _COMES, _LEFT = "1", "0"
 
 
 class GenerationSource(Protocol):
-    """Gives generations: the operator's channel, or a script in tests."""
+    """Tells a worker of generations. Implemented by `ChannelSource`, and for runs without an operator by `Chooser` and
+    `Follower`."""
 
     def next_generation(self, after: int) -> Generation:
-        """Block until a generation above `after` names this worker, and return the newest such generation.
+        """Wait for a generation above `after` that names this worker, and return the newest one.
 
         Raises:
             RendezvousClosedError: the job has ended.
         """
 
     def newest(self) -> int:
-        """Return the number of the newest generation known to be published, 0 for none. Never blocks."""
+        """Return the number of the newest generation known to be published, 0 for none. Does not wait for one."""
 
     def close(self) -> None:
-        """Stop waiting; a blocked `next_generation` raises `RendezvousClosedError`."""
+        """End all waits: `next_generation` raises `RendezvousClosedError`."""
 
 
 class LeaverError(RendezvousGracefulExitError):
-    """This worker leaves with the generation, once it has sent what only it holds.
+    """This worker is a leaver of the generation. It may leave once it has sent the state that the members need of it.
 
     Attributes:
-        store: the generation's store.
+        generation: the generation.
+        store: the part of the leader's store that only the generation uses.
         rank: rank in the transfer group, which has the members first, then the leavers.
     """
 
     def __init__(self, generation: Generation, store: Store, rank: int) -> None:
-        super().__init__(f"worker leaves with generation {generation.layout_generation}")
+        super().__init__(f"this worker leaves with generation {generation.layout_generation}")
         self.generation = generation
         self.store = store
         self.rank = rank
@@ -74,16 +78,16 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     Args:
         worker: this worker's name.
-        own_store: the TCPStore that this worker hosts, used when it leads.
-        source: gives generations.
-        timeout: how long the participants of a published generation may take to come.
+        own_store: the store that this worker hosts. The participants meet in it if this worker is the leader.
+        source: tells this worker of generations.
+        timeout: how long to wait for the leader's store, and then for the other participants.
 
     Attributes:
-        generation: the generation of the last rendezvous, or of the next one once it is found; None before the first.
-        patient: whether the next rendezvous waits until something newer is published, because the others may still be
-            training or evaluating.
-        waiting_after: the number above which this worker waits for a generation; None if it does not wait.
-        connections: sockets of the generation. Shut them to end a rendezvous that waits.
+        generation: the generation that was found last; None before the first.
+        patient: whether the next rendezvous waits for participants longer than the timeout, because they may still be
+            in a round or an evaluation.
+        waiting_after: while this worker waits for a generation, the number of the generation before it. Otherwise None.
+        connections: the sockets of the generation. Shut them to end a rendezvous that waits.
     """
 
     def __init__(
@@ -105,8 +109,9 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return BACKEND
 
     def announce(self, generation: Generation) -> None:
-        """Take a generation that the leader passed on, so that the next rendezvous need not ask the source. If this
-        worker leads it, joiners find the list of members in this worker's store."""
+        """Note a generation that the present leader has passed on. The next rendezvous takes it without asking the
+        source. If this worker leads the new generation, put its list of members into this worker's store for joiners.
+        """
         self._announced = generation
         hand_on(generation, self._worker, self._own_store)
 
@@ -114,7 +119,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         """Wait until a generation after the current one names this worker. The next rendezvous takes it.
 
         Raises:
-            RendezvousClosedError: the job has ended.
+            RendezvousClosedError: the job has ended, or the handler is closed.
         """
         announced = self._announced
         if announced is None or announced.layout_generation <= self.current:
@@ -127,10 +132,10 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 self.waiting_after = None
 
     def find_next(self) -> Generation:
-        """Wait for the generation that the next rendezvous will meet, and make it the current one.
+        """Wait for the next generation, and make it the current one. `next_rendezvous` then meets its participants.
 
         Raises:
-            RendezvousClosedError: the job has ended.
+            RendezvousClosedError: as `await_next`.
         """
         self.await_next()
         announced, self._announced = self._announced, None
@@ -145,13 +150,17 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return self._source.newest() > self.current
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet the members of the generation that `find_next` found, or find one first; see `RendezvousHandler`.
+        """Meet the participants of the generation that `find_next` found. If the caller has not called `find_next`, as
+        torchrun never does, this method calls it.
+
+        Returns:
+            The generation's store, and this worker's rank among the members.
 
         Raises:
-            LeaverError: this worker is a leaver of the generation. The error carries the store and the rank.
-            RendezvousClosedError: the job has ended.
-            RendezvousTimeoutError: a participant did not come in time.
-            RendezvousConnectionError: the leader's store cannot be reached, or a participant came and left.
+            LeaverError: this worker is a leaver of the generation. The error has the store and the rank.
+            RendezvousClosedError: as `await_next`.
+            RendezvousTimeoutError: a participant did not join in time.
+            RendezvousConnectionError: the leader's store cannot be reached, or a participant has left the rendezvous.
             RendezvousStateError: the generation does not name this worker.
         """
         if not self._found:
@@ -159,11 +168,13 @@ class GenerationRendezvousHandler(RendezvousHandler):
         self._found = False
         generation = self.generation
         assert generation is not None
+        # Find this worker's rank.
         participants = [*generation.members, *generation.leavers]
         names = [member.name for member in participants]
         if self._worker not in names:
             raise RendezvousStateError(f"generation {generation.layout_generation} does not name {self._worker!r}")
         rank = names.index(self._worker)
+        # Write this worker's key, and wait for the keys of the other participants.
         leader = generation.leader_member()
         store = self._connect(generation, self.connections, self._timeout.total_seconds())
         keys = [_key(name) for name in names]
@@ -177,35 +188,42 @@ class GenerationRendezvousHandler(RendezvousHandler):
             message = f"cannot reach the store of leader {leader.name} at {leader.address}: {error}"
             raise RendezvousConnectionError(message) from error
         except dist.DistStoreError as error:
+            # Name the participants that are missing.
             missing = [name for name, key in zip(names, keys, strict=True) if not _has(store, key)]
             raise RendezvousTimeoutError(
-                f"generation {generation.layout_generation}: {', '.join(missing)} did not come "
+                f"generation {generation.layout_generation}: {', '.join(missing)} did not join "
                 f"within {self._timeout.total_seconds():.0f} s"
             ) from error
         if left := [name for name, word in zip(names, said, strict=True) if word.decode() == _LEFT]:
-            raise RendezvousConnectionError(f"{', '.join(left)} came and left, because the job has ended")
+            raise RendezvousConnectionError(f"{', '.join(left)} left the rendezvous, because the job has ended")
         if rank >= len(generation.members):
             raise LeaverError(generation, store, rank)
         host, port = split_address(leader.address)
         return RendezvousInfo(store, rank, len(generation.members), RendezvousStoreInfo(host, port))
 
     def take_leave(self) -> None:
-        """Tell the other participants that this worker leaves the rendezvous. They would wait for it forever, because
-        no further generation is published once the job has ended."""
+        """Tell the other participants that this worker leaves the rendezvous, because the job has ended. Otherwise a
+        patient one would wait forever, because no newer generation is published to end its wait."""
         generation = self.generation
         assert generation is not None
-        connections = Connections(self._own_store.port)  # those of the rendezvous are shut
+        connections = Connections(self._own_store.port)  # the rendezvous's own connections are shut
         with contextlib.suppress(RendezvousConnectionError, dist.DistError):
             self._connect(generation, connections, _LEAVE_SECONDS).set(_key(self._worker), _LEFT)
 
     @property
     def current(self) -> int:
-        """Number of the generation that was found last, 0 before the first."""
+        """Number of the current generation, the one that was found last; 0 before the first."""
         return 0 if self.generation is None else self.generation.layout_generation
 
     def _connect(self, generation: Generation, connections: Connections, seconds: float) -> Store:
-        """Return a client of the leader's store. The leader uses a client too, because a wait on the store that it
-        hosts can only be ended with the store itself."""
+        """Connect to the leader's store, and return the part of it that only this generation uses.
+
+        The leader connects to its own store too. A wait in a client ends when its connection is shut. A wait in the
+        hosted store itself would end only with the store.
+
+        Raises:
+            RendezvousConnectionError: the store cannot be reached within `seconds`, or a newer generation is published.
+        """
         leader = generation.leader_member()
         limit = min(_CONNECT_TIMEOUT, self._timeout)
         deadline = time.monotonic() + seconds
@@ -222,6 +240,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         return place_of(generation, client)
 
     def _wait(self, store: Store, keys: list[str]) -> None:
+        """Wait until all keys are set. If `patient`, wait again after each timeout, until the connection is shut."""
         while True:
             try:
                 return store.wait(keys, self._timeout)
@@ -237,12 +256,12 @@ class GenerationRendezvousHandler(RendezvousHandler):
         self._source.close()
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if a newer generation is known, otherwise 0."""
+        """Return 1 if a newer generation is published, otherwise 0."""
         return int(self.given_up())
 
     @property
     def others(self) -> list[str]:
-        """The other members and leavers of the present generation, starting with the one that follows this worker."""
+        """Names of the other participants of the current generation, beginning with the one after this worker."""
         generation = self.generation
         names = [] if generation is None else [member.name for member in [*generation.members, *generation.leavers]]
         if self._worker not in names:
@@ -259,12 +278,15 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
 
 def _key(worker: str) -> str:
-    """Key in the generation's store that says whether a worker comes."""
+    """Key in the generation's store. A worker sets it to say that it takes part in the rendezvous, or has left it."""
     return f"here/{worker}"
 
 
 def host_store(address: str, timeout: datetime.timedelta) -> tuple[TCPStore, str]:
-    """Host a store on a free port. Returns the store and the `address:port` where the other workers find it."""
+    """Host a store on a free port of `address`. Returns the store, and the host:port where other workers reach it.
+
+    An IPv6 host is put in brackets.
+    """
     store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
     host = f"[{address}]" if ":" in address else address
     return store, f"{host}:{store.port}"

@@ -1,8 +1,8 @@
 """Generations without an operator, for a fixed number of ranks.
 
-Rank 0 always leads. It takes its own reports, chooses layouts with the contract's `choose` as the operator would, and
-writes each generation into the store that all ranks share. Ranks without a role wait, because a later layout may use
-them.
+Rank 0 is always the leader. It chooses layouts from its own reports, by the contract's `choose`, as the operator does.
+It writes each generation into a store that all ranks share. A rank without a role waits, because a later layout may use
+it.
 """
 
 import datetime
@@ -23,24 +23,26 @@ from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, ch
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 
-#: Prefix of the identity of every run in a fixed world.
+#: Prefix of the identity of every run without an operator.
 _FIXED = "fixed-"
-#: Between two looks of a follower. It does not wait in the store, because torch warns of each wait that times out.
+#: Pause of a follower between two looks into the store. It does not wait in the store, because torch warns of each wait
+#: that times out.
 _LOOK_SECONDS = 0.1
-#: For the other ranks to read how the run ended.
+#: How long rank 0 waits for the other ranks to leave. They first read how the run ended.
 _LEAVE = datetime.timedelta(seconds=10)
 _CLOSED = "closed"
-#: From a generation that was not committed to the next choice. It doubles with each such generation in a row.
+#: Pause between a generation that was not committed and the next choice of a layout. It doubles with each such
+#: generation in a row, up to the longest.
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 60.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks and where they meet.
+    """All ranks of a run without an operator.
 
     Attributes:
         store: shared by all ranks.
-        rank: of this process.
+        rank: rank of this process.
         addresses: host:port of each rank's own store, by rank.
     """
 
@@ -50,25 +52,25 @@ class World:
 
     @classmethod
     def meet(cls, store: Store, rank: int, size: int, address: str) -> "World":
-        """Tell every rank where this rank's own store listens, and wait for the addresses of theirs."""
+        """Tell all ranks the `address` (host:port) of this rank's own store, and wait for those of all other ranks."""
         store.set(f"address/{rank}", address)
         return cls(store, rank, [store.get(f"address/{other}").decode() for other in range(size)])
 
     def tell_end(self, end: Mapping[str, Any]) -> None:
-        """As rank 0, tell the others how the run ended, in JSON-able form."""
+        """On rank 0, tell the other ranks how the run ended. `end` must be JSON-able."""
         self.store.set("end", json.dumps(end))
 
     def end(self) -> dict[str, Any]:
-        """Wait for what rank 0 tells with `tell_end`.
+        """Wait until rank 0 calls `tell_end`, and return what it told.
 
         Raises:
-            DistError: rank 0 is gone.
+            DistError: rank 0 is gone, or did not tell within the store's timeout.
         """
         end: dict[str, Any] = json.loads(self.store.get("end"))
         return end
 
     def leave(self) -> None:
-        """Leave the world. Rank 0, whose process may host the store, waits until all others have left."""
+        """Leave. Rank 0 waits up to 10 s until all other ranks have left, because its process may host the store."""
         self.store.set(f"left/{self.rank}", "")
         if self.rank == 0:
             with suppress(dist.DistStoreError):
@@ -79,8 +81,11 @@ class World:
 
 
 def run_uid(before: str) -> str:
-    """Return the identity of a run without an operator: that of the checkpoint it resumes from, if such a run wrote it,
-    otherwise a random one."""
+    """Return the identity of a run without an operator.
+
+    It is `before`, the identity in the checkpoint that the run resumes from, if a run without an operator wrote that
+    checkpoint. Otherwise it is random.
+    """
     return before if before.startswith(_FIXED) else f"{_FIXED}{secrets.token_hex(8)}"
 
 
@@ -90,9 +95,10 @@ def worker_name(rank: int) -> str:
 
 
 class Follower:
-    """Reads the generations that the leader writes (`GenerationSource`), and drops reports (`ReportSink`).
+    """Reads the generations that rank 0 writes. Implements `GenerationSource`, and `ReportSink` without sending any
+    report.
 
-    Only the newest generation counts, because the leader may have given up several while this rank stood still.
+    Only the newest generation counts. Rank 0 may have replaced several while this rank stood still.
     """
 
     def __init__(self, world: World) -> None:
@@ -117,13 +123,13 @@ class Follower:
         raise RendezvousClosedError("the run has ended")
 
     def newest(self) -> int:
-        """Return the number of the newest generation. The end of the run counts as one, because it also makes those
-        before it void."""
+        """Return the number of the newest generation. The end of the run counts as one more, because it ends all
+        generations before it."""
         self._read()
         return (0 if self._newest is None else self._newest.layout_generation) + bool(self._ended)
 
     def _read(self) -> None:
-        """Read what the leader has written since the last call. The training thread and the watchdog's both call
+        """Read what rank 0 has written since the last call. Both the training thread and the watchdog's thread call
         this."""
         store = self._world.store
         with self._lock:
@@ -142,22 +148,23 @@ class Follower:
         self._stopped.set()
 
     def submit(self, report: Report, *, urgent: bool) -> None:
-        """Only leaders report."""
+        """Drop the report, because only rank 0 reports."""
 
     def flush(self, timeout: float | None = None) -> bool:
         return True
 
 
 class Chooser:
-    """Chooses generations on rank 0 (`GenerationSource`) from the leader's reports (`ReportSink`).
+    """Chooses generations on rank 0, by the reports that it makes as the leader. Implements `GenerationSource` and
+    `ReportSink`.
 
     Args:
         world: all ranks.
         bounds: limits of layouts.
         packing: how to choose among layouts.
-        first: number of the first generation, above all numbers in a resumed run's history.
+        first: number of the first generation. It must be above all numbers in the history of a resumed run.
         run_uid: the run's identity.
-        clock: returns seconds.
+        clock: returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -178,18 +185,18 @@ class Chooser:
         self._generations: list[Generation] = []
         self._closed = False
         self._clock = clock
-        #: The newest generation that the leader has reported from, and the newest whose rendezvous it has joined.
+        #: The newest generation that the leader has reported from, and the number of the newest that it tried to enter.
         self._present: Generation | None = None
         self._come_to = 0
-        #: The newest generation that was not committed, how many there were in a row, and when to choose again.
+        #: The newest generation that was not committed, how many there were in a row, and the time of the next choice.
         self._failed: Generation | None = None
         self._failures = 0
         self._choose_at = 0.0
         self._publish(bounds.initial, first, ResizeReason.START)
 
     def next_generation(self, after: int) -> Generation:
-        """Return the newest generation above `after`. A leader that asks again has lost its group, so the same layout
-        meets again."""
+        """Return the newest generation above `after`. Without one, the leader has lost its group: publish the same
+        layout again."""
         with self._condition:
             if self._closed:
                 raise RendezvousClosedError("the run has ended")
@@ -208,6 +215,8 @@ class Chooser:
                 self._tell_followers_of_end()
 
     def submit(self, report: Report, *, urgent: bool) -> None:
+        """Take a report of the leader. Publish a generation if another layout is now better than the present one, or
+        tell the followers if the run has ended."""
         with self._condition:
             newest = self._generations[-1]
             if report.outcome is not None:
@@ -233,11 +242,11 @@ class Chooser:
         return True
 
     def watched(self) -> "WatchedChooser":
-        """Return the same generations for a watcher, which waits for the next one instead of causing it."""
+        """Return a source for `GenerationWatcher`. It waits for the next generation, and never publishes one itself."""
         return WatchedChooser(self)
 
     def wait(self, after: int) -> Generation:
-        """Block until a generation above `after` exists.
+        """Wait for a generation above `after`, and return the newest one. The leader has tried to enter `after`.
 
         Raises:
             RendezvousClosedError: the run has ended.
@@ -250,8 +259,8 @@ class Chooser:
             return self._generations[-1]
 
     def _may_choose(self, report: Report) -> bool:
-        """Whether the newest generation trains, or failed long enough ago. It failed if the leader joined it and then
-        reports from the one before."""
+        """Whether the newest generation trains, or failed long enough ago. It failed if the leader tried to enter it,
+        and still reports from the one before."""
         newest, present = self._generations[-1], self._present
         if report.layout_generation == newest.layout_generation:
             if present is not newest:
@@ -270,7 +279,8 @@ class Chooser:
         self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
 
     def _publish(self, layout: Layout, number: int, reason: ResizeReason) -> None:
-        before: list[Member] = []  # may hold state; if the newest failed, the members of the present one do
+        # Members of these generations may hold state. If the newest one failed, those of the present one hold it.
+        before: list[Member] = []
         for generation in (self._present, *self._generations[-1:]):
             before += [] if generation is None else [each for each in generation.members if each not in before]
         members = [self._world.member(rank) for rank in range(layout.workers)]
@@ -290,7 +300,7 @@ class Chooser:
 
 
 class WatchedChooser:
-    """See `Chooser.watched`."""
+    """The source that `Chooser.watched` returns. Implements `GenerationSource`."""
 
     def __init__(self, chooser: Chooser) -> None:
         self._chooser = chooser

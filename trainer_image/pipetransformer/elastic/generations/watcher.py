@@ -1,4 +1,4 @@
-"""Tells a leader of a newer generation, without a wait for the operator on the training thread."""
+"""Lets the leader know of a newer generation, although its training thread never waits for one."""
 
 import threading
 
@@ -10,7 +10,7 @@ from .rendezvous import GenerationSource
 
 
 class GenerationWatcher:
-    """Asks the source for the next generation, in a thread."""
+    """Waits for the next generation in a thread."""
 
     def __init__(self, source: GenerationSource) -> None:
         self._source = source
@@ -19,7 +19,7 @@ class GenerationWatcher:
         self._watching = -1
 
     def watch(self, after: int) -> None:
-        """Begin to look for a generation above `after`."""
+        """Begin to wait for a generation above `after`. Does nothing if the last call had the same `after`."""
         with self._lock:
             if self._watching == after:
                 return
@@ -28,7 +28,7 @@ class GenerationWatcher:
         threading.Thread(target=self._run, args=(after,), name=f"watch-generation-{after}", daemon=True).start()
 
     def found(self, after: int) -> Generation | None:
-        """Return a generation above `after`, or None if none is known. Never blocks."""
+        """Return a generation above `after` if one has been found, otherwise None. Never blocks."""
         found = self._found
         return found if found is not None and found.layout_generation > after else None
 

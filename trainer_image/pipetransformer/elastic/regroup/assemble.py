@@ -1,6 +1,7 @@
-"""Assembles a worker's state for its new role from what peers hold or have mirrored, as the leader's plan says.
+"""Assembles a worker's state for its new role from units that workers hold or have mirrored.
 
-The new state shares the units that stay with the worker's old state, and changes nothing in it.
+The leader's plan says which units move. A unit that stays on the worker is shared by its old and its new state. The old
+state is not changed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,41 +25,45 @@ from .transfer_plan import Origin, TransferPlan
 
 
 class UnitMaker(Protocol):
-    """Makes units of the job's model (`job.Job`)."""
+    """Makes units of the job's model. `job.Job` implements it."""
 
     @property
     def codec(self) -> UnitCodec:
-        """Packs its units to move them."""
+        """Packs units of the model to send them."""
         ...
 
     @property
     def shells(self) -> Sequence[nn.Module]:
-        """All its units, used for their shapes only."""
+        """All units of the model, used for their shapes only."""
         ...
 
     def build_units(self, indices: Collection[int]) -> dict[int, nn.Module]:
-        """Return the units of these indices as training starts from them, on the CPU."""
+        """Return the units with these indices as they are when training starts, on the CPU."""
         ...
 
     def blank_unit(self, index: int) -> nn.Module:
-        """Return a unit on the meta device, whose tensors are to be replaced."""
+        """Return a unit on the meta device. The caller replaces its tensors."""
         ...
 
 
 class CheckpointReader(Protocol):
-    """Reads a checkpoint from the storage (`checkpoint.Checkpointer`). `load_control` comes before `load_unit`."""
+    """Reads a checkpoint from the storage. `checkpoint.Checkpointer` implements it."""
 
     def load_control(self, name: str) -> Control:
-        """Return the control state of the checkpoint of that name."""
+        """Return the control state of the checkpoint with this name."""
         ...
 
     def load_unit(self, index: int) -> dict[str, Tensor]:
-        """Return a unit's tensors from the checkpoint whose control state was loaded."""
+        """Return a unit's tensors by name. Call `load_control` first: it selects the checkpoint."""
         ...
 
 
 class ReadAhead(Protocol):
-    """Units that were read from a checkpoint so far, by index (`checkpoint.Prefetcher`)."""
+    """Has the units that were read from a checkpoint so far. `checkpoint.Prefetcher` implements it.
+
+    Attributes:
+        units: the units by index.
+    """
 
     units: dict[int, ReadUnit]
 
@@ -70,8 +75,8 @@ class StateSources:
     Attributes:
         job: makes units of its model, and says how they are packed.
         checkpoints: reads units from the storage.
-        mirrors: the copies that this worker keeps of earlier steps.
-        read_ahead: frozen units that this worker reads from storage while it waits.
+        mirrors: copies of units of earlier steps, which this worker keeps.
+        read_ahead: frozen units that this worker has read from the storage while it waited.
     """
 
     job: UnitMaker
@@ -81,7 +86,7 @@ class StateSources:
 
     @property
     def codec(self) -> UnitCodec:
-        """Packs units to move them."""
+        """Packs units to send them."""
         return self.job.codec
 
     @property
@@ -90,23 +95,23 @@ class StateSources:
         return self.job.shells
 
     def codec_for(self, state_map: StateMap | None) -> UnitCodec:
-        """Packs what moves for a map: no moments if the map does not take them."""
+        """Return the codec for a regroup with this map. It sends no moments if the map does not take them."""
         without = state_map is not None and not state_map.takes_moments
         return replace(self.codec, optimizer=None) if without else self.codec
 
 
 def units_of(plan: TransferPlan, rank: int) -> list[int]:
-    """The units of a transfer rank's new role, with copies; none for a leaver."""
+    """The units of a rank's new role, with copies; none for a leaver. `rank` is in the transfer group."""
     return plan.cut.held_by(plan.roles[rank][1]) if rank < len(plan.roles) else []
 
 
 def copies_of(plan: TransferPlan, rank: int) -> list[int]:
-    """Those of `units_of` that are copies of another stage's."""
+    """Units of `units_of` that are copies of another stage's units."""
     return plan.cut.copies_of(plan.roles[rank][1]) if rank < len(plan.roles) else []
 
 
 def off_device(plan: TransferPlan, rank: int) -> list[int]:
-    """Those of `units_of` that stay off the device."""
+    """Units of `units_of` that stay off the device."""
     return plan.cut.off_device(plan.roles[rank][1], plan.cached_layers) if rank < len(plan.roles) else []
 
 
@@ -119,8 +124,19 @@ def put_unit(
     *,
     off: bool = False,
 ) -> None:
-    """Put a unit made of these tensors into `state`. They are on `device` already, or in host memory if the unit is to
-    stay `off` the device."""
+    """Make a unit of these tensors, and put it into `state`.
+
+    Args:
+        sources: makes the unit.
+        state: gets the unit.
+        index: the unit's index.
+        tensors: by the names of `WorkerState.unit_tensors`; on `device` already, or in host memory if `off`.
+        device: where training runs.
+        off: whether the unit stays off the device.
+
+    Raises:
+        ValueError, SpecError: the tensors do not fit the unit; see `WorkerState.put_unit`.
+    """
     unit = sources.job.blank_unit(index)
     state.put_unit(index, unit, tensors)
     unit.to(HOST if off else device)  # moves tensors that are not part of the state
@@ -130,17 +146,17 @@ def put_unit(
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """One worker's part of a regroup whose state comes from peers. `from_storage` has the other origins.
+    """Makes the state of one worker's new role, if the state comes from workers. Otherwise `from_storage.Alone` does.
 
     Attributes:
         sources: where units come from.
         state: what this worker holds.
-        plan: the leader's.
+        plan: the leader's plan.
         rank: this worker's rank in `transfer`.
         transfer: the group of members and leavers.
         device: where training runs.
-        state_map: makes another list of units; None if the units stay the same.
-        progress: told of the transfer.
+        state_map: makes the units of another model; None if the units stay the same.
+        progress: listens to the transfer.
     """
 
     sources: StateSources
@@ -153,7 +169,8 @@ class Assembly:
     progress: Progress = UNHEARD
 
     def assemble(self) -> WorkerState:
-        """Return the state of the new role; it is empty for a leaver, which only sends. All of `transfer` call this.
+        """Send and receive units, and return the state of the new role. It is empty for a leaver, which only sends. All
+        ranks of `transfer` call this.
 
         Raises:
             RuntimeError: a connection broke.
@@ -175,6 +192,7 @@ class Assembly:
         return new
 
     def _from_mirrors(self, new: WorkerState, wanted: Sequence[int]) -> None:
+        """Take each unit from this worker's mirror, or from the mirror of another worker."""
         mirror = self.sources.mirrors.at(self._point)
         mirrored = {} if mirror is None else mirror.units
         sources = self.sources
@@ -184,6 +202,7 @@ class Assembly:
             self._take(new, index, [part.to(self._device_of(index), copy=index not in received) for part in parts])
 
     def _from_peers(self, new: WorkerState, wanted: Sequence[int]) -> None:
+        """Take each unit that a peer sends. Keep units that this worker holds, and add those that it has read ahead."""
         received = self._move(self._held_cargo(new.control.boundary))
         for index in wanted:
             if index in received:
@@ -197,7 +216,7 @@ class Assembly:
                 new.moments[name] = self.state.moments.get(name, {})
 
     def _mapped(self, new: WorkerState, wanted: Sequence[int], state_map: StateMap) -> None:
-        """Make each new unit of old ones that this worker holds or receives."""
+        """Make each new unit from old ones, which this worker receives, holds or has read ahead."""
         boundary = int(self.plan.control["boundary"])
         received = self._move(self._held_cargo(boundary))
         old: dict[int, Mapping[str, Tensor]] = {}
@@ -218,12 +237,13 @@ class Assembly:
 
     @property
     def _point(self) -> tuple[int, int, int]:
+        """The committed state that the plan starts from."""
         return Control.from_dict(self.plan.control).point
 
     @property
     def _held(self) -> Mapping[int, nn.Module]:
-        """The units that the plan counts as held here. Units of another step do not count: a joiner has some if its
-        first generation broke in the vote."""
+        """The units that the plan counts as held by this worker. Units of another committed state do not count: for
+        example, a joiner holds some if its first generation broke in the vote."""
         return self.state.held if self.state.control.point == self._point else {}
 
     def _held_cargo(self, boundary: int) -> StateCargo:
@@ -243,7 +263,7 @@ class Assembly:
         return off_device(self.plan, self.rank)
 
     def _device_of(self, index: int) -> torch.device:
-        """Where a unit of the new role goes."""
+        """Where a unit of the new role is kept: on the device or in host memory."""
         return HOST if index in self._off else self.device
 
     def _take(self, new: WorkerState, index: int, parts: Parts) -> None:

@@ -1,7 +1,7 @@
-"""Makes a worker's state for its new role without peers: from the seed, or from a checkpoint.
+"""Makes a worker's state for its new role without other workers: from the seed, or from a checkpoint.
 
-A thread does this while the workers vote (`Barrier`), because it may take long. The thread refers to no group, because
-it may still read when the connections break.
+A thread does this while the workers vote (`Barrier`), because it may take long. The thread may still read after the
+connections break, so it refers to no group.
 """
 
 import threading
@@ -19,14 +19,14 @@ from .transfer_plan import Origin, TransferPlan
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """One worker's part of a regroup whose state comes from no peer.
+    """Makes the state of one worker's new role, if it comes from the seed or from a checkpoint.
 
     Attributes:
         sources: where units come from.
-        plan: the leader's, of origin `FRESH` or `CHECKPOINT`.
+        plan: the leader's plan, of origin `FRESH` or `CHECKPOINT`.
         wanted: units of the new role, with copies.
-        copies: those of `wanted` that are copies of another stage's.
-        off: those of `wanted` that stay off the device.
+        copies: units of `wanted` that are copies of another stage's units.
+        off: units of `wanted` that stay off the device.
         device: where training runs.
         given_up: set when the regroup has failed.
     """
@@ -47,6 +47,7 @@ class Alone:
             StorageError, LookupError: a unit cannot be read from the checkpoint.
             ConnectionAbortedError: the regroup failed meanwhile.
         """
+        # Make the units from the seed, or read them from the checkpoint.
         new = WorkerState(self.sources.codec.num_layers, self.sources.codec.ties)
         if self.plan.origin is Origin.FRESH:
             built = self.sources.job.build_units(self.wanted)
@@ -57,7 +58,7 @@ class Alone:
             new.control.note_cached(self.plan.cached_layers)
             for index in self.wanted:
                 if self.given_up.is_set():
-                    raise ConnectionAbortedError("given up before all units were read")
+                    raise ConnectionAbortedError("the regroup failed before all units were read")
                 off = index in self.off
                 read = self.sources.checkpoints.load_unit(index)
                 tensors = read if off else {name: tensor.to(self.device) for name, tensor in read.items()}
@@ -66,6 +67,7 @@ class Alone:
                 except ValueError as error:
                     message = f"{self.plan.checkpoint} belongs to another model: {error}"
                     raise SpecError("spec.checkpoint.location", message) from error
+        # Add what no checkpoint contains, and freeze units.
         new.control.costs = self.plan.costs
         new.set_apart(self.copies)
         new.apply_boundary()

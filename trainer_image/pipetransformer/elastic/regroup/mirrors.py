@@ -1,8 +1,8 @@
-"""Copies of each stage in the next worker's host memory, for layouts with a single pipeline.
+"""Mirrors: copies of each stage in the next worker's host memory, for layouts with a single pipeline.
 
-All workers mirror the same step: each keeps a copy of its own stage and sends one to the next worker. If a worker dies,
-the others together still hold that step, and all return to it. Both the new and the previous mirror are kept until all
-workers have voted again, because a worker may have died before its copy arrived.
+All workers mirror the same step: each keeps a copy of its own stage, and sends one to the next worker. If a worker
+dies, the other workers together still have all of that step, and they all return to it. A worker may die before its
+copy has arrived. So the mirror before is kept until all workers have voted again.
 """
 
 from collections.abc import Sequence
@@ -26,11 +26,11 @@ from .transfer_plan import Mirrored, Move
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """One worker's copies of one step: its own units and its neighbour's.
+    """One worker's copies of one step: its own units, and the units of the worker before it.
 
     Attributes:
-        step: committed steps.
-        control: the control state of that step, by field name.
+        step: number of committed steps.
+        control: the control state after that step, by field name.
         units: packed units by index, in host memory.
     """
 
@@ -46,9 +46,9 @@ class Mirrors:
     Attributes:
         every_steps: steps between two mirrors; None for no mirrors.
         codec: packs units.
-        shells: all units, used for their shapes only.
+        shells: all units of the model, used for their shapes only.
         device: where training runs.
-        kept: the mirrors.
+        kept: the mirrors that are still needed.
     """
 
     every_steps: int | None
@@ -58,12 +58,18 @@ class Mirrors:
     kept: list[Mirror] = field(default_factory=list)
 
     def suit(self, codec: UnitCodec, shells: Sequence[nn.Module]) -> None:
-        """Mirror the units of this model from now on. Earlier mirrors keep theirs."""
+        """Mirror units of another model from now on. Earlier mirrors stay as they are."""
         self.codec, self.shells = codec, shells
 
     def due(self, step: int, layout: StageLayout, first_step: int) -> bool:
-        """Whether to mirror after `step` committed steps: regularly, and after a layout's first step, because its
-        workers hold other stages. The layout began at `first_step`."""
+        """Whether to mirror now: every `every_steps` steps, and after the first step of a layout, because its workers
+        hold other stages than before. Layouts with several pipelines, or with one stage, have no mirrors.
+
+        Args:
+            step: number of committed steps.
+            layout: the layout.
+            first_step: number of committed steps when the layout began.
+        """
         if self.every_steps is None or layout.pipelines > 1 or layout.stages == 1:
             return False
         return step % self.every_steps == 0 or step == first_step + 1
@@ -72,7 +78,7 @@ class Mirrors:
         """Mirror the committed state. All members call this between rounds.
 
         Raises:
-            RuntimeError: a connection broke; earlier mirrors stay.
+            RuntimeError: a connection broke. Earlier mirrors stay.
         """
         control = state.control.to_dict()
         host = HostCopies()
@@ -87,17 +93,18 @@ class Mirrors:
         self.kept.append(Mirror(state.control.step, control, own | received))
 
     def _copied(self, state: WorkerState, index: int, host: HostCopies) -> Parts:
-        """A unit's parts in host memory, whole once `host` is. A unit that is off the device shares its memory."""
+        """A unit's parts in host memory, complete after `host.wait()`. If the unit is off the device, its large tensors
+        are shared and not copied."""
         if is_off(state.held[index]):
             return self.codec.give(state, index, HOST)
         return [host.copy(part) for part in self.codec.give(state, index, self.device)]
 
     def settle(self) -> None:
-        """Drop all mirrors except the newest. A vote has shown that all workers have it."""
+        """Drop all mirrors except the newest. Call this after a vote, which shows that all workers have the newest."""
         del self.kept[:-1]
 
     def forget_after(self, step: int) -> None:
-        """Drop the mirrors of later steps, because training returned to `step`."""
+        """Drop mirrors of steps after `step`, because training has returned to `step`."""
         self.kept = [mirror for mirror in self.kept if mirror.step <= step]
 
     def describe(self) -> list[Mirrored]:
@@ -105,5 +112,5 @@ class Mirrors:
         return [Mirrored(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
 
     def at(self, point: tuple[int, int, int]) -> Mirror | None:
-        """Return the mirror of the committed state `point`, or None."""
+        """Return the mirror of the committed state `point` (`Control.point`); None without one."""
         return next((mirror for mirror in self.kept if Control.from_dict(mirror.control).point == point), None)

@@ -1,23 +1,27 @@
-"""Times of a regroup, by phase."""
+"""Times the phases of a regroup."""
 
 import time
 
 
 class Phases:
-    """Seconds of one regroup on one worker, from when it knew of the generation. A phase may have several laps."""
+    """Times one regroup on one worker, from the moment when the worker knows of the generation.
+
+    Attributes:
+        seconds: seconds of each phase, by name. A phase may have several laps.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Add the time since the last lap to a phase."""
+        """Add the time since the last lap to the phase `name`."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
     def add(self, name: str, seconds: float) -> None:
-        """Add a phase that came before the regroup."""
+        """Add a phase that took `seconds` before the first lap."""
         self.seconds = {name: seconds, **self.seconds}
 
     def leave_out(self, seconds: float) -> None:
@@ -26,5 +30,5 @@ class Phases:
 
     @property
     def total(self) -> float:
-        """Seconds up to the last lap."""
+        """Seconds of all phases, up to the last lap."""
         return sum(self.seconds.values())

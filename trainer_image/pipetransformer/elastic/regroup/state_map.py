@@ -1,7 +1,7 @@
-"""A state map makes another list of units during a regroup; Multi-Level training coalesces layers this way.
+"""State maps: they make the units of another model during a regroup. Multi-Level training changes the model this way.
 
-Each worker receives the old units that its new units are made of, and makes the new ones before the vote. A failure
-therefore leaves the old model whole. Without a map, units stay the same.
+Each worker receives the old units that its new units are made from, and makes the new ones before the vote. So after a
+failure the old model is still complete. Without a map, units stay the same.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,11 +14,11 @@ from pipetransformer.state.control import Control
 
 
 class StateMap(Protocol):
-    """Maps the units of the old model to those of the new one. The same on all workers."""
+    """Makes the units of a new model from those of the old one. All workers have the same map."""
 
     @property
     def num_layers(self) -> int:
-        """Layers of the new model."""
+        """Number of layers of the new model."""
         ...
 
     @property
@@ -28,45 +28,47 @@ class StateMap(Protocol):
 
     @property
     def takes_moments(self) -> bool:
-        """Whether `make` uses the optimizer's moments. Otherwise they do not move."""
+        """Whether `make` uses the optimizer's moments. If not, they are not sent."""
         ...
 
     def sources(self, unit: int) -> Sequence[int]:
-        """Return the old units that a new unit is made of."""
+        """Return the old units that a new unit is made from."""
         ...
 
     def blank(self, unit: int) -> nn.Module:
-        """Return a new unit whose parameters and buffers are to be replaced."""
+        """Return a unit of the new model. The caller replaces its parameters and buffers."""
         ...
 
     def prepare(self, units: Collection[int]) -> None:
-        """Read from storage what these new units are also made of. A thread does this while the workers vote.
+        """Read further tensors for these new units from the storage. A thread calls this while the workers vote.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: the storage cannot be read.
         """
         ...
 
     def make(self, unit: int, old: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the parameters and buffers of a new unit, by the new model's names, in new tensors.
-
-        Moments are named `NAME@KEY`. Those that are returned become the optimizer's state; the optimizer starts afresh
-        for the others.
+        """Make the tensors of a new unit.
 
         Args:
-            unit: index in the new model.
-            old: tensors of its sources by the old model's names, with the moments of trained parameters if it
+            unit: the unit's index in the new model.
+            old: tensors of its `sources`, by the old model's names. With the moments of trained parameters if the map
                 `takes_moments`.
+
+        Returns:
+            Parameters and buffers by the new model's names, in new tensors. Moments, named `NAME@KEY`, become the
+            optimizer's state. For parameters without moments the optimizer starts from the beginning.
         """
         ...
 
     def control(self, old: Control) -> Control:
-        """Return the control state of the new model. Measured costs of the old units, for example, no longer hold."""
+        """Return the control state for the new model. It has no measured costs, for example, because those are of the
+        old units."""
         ...
 
 
-#: Returns the map for a regroup from this control state into pipelines of so many stages, or None. All workers decide
-#: the same.
+#: Returns the map for a regroup from this control state into pipelines with this number of stages; None if units stay
+#: the same. All workers get the same answer.
 MapOf = Callable[[Control, int], StateMap | None]
 
 
@@ -75,5 +77,5 @@ def no_map(control: Control, stages: int) -> None:
 
 
 def sources_of(units: Iterable[int], state_map: StateMap) -> set[int]:
-    """Return the old units that several new ones are made of."""
+    """Return all old units that these new units are made from."""
     return {source for unit in units for source in state_map.sources(unit)}

@@ -1,4 +1,4 @@
-"""What a regroup needs of the worker: the job, the storage, and steps that are not settled."""
+"""What a regroup needs from its worker: the job, the storage, and work that other workers may have committed."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,76 +19,88 @@ from .transfer_plan import DurablePoint
 
 
 class ElasticJob(UnitMaker, Protocol):
-    """What a regroup needs of a job; `job.Job`."""
+    """What a regroup needs from a job. `job.Job` implements it."""
 
     def at(self, visit: int) -> "ElasticJob":
-        """The job as it is in a visit of one of its levels, which may have another model."""
+        """The job in this visit of one of its levels, which may have another model."""
         ...
 
     @property
     def data_digest(self) -> str:
-        """Digest of the data that this worker sees; it must be the same on all workers."""
+        """Digest of the data that this worker sees. It must be the same on all workers."""
         ...
 
     def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
-        """Stages and micro-batches of a layout."""
+        """Cut the model into stages, and choose micro-batches.
+
+        Args:
+            boundary: number of frozen layers.
+            stages: number of stages.
+            pipelines: number of pipelines.
+            costs: measured costs of units; None before the measurement.
+            cached_layers: as in `Control`.
+        """
         ...
 
 
 class RegroupStorage(CheckpointReader, Protocol):
-    """The storage of checkpoints, such as `checkpoint.Checkpointer`. Only the leader reads it, if a unit is lost."""
+    """The storage of checkpoints. `checkpoint.Checkpointer` implements it.
+
+    Only the leader calls these methods, if the workers together do not hold all units. Each raises `StorageError` if
+    the storage cannot be read.
+    """
 
     def durable(self) -> DurablePoint | None:
-        """The newest durable checkpoint."""
+        """The newest durable checkpoint; None without one."""
         ...
 
     def kept_step(self) -> int:
-        """The step of the best model that the storage keeps, 0 for none."""
+        """Committed steps of the best model that the storage keeps; 0 without one."""
         ...
 
     def newest_generation(self) -> int:
-        """The highest layout generation that has written to the storage, 0 for none."""
+        """The highest layout generation that has written to the storage; 0 if none has."""
         ...
 
 
 class Unsettled(Protocol):
-    """Work that the other workers may have committed; this worker's group broke before it could know."""
+    """Work of this worker that other workers may have committed. Its group broke before it could know."""
 
     @property
     def pending(self) -> int | None:
-        """The lasting generation that gave this worker complete gradients of a step it has not committed; None if there
-        is no such step."""
+        """Lasting number (`Control.lasting_generation`) of the generation whose steps are pending. A step is pending if
+        this worker has its complete gradients but has not committed it. None if no step is pending."""
         ...
 
     @property
     def pending_steps(self) -> int:
-        """Number of steps that are pending: all of a round."""
+        """Number of pending steps: all steps of a round."""
         ...
 
     @property
     def in_doubt(self) -> WorkerState | None:
-        """The state that this worker assembled for a generation whose vote broke; None if there is none."""
+        """The state that this worker assembled for a generation whose vote broke; None if there is no such state."""
         ...
 
     def commit_late(self, control: Control) -> None:
-        """Commit the pending steps as the workers did that have this control state."""
+        """Commit the pending steps, because other workers have. `control` is the control state of these workers."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegroupTools(StateSources):
-    """A worker's means to regroup, the same for all its generations.
+    """What a worker regroups with, in all its generations.
 
     Attributes:
-        handler: meets the members of a generation.
+        handler: meets the participants of a generation.
         transport: connects the groups.
         job: the job that trains.
-        checkpoints: asked when a unit is lost.
-        run_dir: folder of the record, which names the generations of earlier jobs.
-        barrier: has all workers wait for storage.
+        checkpoints: read if the workers together do not hold all units.
+        run_dir: folder of the run's record, which also names the generations of earlier jobs.
+        barrier: lets all workers wait for the storage.
         watchdog: ends an attempt that takes too long, or that a newer generation has made void.
         hooks: told of hook points.
-        map_of: the map for a regroup from a control state into pipelines of so many stages.
+        map_of: returns the state map of a regroup.
     """
 
     handler: GenerationRendezvousHandler
@@ -102,20 +114,22 @@ class RegroupTools(StateSources):
     map_of: MapOf = no_map
 
     def at(self, visit: int) -> "RegroupTools":
-        """These tools for the model of a visit."""
+        """The same tools for the model of this visit."""
         job = self.job.at(visit)
         return self if job is self.job else replace(self, job=job)
 
 
 def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None:
-    """Commit the round, or take over the decision after it, that other workers made before this worker's group broke.
-    Then what this worker sends is what they expect. A worker that is further behind, or took the round in another
-    generation, receives all that it needs and sends nothing.
+    """Let this worker catch up with `control`, if only the end of a round is missing. Then it can send its units.
+
+    If its pending steps are the last ones of `control`, it commits them. If it has committed these steps but missed the
+    decision after them, it takes over `control`. Any other worker behind `control` stays behind: it sends nothing, and
+    receives all units that it needs.
 
     Args:
         state: what this worker holds.
         control: the control state that the plan starts from.
-        unsettled: holds the steps after this worker's last one, if they are pending.
+        unsettled: has the pending steps of this worker, if there are any.
     """
     present = state.control
     if (present.step + unsettled.pending_steps, unsettled.pending, present.visit) == control.point:

@@ -1,9 +1,9 @@
 """Takes a worker from one generation to the next, as a transaction. A job's first generation takes the same path.
 
-The workers meet, make groups beside the old ones, and tell the leader what they hold. They follow its plan, move units
-into new buffers, and vote. A failure before the vote costs only time, because state and old groups are unchanged. A
-worker whose connections break in the vote cannot know the result. It keeps its old and its assembled state until the
-next regroup or round tells which one counts.
+The workers meet, make groups beside the old ones, and tell the leader what they hold. They follow the leader's plan,
+move units into new buffers, and vote. A failure before the vote costs only time, because state and old groups are
+unchanged. A worker whose connections break in the vote cannot know its result. It keeps both its old and its assembled
+state, until the next regroup or round shows which one counts.
 """
 
 import contextlib
@@ -46,10 +46,11 @@ from .transfer_plan import DurablePoint, Inventory, Mirrored, Origin, TransferPl
 
 T = TypeVar("T")
 
-#: Key of the leader's plan. Its value is empty while the leader asks the storage, and begins with `_NO_PLAN` and a
-#: reason if there is no plan.
+#: Key of the leader's plan in the generation's store. The value is empty if the leader first has to read the storage.
+#: It is `_NO_PLAN` and a reason if there is no plan.
 _PLAN = "plan"
 _NO_PLAN = "none: "
+#: Key of the plan, if the leader has read the storage for it.
 _PLAN_BY_STORAGE = "plan/by-storage"
 
 
@@ -57,7 +58,8 @@ class RegroupError(RuntimeError):
     """This worker did not commit the generation. Its state is unchanged.
 
     Attributes:
-        in_doubt: the state that this worker assembled, if the vote broke; other workers may have committed it.
+        in_doubt: the state of the new role, if the vote broke after this worker had assembled it. Other workers may
+            have committed it. Otherwise None.
     """
 
     def __init__(self, message: str, in_doubt: WorkerState | None = None) -> None:
@@ -67,12 +69,17 @@ class RegroupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """A committed generation.
+    """A committed generation, on this worker.
 
     Attributes:
-        layout: None for a leaver, which may now leave.
-        transfers: (source, target, bytes) of all moves between ranks of the transfer group.
-        phases: times of the regroup, which continue until the first step.
+        generation: the generation.
+        layout: this worker's part of the layout; None for a leaver, which may now leave.
+        state: the state of this worker's new role.
+        groups: process groups of the generation.
+        store: key-value store that all participants of the generation share.
+        transfers: (source rank, target rank, bytes) of the state that moved, for each pair of ranks of the transfer
+            group.
+        phases: seconds of the regroup by phase. The caller adds the first step.
     """
 
     generation: Generation
@@ -85,27 +92,29 @@ class Regrouped:
 
 
 def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in_group: bool) -> Regrouped:
-    """Meet the next generation, receive what this worker's new role needs, and commit.
+    """Wait for the next generation, meet its participants, get the state of this worker's new role, and commit.
 
     Args:
-        tools: this worker's means to regroup.
-        state: what this worker holds. Only a late commit changes it, of a step that other workers have committed.
-        unsettled: work that the other workers may have committed.
-        in_group: whether the present generation is whole, so that its members count on this worker. If not, the worker
+        tools: what this worker regroups with.
+        state: what this worker holds. It changes only if this worker catches up with others (`catch_up`).
+        unsettled: work that other workers may have committed.
+        in_group: whether the present generation is whole, so that its members rely on this worker. If not, this worker
             leaves the rendezvous once the job has ended.
 
     Raises:
         RegroupError: this worker did not commit the generation; `__cause__` has the reason.
-        WorkersDifferError: raised on the leader when the job cannot continue, because workers that hold state see
-            different data, or members do before any worker holds state.
+        WorkersDifferError: raised on the leader only. The job cannot continue, because workers that hold state see
+            different data. Or no worker holds state yet, and the members see different data.
         RendezvousClosedError: the job has ended.
+        StorageError: the storage cannot be read.
+        RuntimeError, OSError, LookupError, ValueError: the attempt failed, and this worker is the only participant.
     """
     handler = tools.handler
     generation = handler.find_next()
     phases = Phases()
     tools.hooks.on_point(HookPoint.FOUND, generation.layout_generation)
-    # Members come within a round. A joiner cannot know how long they take, because they may be evaluating; this also
-    # holds for a joiner with state in doubt. The plan then tells how long the rest may take.
+    # Members come within the time of a round. A joiner cannot know how long they take, because they may be evaluating.
+    # So a joiner waits without a limit, also if it has state in doubt. After the rendezvous there is a limit again.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
     deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
     rank, store = _rendezvous(tools, deadline, in_group=in_group)
@@ -123,18 +132,20 @@ def change_level(
 ) -> Regrouped:
     """Begin the next visit of the job's levels within the present generation. All its members call this.
 
-    They do what a regroup does once they have met: new groups, a plan with the map to the next level's units, moves
-    into new buffers, and a vote. The generation stays the same, and so does its number.
+    They do the same as in a regroup after the rendezvous: make groups, plan with the map to the next level's units,
+    move units into new buffers, and vote. The number of the generation stays the same.
 
     Args:
-        tools: this worker's means to regroup.
-        state: what this worker holds; unchanged by this.
-        unsettled: nothing, unless an earlier change broke.
-        layout: the present one.
+        tools: what this worker regroups with.
+        state: what this worker holds. It is not changed.
+        unsettled: work that other workers may have committed. Empty unless an earlier change broke.
+        layout: the present layout.
         store: the store of the present generation.
 
     Raises:
         RegroupError: this worker did not commit the change; `__cause__` has the reason.
+        StorageError: the storage cannot be read.
+        RuntimeError, OSError, LookupError, ValueError: the attempt failed, and this worker is the only member.
     """
     members_alone = layout.generation.model_copy(update={"leavers": []})
     own_keys = PrefixStore(f"visit-{state.control.visit + 1}", store)
@@ -150,7 +161,13 @@ def change_level(
 
 @dataclass(frozen=True, slots=True)
 class _Void:
-    """Ends an attempt once a newer generation is published or the deadline is past (`Limit`)."""
+    """Ends an attempt once a newer generation is published or the deadline is past. Implements `Limit`.
+
+    Attributes:
+        handler: knows of newer generations, and whether the job has ended.
+        deadline: when the attempt ends.
+        leaves_a_closed_job: whether the end of the job ends the attempt, too.
+    """
 
     handler: GenerationRendezvousHandler
     deadline: Deadline
@@ -161,12 +178,19 @@ class _Void:
 
     @property
     def leaves(self) -> bool:
-        """Whether this worker leaves the rendezvous: the job has ended, and no group counts on the worker."""
+        """Whether this worker leaves the rendezvous, because the job has ended and no group relies on this worker."""
         return self.leaves_a_closed_job and self.handler.is_closed()
 
 
 def _rendezvous(tools: RegroupTools, deadline: Deadline, *, in_group: bool) -> tuple[int, Store]:
-    """Meet the other workers. A worker that leaves instead says so in the generation's store."""
+    """Meet the other participants. If this worker leaves instead, it tells them so in the generation's store.
+
+    Returns:
+        The rank in the transfer group, and the generation's store.
+
+    Raises:
+        RegroupError: the rendezvous failed.
+    """
     handler = tools.handler
     void = _Void(handler, deadline, leaves_a_closed_job=not in_group)
     try:
@@ -179,7 +203,7 @@ def _rendezvous(tools: RegroupTools, deadline: Deadline, *, in_group: bool) -> t
 
 
 def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
-    """Return the rank in the transfer group, and the generation's store."""
+    """Meet the other participants. Returns as `_rendezvous` does."""
     try:
         info = handler.next_rendezvous()
     except LeaverError as leaving:
@@ -191,16 +215,21 @@ def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
 
 @dataclass(slots=True)
 class _Attempt(Progress):
-    """One try to enter a generation, or the next visit within one.
+    """One attempt of a worker to enter a generation, or the next visit within its generation.
 
     Attributes:
-        tools: this worker's, for the model that the plan starts from.
-        state: what this worker holds of that model.
-        rank: in the transfer group, which has the members first, then the leavers.
+        tools: what this worker regroups with. Once there is a plan, for the model that the plan starts from.
+        state: what this worker holds. Once there is a plan, what it holds of that model.
+        unsettled: work that other workers may have committed.
+        generation: the generation.
+        rank: rank in the transfer group, which has the members first, then the leavers.
+        store: key-value store that all participants share.
+        groups: process groups of the generation, made in the attempt.
+        phases: times the attempt.
         deadline: when the watchdog ends the attempt.
-        transfers: (source, target, bytes) of all planned moves.
+        transfers: (source rank, target rank, bytes) for each pair of ranks between which units move.
         failed: set when the attempt has failed.
-        assembled: the complete state of the new role, None before that.
+        assembled: the state of the new role; None until it is complete.
     """
 
     tools: RegroupTools
@@ -225,11 +254,7 @@ class _Attempt(Progress):
         return self.is_member and self.generation.members[self.rank].name == self.generation.leader
 
     def enter(self) -> Regrouped:
-        """Do everything after the rendezvous.
-
-        Raises:
-            RegroupError: this worker did not commit the generation.
-        """
+        """Do everything after the rendezvous. Raises as `regroup` does."""
         generation, handler = self.generation, self.tools.handler
         try:
             plan, new_state = self._run()
@@ -237,7 +262,7 @@ class _Attempt(Progress):
             self.failed.set()
             self.groups.drop()
             if len(generation.members) + len(generation.leavers) == 1 and not handler.given_up():
-                raise  # there is no other worker whose connection could have broken
+                raise  # without other workers, no connection can have broken
             message = f"generation {generation.layout_generation} was not committed: {error}"
             raise RegroupError(message, self.assembled) from error
         self.tools.hooks.on_point(HookPoint.AGREED, generation.layout_generation)
@@ -247,13 +272,15 @@ class _Attempt(Progress):
         return Regrouped(generation, layout, new_state, self.groups, self.store, self.transfers, self.phases)
 
     def _run(self) -> tuple[TransferPlan, WorkerState]:
-        """Do everything from the rendezvous to the vote."""
+        """Do everything after the rendezvous, up to and including the vote. Returns the plan and the new state."""
         tools, number = self.tools, self.generation.layout_generation
         self.state = self.state.joined(self.unsettled.in_doubt)
+        # Make the groups that do not depend on the plan.
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.hooks.on_point(HookPoint.MET, number)
         self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
+        # Agree on a plan. Use the model that it starts from, and catch up with the state that it starts from.
         plan = self._agree()
         self.phases.lap("plan")
         tools = self._turn_to(plan)
@@ -263,11 +290,13 @@ class _Attempt(Progress):
         self._expect(plan, state_map)
         if plan.origin is Origin.PEERS and self.state.units:
             catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
+        # Make the groups that depend on the plan.
         if self.is_member:
             ties = tools.codec.ties if state_map is None else state_map.ties
             tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages, plan.cut.pairs)
             self.phases.lap("groups")
+        # Assemble the state of the new role, and commit.
         self.assembled = new_state = self._assemble(plan, state_map)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations, self.generation.layout)
         self.phases.lap("assemble")
@@ -275,14 +304,14 @@ class _Attempt(Progress):
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         if self._leads:
-            with contextlib.suppress(dist.DistError):  # the generation is committed all the same
+            with contextlib.suppress(dist.DistError):  # the generation is committed anyway
                 for key in (_PLAN, _PLAN_BY_STORAGE):
                     self.store.delete_key(key)
         self.phases.lap("vote")
         return plan, new_state
 
     def _turn_to(self, plan: TransferPlan) -> RegroupTools:
-        """Use the tools of the model that the plan starts from, and what this worker holds of it."""
+        """Switch to the model that the plan starts from, and to what this worker holds of it. Returns the tools."""
         self.tools = self.tools.at(plan.visit)
         if (doubted := self._doubted) is not None and doubted.control.visit == plan.visit:
             self.state = doubted
@@ -290,14 +319,15 @@ class _Attempt(Progress):
 
     @property
     def _doubted(self) -> WorkerState | None:
-        """What this worker made in a level change whose vote broke, if it is another model than `state`."""
+        """The state in doubt if it is another model than `state`, at the same step; otherwise None. This worker made it
+        in a level change whose vote broke."""
         doubted, control = self.unsettled.in_doubt, self.state.control
         if doubted is None or not doubted.units or doubted.control.point == control.point:
             return None
         return doubted if doubted.control.point[:-1] == control.point[:-1] else None
 
     def _assemble(self, plan: TransferPlan, state_map: StateMap | None) -> WorkerState:
-        """Return the state of this worker's new role."""
+        """Return the state of this worker's new role: from other workers, from the seed or from a checkpoint."""
         tools, state, device = self.tools, self.state, self.tools.transport.device
         assert self.groups.transfer is not None
         if state_map is not None:
@@ -318,9 +348,10 @@ class _Attempt(Progress):
         self.phases.lap("move")
 
     def _expect(self, plan: TransferPlan, state_map: StateMap | None) -> None:
-        """Note what will move, and allow time for it. All workers allow the same, because they wait for each other."""
+        """Note what will move, and put the deadline off for it. All workers set the same deadline, because they wait
+        for each other."""
         if plan.origin in (Origin.FRESH, Origin.CHECKPOINT):
-            return  # the barrier's votes allow time as long as a worker still reads
+            return  # the barrier puts the deadline off while a worker still reads
         codec, shells = self.tools.codec_for(state_map), self.tools.shells
         boundary = int(plan.control["boundary"])
         sizes = {unit: codec.size(unit, shells[unit], boundary) for unit in {move.unit for move in plan.moves}}
@@ -331,7 +362,9 @@ class _Attempt(Progress):
         self.deadline.put_off(self.tools.watchdog.limit_to_move(sum(totals.values())))
 
     def _agree(self) -> TransferPlan:
-        """Tell the leader what this worker holds, and return the leader's plan."""
+        """Tell the leader what this worker holds, and return the leader's plan. Raises `RegroupError` if the leader has
+        refused the generation."""
+        # Tell what this worker holds.
         tools, state, store, doubted = self.tools, self.state, self.store, self._doubted
         control = state.control
         inventory = Inventory(
@@ -347,6 +380,7 @@ class _Attempt(Progress):
             frozen={index: read.step for index, read in dict(tools.read_ahead.units).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
+        # Make the plan, or read that of the leader. It may have to read the storage first.
         if self._leads:
             return self.plan_for_all()
         content = store.get(_PLAN).decode()
@@ -358,16 +392,18 @@ class _Attempt(Progress):
         return TransferPlan.model_validate_json(content)
 
     def plan_for_all(self) -> TransferPlan:
-        """As the leader, make the plan and put it into the store for the others."""
+        """On the leader, make the plan, and put it into the store for the other participants."""
+        # Read and check what the participants hold.
         generation, store = self.generation, self.store
         total = len(generation.members) + len(generation.leavers)
         inventories = [
             Inventory.model_validate_json(content)
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
-        for other in range(total):  # otherwise they would stay in the store as long as this worker lives
+        for other in range(total):  # otherwise these keys would stay as long as the leader's process lives
             store.delete_key(f"inventory/{other}")
         self._compare_data(inventories)
+        # Make the plan.
         sources = _LeadersSources(self)
         plan = make_plan(
             inventories,
@@ -376,20 +412,27 @@ class _Attempt(Progress):
             pipelines=generation.pipelines,
         )
         plan.kept_step, plan.earlier_generations = sources.kept_step, sources.earlier_generations
-        if plan.control and sources.asked_storage:  # the state is not the newest, and its best model may be gone
+        if plan.control and sources.asked_storage:  # an older state, whose best model may have been replaced
             plan.control["kept_step"] = sources.kept_step
         store.set(_PLAN_BY_STORAGE if sources.asked_storage else _PLAN, plan.model_dump_json())
         return plan
 
     def _compare_data(self, inventories: Sequence[Inventory]) -> None:
-        """Refuse a generation whose members see different data. A joiner cannot end a job that trains: then the workers
-        that hold state return to the generation before."""
+        """Refuse the generation if its members see different data.
+
+        A joiner cannot end a job that trains. If only members without state differ, the workers that hold state return
+        to the generation before.
+
+        Raises:
+            RegroupError: only members without state differ.
+            WorkersDifferError: a member with state differs, or no participant holds state.
+        """
         generation = self.generation
         if not (differing := who_differs(inventories, len(generation.members))):
             return
         advice = (
-            "targets or their order differ between processes: seed everything random in the data, and do not move the"
-            " checkpoints of a job that trains"
+            "targets, or the order of samples, differ between workers. Seed all random choices in the data, and do not"
+            " move the checkpoints of a running job"
         )
         if any(inventories[rank].units for rank in differing) or not any(each.units for each in inventories):
             raise WorkersDifferError(advice)
@@ -399,19 +442,20 @@ class _Attempt(Progress):
         raise RegroupError(why)
 
     def pass_barrier(self, work: Work[T] | None) -> T | None:
-        """Do work of unknown length in a thread, while all participants vote on whether any of them still works."""
+        """Do `work` in a thread and return its result. Meanwhile all participants, which all call this, vote on whether
+        any of them still works."""
         transfer = self.groups.transfer
         assert transfer is not None
         return self.tools.barrier.pass_within(work, transfer, self.deadline)
 
 
 class _LeadersSources:
-    """What the leader looks up while it plans (`PlanSources`).
+    """Looks up what the leader needs for its plan. Implements `PlanSources`.
 
     Attributes:
-        asked_storage: whether the storage was asked, because a unit was lost.
-        kept_step: step of the best model in the storage, 0 for none.
-        earlier_generations: the highest layout generation of earlier jobs, by storage and record.
+        asked_storage: whether the storage was read, because the participants do not hold all units of the newest state.
+        kept_step: committed steps of the best model in the storage; 0 without one, or if the storage was not read.
+        earlier_generations: the highest layout generation of earlier jobs, in the storage or in the run's record.
     """
 
     def __init__(self, attempt: _Attempt) -> None:
@@ -430,7 +474,7 @@ class _LeadersSources:
         return [tools.codec.size(index, shell, control.boundary) for index, shell in enumerate(tools.shells)]
 
     def durable(self) -> DurablePoint | None:
-        """Tell the others to wait, because storage may be slow, then ask it."""
+        """Tell the other participants to wait, because the storage may be slow. Then read it."""
         self._attempt.store.set(_PLAN, "")
         self.asked_storage = True
         asked = self._attempt.pass_barrier(self._ask)
@@ -444,7 +488,8 @@ class _LeadersSources:
     def _ask(self) -> tuple[DurablePoint | None, int, int]:
         checkpoints = self._tools.checkpoints
         found, kept_step, generation = checkpoints.durable(), checkpoints.kept_step(), checkpoints.newest_generation()
-        # The record also names generations that left nothing in the storage. Without a checkpoint it is another run's.
+        # The record also names generations that wrote nothing to the storage. If no generation wrote there, the record
+        # is that of another run.
         return found, kept_step, max(generation, newest_generation(self._tools.run_dir)) if generation else 0
 
 
@@ -454,7 +499,11 @@ def _brought(doubted: WorkerState) -> Mirrored:
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:
-    """Vote, as a member or a leaver that has all it needs. After this vote the generation is committed."""
+    """Vote for the generation. A participant calls this once it has all that it needs. The vote commits the generation.
+
+    Raises:
+        RegroupError, RuntimeError: not all participants are ready, or a connection broke.
+    """
     votes = torch.ones(1, dtype=torch.float32)
     dist.all_reduce(votes, group=transfer)
     if int(votes.item()) != transfer.size():

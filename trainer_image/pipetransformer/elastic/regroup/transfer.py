@@ -1,4 +1,4 @@
-"""Moves units between workers, peer to peer, into new tensors: what a worker holds stays as it is until the commit."""
+"""Moves units from worker to worker, into new tensors. What a worker holds does not change before the commit."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,33 +19,34 @@ from .transfer_plan import Move
 #: One unit as `UnitCodec.give` packs it.
 Parts = list[Tensor]
 HOST = torch.device("cpu")
+#: A unit has at most this many parts, so all parts of all units have different tags.
 _MAX_PARTS = 1 << 12
 
 
 class Cargo(Protocol):
-    """The units that one worker sends and receives."""
+    """Packs the units that one worker sends, and makes the tensors that receive units."""
 
     def give(self, unit: int) -> Parts:
         """Return the parts of a unit that this worker sends."""
         ...
 
     def blank(self, unit: int) -> Parts:
-        """Return parts of the same shapes, to receive a unit in."""
+        """Return new tensors to receive the parts of a unit in."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StateCargo:
-    """The units of a worker's state (`Cargo`).
+    """Units of a worker's state. Implements `Cargo`.
 
     Attributes:
         codec: packs units.
-        shells: all units, used for their shapes only.
+        shells: all units of the model, used for their shapes only.
         state: holds the units to send.
-        boundary: tells which units carry moments.
+        boundary: number of frozen layers. Frozen units have no moments to send.
         device: where units are packed and received.
-        in_host: number of leading units that travel through host memory, because a worker may keep them off its
-            device. Both ends need the same number.
+        in_host: number of first units that are packed and received in host memory instead, because a worker may keep
+            them off its device. Sender and receiver need the same number.
     """
 
     codec: UnitCodec
@@ -62,7 +63,7 @@ class StateCargo:
         return self.codec.blank(unit, self.shells[unit], self.boundary, self._device_of(unit))
 
     def num_bytes(self, unit: int) -> int:
-        """Return the bytes of a unit on the wire."""
+        """Return how many bytes are sent for a unit."""
         return self.codec.size(unit, self.shells[unit], self.boundary)
 
     def _device_of(self, unit: int) -> torch.device:
@@ -71,13 +72,13 @@ class StateCargo:
 
 @dataclass(frozen=True, slots=True)
 class CopiesCargo:
-    """Units that were copied to host memory, where new ones are received too (`Cargo`).
+    """Copies of units in host memory. Units are received there too. Implements `Cargo`.
 
     Attributes:
         copies: parts by unit.
         codec: the codec that packed them.
-        shells: all units, used for their shapes only.
-        boundary: the boundary at which they were copied.
+        shells: all units of the model, used for their shapes only.
+        boundary: number of frozen layers when they were copied.
     """
 
     copies: Mapping[int, Parts]
@@ -93,18 +94,18 @@ class CopiesCargo:
 
 
 def units_in_host(control: Control) -> int:
-    """Return the number of leading units that travel through host memory."""
+    """Return `StateCargo.in_host` for this control state."""
     return first_trainable(control.cached_layers)
 
 
 class Progress:
-    """Told how a transfer proceeds; override what is of interest."""
+    """Listens to a transfer. Subclasses override the methods that they need."""
 
     def on_started(self) -> None:
-        """All sends and receives are under way."""
+        """Called when all sends and receives have begun."""
 
     def on_moved(self) -> None:
-        """All that was to be received is here."""
+        """Called when all sends and receives are done."""
 
 
 UNHEARD = Progress()
@@ -113,21 +114,22 @@ UNHEARD = Progress()
 def move_units(
     moves: Sequence[Move], rank: int, group: dist.ProcessGroup, cargo: Cargo, progress: Progress = UNHEARD
 ) -> dict[int, Parts]:
-    """Send and receive what `moves` say. Every rank of `group` calls this with the same moves.
+    """Send and receive units as `moves` says. All ranks of `group` call this with the same moves.
 
     Args:
-        moves: in the same order on all ranks.
+        moves: the moves between all ranks, in the same order on all of them.
         rank: this worker's rank in `group`.
         group: members, and leavers if there are any.
-        cargo: this worker's units.
-        progress: told once all is under way, and once all is here.
+        cargo: packs units to send, and makes tensors to receive.
+        progress: listens to the transfer.
 
     Returns:
-        Received parts by unit. They have arrived, and the others have received what this worker sent.
+        The parts of each unit that this worker received. All its sends are done, too.
 
     Raises:
         RuntimeError: a connection broke or timed out.
     """
+    # Pack what this worker sends, and make tensors for what it receives.
     operations: list[dist.P2POp] = []
     given: dict[int, Parts] = {}
     received: dict[int, Parts] = {}
@@ -139,9 +141,10 @@ def move_units(
         if move.target == rank:
             received[move.unit] = cargo.blank(move.unit)
             operations += _operations(dist.irecv, received[move.unit], move.unit, group, move.source)
+    # Begin all sends and receives, then wait for them.
     devices = {operation.tensor.device for operation in operations}
     works = []
-    for device in devices:  # a batch has one backend
+    for device in devices:  # all operations of a batch need the same backend
         works += dist.batch_isend_irecv([each for each in operations if each.tensor.device == device])
     progress.on_started()
     for work in works:

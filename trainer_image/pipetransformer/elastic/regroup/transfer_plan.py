@@ -1,6 +1,7 @@
-"""Plans a regroup: which worker takes which role, and which unit moves between which workers.
+"""Plans a regroup: which worker takes which role, and which units move between which workers.
 
-The leader makes the one plan from what every participant holds, and the others follow it. Pure: no store, no tensors.
+The leader makes the plan from what the participants hold, and all of them follow it. The functions here are pure: they
+use no store, no storage and no tensors, except through `PlanSources`.
 """
 
 from collections import defaultdict
@@ -24,20 +25,27 @@ from .state_map import StateMap, sources_of
 class Origin(StrEnum):
     """Where the state of a new generation comes from."""
 
-    FRESH = "Fresh"  #: initialised from the seed
-    PEERS = "Peers"  #: what the participants hold in memory
-    MIRROR = "Mirror"  #: what the participants mirrored of an earlier step
-    CHECKPOINT = "Checkpoint"  #: the newest durable checkpoint
+    FRESH = "Fresh"  #: from the seed
+    PEERS = "Peers"  #: from units that the participants hold in memory
+    MIRROR = "Mirror"  #: from the participants' mirrors of an earlier step
+    CHECKPOINT = "Checkpoint"  #: from the newest durable checkpoint
 
 
 class _Message(BaseModel):
-    """Control states may hold NaN or infinity, such as a metric over no samples."""
+    """A message in JSON with control states. They may contain NaN or infinity, for example as a metric of no
+    samples."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
 
 class Mirrored(_Message):
-    """A participant's mirror of a step: units that it held, units of its neighbour, and the control state."""
+    """A committed state that a participant has beside its own: a mirror, or the model of a level change in doubt.
+
+    Attributes:
+        step: number of committed steps.
+        units: indices of the units that the participant has of that state.
+        control: the control state, by field name.
+    """
 
     step: int
     units: list[int]
@@ -48,18 +56,18 @@ class Inventory(_Message):
     """What one participant holds.
 
     Attributes:
-        units: indices of the complete units that it holds, at `step`.
-        copies: further units that it holds, frozen at its boundary.
-        step: committed steps; -1 if it has never trained.
-        pending: the lasting generation that gave it complete gradients of step `step`, which it has not committed; None
-            if there is no such step.
-        pending_steps: number of such steps, from `step` on.
-        control: its `Control`, by field name.
+        units: indices of the units that it holds, without copies.
+        copies: indices of its copies of frozen units of other stages.
+        step: number of committed steps of this state; -1 if it holds no units.
+        pending: lasting number of the generation whose steps are pending. A step is pending if the participant has its
+            complete gradients but has not committed it. None if no step is pending.
+        pending_steps: number of pending steps, from `step` on.
+        control: its control state, by field name.
         data: digest of the data that it sees.
         mirrors: its mirrors.
-        in_doubt: the smaller or larger model that it made in a level change whose vote broke; other workers may have
-            committed it.
-        frozen: units that it has read from a checkpoint in which they were frozen, with the checkpoint's step.
+        in_doubt: the model that it made in a level change whose vote broke. Other workers may have committed it. None
+            if there is no such model.
+        frozen: units that it has read from a checkpoint while they were frozen: the checkpoint's step by index.
     """
 
     units: list[int]
@@ -75,7 +83,7 @@ class Inventory(_Message):
 
 
 class Move(BaseModel):
-    """Unit `unit` moves from rank `source` of the transfer group to rank `target`."""
+    """A unit moves from rank `source` of the transfer group to rank `target`."""
 
     unit: int
     source: int
@@ -87,19 +95,19 @@ class TransferPlan(_Message):
 
     Attributes:
         origin: where the state comes from.
-        step: committed steps of that state.
-        visit: which visit of the job's levels that state belongs to, before any map.
-        control: the control state to resume from, before any map; empty for `Fresh` and `Checkpoint`.
-        roles: (pipeline, stage) of each member.
-        cut: the spans of the model, who owns them, and how they run.
-        moves: units that move.
-        checkpoint: name of the checkpoint to load for `Checkpoint`. All load the same one, even if a newer one becomes
-            durable meanwhile.
-        kept_step: step of the best model that the storage keeps now, 0 for none. Set only if the storage was asked;
-            otherwise the workers know it.
-        earlier_generations: the highest layout generation of earlier jobs, for `Fresh` and `Checkpoint`.
+        step: number of committed steps of that state.
+        visit: visit of the job's levels that the state belongs to, before any map.
+        control: the control state to resume from, before any map, by field name; empty for `Fresh` and `Checkpoint`.
+        roles: (pipeline, stage) of each member, by rank.
+        cut: the spans of the model, which stages own them, and how they run.
+        moves: the units that move.
+        checkpoint: name of the checkpoint to load for `Checkpoint`. All participants load the same one, even if a newer
+            one becomes durable meanwhile.
+        kept_step: committed steps of the best model that the storage keeps now; 0 without one. Set only if the
+            storage was read. Otherwise `control` has it.
+        earlier_generations: the highest layout generation of earlier jobs. Set only if the storage was read.
         cached_layers: `Control.cached_layers` of the state, which no checkpoint contains.
-        costs: `Control.costs`, for `Fresh` and `Checkpoint`.
+        costs: `Control.costs` for `Fresh` and `Checkpoint`, because no checkpoint contains them.
     """
 
     origin: Origin
@@ -118,7 +126,7 @@ class TransferPlan(_Message):
 
 @dataclass(frozen=True, slots=True)
 class DurablePoint:
-    """Step and boundary of the newest durable checkpoint, its name in the storage, and its visit of a level."""
+    """The newest durable checkpoint: its committed steps, frozen layers, name in the storage and visit of a level."""
 
     step: int
     boundary: int
@@ -130,25 +138,32 @@ class PlanSources(Protocol):
     """What the leader looks up while it plans."""
 
     def cut(self, control: Control) -> Cut:
-        """Cut the units into stages for a boundary and a visit, by measured costs where there are some."""
+        """Cut the units into stages, for the boundary and visit of `control`, and by its measured costs if it has
+        any."""
         ...
 
     def unit_bytes(self, control: Control) -> Sequence[int]:
-        """Bytes of each unit on the wire at a boundary, in a visit: frozen units have no moments."""
+        """Return how many bytes are sent for each unit, at the boundary and visit of `control`. Frozen units have no
+        moments to send."""
         ...
 
     def durable(self) -> DurablePoint | None:
-        """Return the newest checkpoint in the storage, or None. Asked only when a unit is lost."""
+        """Return the newest checkpoint in the storage; None without one. Called only if the participants together
+        do not hold all units of the newest state, because it may be slow."""
         ...
 
     def map_of(self, control: Control) -> StateMap | None:
-        """Return the map to another list of units, which `cut` then cuts, or None if the units stay the same."""
+        """Return the map to the units of another model, which `cut` then cuts; None if units stay the same."""
         ...
 
 
 @dataclass
 class _Load:
-    """Bytes that each rank is to send so far."""
+    """Spreads the sending over ranks.
+
+    Attributes:
+        sent: bytes that each rank will send by the moves planned so far.
+    """
 
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
@@ -159,19 +174,22 @@ class _Load:
 def assign_roles(
     held: Sequence[set[int]], needed: Sequence[Collection[int]], pipelines: int, unit_bytes: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Give each member a (pipeline, stage) so that the fewest bytes move (an assignment problem).
+    """Give each member a role so that the fewest bytes move. This is an assignment problem, which scipy solves.
 
     Args:
         held: units that each member holds, by rank.
-        needed: units that each stage is made of.
+        needed: units that each stage needs.
         pipelines: number of pipelines.
-        unit_bytes: bytes of each unit on the wire.
+        unit_bytes: bytes that are sent for each unit.
+
+    Returns:
+        (pipeline, stage) of each member, by rank.
     """
     roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(len(needed))]
     missing = [
         [sum(unit_bytes[unit] for unit in needed[stage] if unit not in units) for _, stage in roles] for units in held
     ]
-    # A tiny preference for rank order puts the workers of a fresh start in order.
+    # Among assignments that move the same bytes, prefer roles in the order of ranks, as at a fresh start.
     cost = np.array(missing, dtype=float)
     order = np.abs(np.subtract.outer(np.arange(len(held)), np.arange(len(roles))))
     ranks, columns = linear_sum_assignment(cost * 4 * len(held) ** 2 + order)
@@ -180,12 +198,13 @@ def assign_roles(
 
 
 def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes: Sequence[int]) -> list[Move]:
-    """Plan a move for each unit that a rank wants and lacks, and spread the sending over the holders.
+    """Plan a move for each unit that a member wants and does not hold. The sending is spread over the ranks that hold
+    it.
 
     Args:
-        held: units by rank of the transfer group.
-        wanted: units that each member needs, by rank.
-        unit_bytes: bytes of each unit on the wire.
+        held: units that each rank of the transfer group holds.
+        wanted: units that each member wants, by rank.
+        unit_bytes: bytes that are sent for each unit.
 
     Raises:
         LookupError: no rank holds a wanted unit.
@@ -206,11 +225,13 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
 
 
 def who_differs(inventories: Sequence[Inventory], num_members: int) -> list[int]:
-    """Return the ranks of members whose data differ from the data of the workers that hold state. If none holds state,
-    compare with the first worker. Leavers are not compared.
+    """Return the ranks of members whose data differ from the data of the workers that hold state.
+
+    If no worker holds state, compare with the first one. If workers that hold state differ, return all members. Leavers
+    are never returned.
 
     Args:
-        inventories: of members, then leavers.
+        inventories: what the members, then the leavers, hold.
         num_members: number of members among them.
     """
     held = {inventory.data for inventory in inventories if inventory.units} or {inventories[0].data}
@@ -224,19 +245,21 @@ def make_plan(
     num_members: int,
     pipelines: int,
 ) -> TransferPlan:
-    """Plan for participants with these `inventories`, in the order of the transfer group.
+    """Plan a regroup of participants with these inventories.
 
-    If one worker has committed a step, all have voted for it and hold its complete gradients. The others then commit it
-    late (`TransferPlan.step`). Only gradients of the generation that committed the step count, because another
-    generation sums them in another order. If no worker has committed the step, all redo it. If a unit is lost, all
-    return to the newest state that is whole in memory, in mirrors or in a checkpoint, or to the start.
+    If one worker has committed a step, all have voted for it and have its complete gradients. The others then commit it
+    late (`catch_up`). Only gradients of the generation that committed the step count, because another generation sums
+    them in another order. If no worker has committed the step, all redo it. If the workers do not hold all units, they
+    return to the newest state that is complete: in memory, in mirrors, in a checkpoint, or at the start.
 
     Args:
-        inventories: of members, then leavers.
-        sources: looked up for cuts, sizes and checkpoints.
+        inventories: what the members, then the leavers, hold, in the order of the transfer group.
+        sources: looks up cuts, sizes and the newest checkpoint.
         num_members: number of members among the participants.
-        pipelines: data-parallel width.
+        pipelines: number of pipelines.
     """
+    # Take the newest complete state in memory or in mirrors. It is the newest of all if no unit is lost. Only then do
+    # units count that were read ahead.
     recut = partial(_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
     found = next((each for each in _in_memory(inventories) if _whole(each, sources)), None)
     state_map = (
@@ -244,6 +267,7 @@ def make_plan(
     )
     if found is not None and found.origin is Origin.PEERS and found.step == max(bring.step for bring in inventories):
         return recut(found, [_still_frozen(bring, found.control) for bring in inventories], state_map=state_map)
+    # Otherwise a checkpoint may be newer. Without one, return to the state that was found.
     checkpoint = sources.durable()
     workers = [Control.from_dict(bring.control) for bring in inventories]
     if found is not None and (checkpoint is None or checkpoint.step <= found.step):
@@ -251,6 +275,7 @@ def make_plan(
         control.return_with(workers)
         found = replace(found, control=control.to_dict())
         return recut(found, [set[int]() for _ in inventories], state_map=state_map)
+    # Begin from the checkpoint, or from the seed.
     durable = checkpoint or DurablePoint(0, 0)
     start = Control(step=durable.step, boundary=durable.boundary, visit=durable.visit)
     start.return_with(workers)
@@ -271,20 +296,27 @@ def make_plan(
 
 
 def _still_frozen(inventory: Inventory, control: dict[str, Any]) -> set[int]:
-    """Return the units that a participant has read and that have stayed frozen since."""
+    """Return the units that a participant has read from a checkpoint, and that have stayed frozen since."""
     frozen = range(first_trainable(int(control["boundary"])))
     return {unit for unit, step in inventory.frozen.items() if unit in frozen and step >= control.get("fell_step", 0)}
 
 
 def _whole(found: "_InMemory", sources: PlanSources) -> bool:
-    """Whether the participants together hold all units."""
+    """Whether the participants together hold all units of a state."""
     num_units = len(sources.unit_bytes(Control.from_dict(found.control)))
     return set().union(*found.held) >= set(range(num_units))
 
 
 @dataclass(frozen=True, slots=True)
 class _InMemory:
-    """A committed state; the participants hold some or all of its units (`held`, by rank)."""
+    """A committed state. The participants have units of it in memory.
+
+    Attributes:
+        origin: `PEERS` or `MIRROR`.
+        step: number of committed steps.
+        control: the control state, by field name.
+        held: indices of the units that each participant has, by rank.
+    """
 
     origin: Origin
     step: int
@@ -293,7 +325,9 @@ class _InMemory:
 
 
 def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
-    """Yield the committed states, newest first; the units that train come before mirrors of the same state."""
+    """Yield the committed states that are in memory, newest first. Of one state, the units of stages come before
+    mirrors."""
+    # Collect the control states of each committed state.
     committed: dict[_Point, list[dict[str, Any]]] = defaultdict(list)
     mirrored: dict[_Point, dict[str, Any]] = {}
     for inventory in inventories:
@@ -302,9 +336,10 @@ def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
         if inventory.in_doubt is not None:
             committed[_point(inventory.in_doubt)].append(inventory.in_doubt.control)
         mirrored |= {_point(mirror): mirror.control for mirror in inventory.mirrors}
+    # Find the units that each participant has of each state.
     for point in sorted({*committed, *mirrored}, reverse=True):
         if controls := committed.get(point):
-            # One participant may have broken before it finished what follows the step, and another after.
+            # Some participants may have broken before they finished what follows the step. Take the furthest one.
             control = max(controls, key=_how_far)
             held = [_held(bring, control, point) for bring in inventories]
             yield _InMemory(Origin.PEERS, point[0], control, held)
@@ -316,13 +351,13 @@ def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
 
 
 def _how_far(control: dict[str, Any]) -> tuple[int, int, bool]:
-    """Order control states of one point by what their participants have done after the step."""
+    """Order control states of one point by how much of what follows the step is done."""
     return control.get("decided_step", -1), control.get("evaluated_step", 0), control.get("visit_done", False)
 
 
 def _held(inventory: Inventory, control: dict[str, Any], point: "_Point") -> set[int]:
-    """Return the units of a state that a participant can give. It drops copies as soon as it hears of another
-    boundary."""
+    """Return the units of a state that a participant can send. Copies count only if it has the boundary of `control`:
+    otherwise it learns of another one, and may drop them."""
     if not _has_done(inventory, point):
         doubted = inventory.in_doubt
         return set(doubted.units) if doubted is not None and _point(doubted) == point else set()
@@ -340,7 +375,7 @@ def _point(brought: Inventory | Mirrored) -> _Point:
 
 
 def _has_done(inventory: Inventory, point: _Point) -> bool:
-    """Whether a participant has committed this state, or can commit it late."""
+    """Whether a participant has committed the state `point`, or can commit it late."""
     step, _, visit = _point(inventory)
     return point in (_point(inventory), (step + inventory.pending_steps, inventory.pending, visit))
 
@@ -354,12 +389,15 @@ def _from_memory(
     pipelines: int,
     state_map: StateMap | None,
 ) -> TransferPlan:
+    """Plan a regroup from a state in memory. `read` are the units that each participant has read ahead, by rank."""
+    # Cut the model, and find the units that each stage needs of the old model.
     control, held = found.control, found.held
     before = Control.from_dict(control)
     after = before if state_map is None else state_map.control(before)
     cut = sources.cut(after)
     wanted_units = [cut.held_by(stage) for stage in range(cut.stages)]
     needed = [set(units) if state_map is None else sources_of(units, state_map) for units in wanted_units]
+    # Give out roles, and move units that members neither hold nor have read ahead.
     there = [units | more for units, more in zip(held, read, strict=True)]
     sizes = sources.unit_bytes(before)
     roles = assign_roles(there[:num_members], needed, pipelines, sizes)

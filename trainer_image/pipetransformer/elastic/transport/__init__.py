@@ -1,1 +1,1 @@
-"""Process groups, connections and the watchdog over them."""
+"""Process groups, their connections, the watchdog that ends waits on them, and small exchanges between workers."""

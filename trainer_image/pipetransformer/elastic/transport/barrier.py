@@ -1,7 +1,7 @@
-"""A barrier behind work of unknown length, such as storage.
+"""A barrier after work of unknown length, such as reading from storage.
 
-The members vote again and again until all have finished. So they wait for slow storage, but find a worker that hangs by
-the vote that it misses.
+All workers of a group vote again and again until each has finished its work. They wait for slow storage as long as it
+takes. A worker that hangs misses a vote, so the watchdogs of the other workers end the wait.
 """
 
 import contextlib
@@ -17,18 +17,18 @@ from .groups import GenerationGroups
 from .watchdog import ROUND, Deadline, Watchdog
 
 T = TypeVar("T")
-#: Work of unknown length, for a thread.
+#: Work of unknown length, which a thread does.
 Work = Callable[[], T]
 
-#: Between two votes of a worker that still works. The others wait in the vote.
+#: Pause between two votes of a worker that still works. Workers that have finished wait in the vote.
 _VOTE_SECONDS = 0.02
 
 
 class Barrier:
-    """One worker's barrier, for as long as it lives. Work that a broken generation left ends before other work begins.
+    """The barrier of one worker, for all its generations.
 
-    Work in the thread may change torch's default dtype for the whole process, as `from_pretrained` does. So every
-    tensor that is sent names its dtype.
+    It has one thread. Work that a broken generation left there ends before other work begins. The thread may change
+    torch's default dtype for the whole process, as `from_pretrained` does. So tensors to send name their dtype.
     """
 
     def __init__(self, watchdog: Watchdog) -> None:
@@ -36,22 +36,28 @@ class Barrier:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="barrier")
 
     def pass_after(self, work: Work[T] | None, groups: GenerationGroups) -> T | None:
-        """Do this worker's part in a thread, and return its result once all have done theirs. All members of
-        `groups.world` call this.
+        """Do this worker's work in a thread, and wait until all members of `groups.world` have done theirs. All of them
+        call this.
 
         Args:
-            work: None if this worker only waits. It must not refer to the groups, because it may outlive them.
-            groups: of the generation.
+            work: the work; None if this worker only waits. It must not refer to the groups, because it may outlive
+                them.
+            groups: groups of the generation.
+
+        Returns:
+            The result of `work`.
 
         Raises:
             RuntimeError: a connection broke, or a member hangs.
-            Exception: what `work` raised. The other workers still wait, so this worker has to close its connections.
+            Exception: any error of `work`. The other workers still wait then, so the caller must close this worker's
+                connections.
         """
         assert groups.world is not None
         return self._pass(work, groups.world, Deadline(0.0), groups.connections)
 
     def pass_within(self, work: Work[T] | None, group: dist.ProcessGroup, deadline: Deadline) -> T | None:
-        """As `pass_after`, by all of `group`. The caller watches the connections; each vote puts its `deadline` off."""
+        """Like `pass_after`, for all ranks of `group`. The caller has their connections watched until `deadline`. Each
+        vote puts `deadline` off."""
         return self._pass(work, group, deadline, None)
 
     def _pass(
@@ -61,7 +67,7 @@ class Barrier:
         deadline: Deadline,
         connections: Connections | None,
     ) -> T | None:
-        """Vote until all are done. `connections` are watched in each vote, unless the caller does."""
+        """Vote until all ranks are done. Watch `connections` in each vote; None if the caller watches them."""
         done = None if work is None else self._thread.submit(work)
         try:
             while True:
@@ -75,7 +81,7 @@ class Barrier:
                 if not busy:
                     return result
         finally:
-            del done  # its exception refers to this frame, and so to the group, whose sockets would stay open
+            del done  # otherwise its exception refers to this frame, so to the group, and its sockets stay open
 
     def _watching(self, connections: Connections | None, deadline: Deadline) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if connections is None else self._watchdog.watching(connections, deadline)

@@ -1,9 +1,9 @@
 """Finds the TCP connections that a generation opens, so that another thread can end waits on them. Linux only.
 
-A blocked call of gloo or a TCPStore ends only when its connection closes; aborting a gloo group does not end it. Shut
-sockets make every blocked call fail as if a peer had died. torch gives no file descriptors, so they are found by
-comparing what was open before and after. A group in the making has no socket to shut, and waits for peers five times
-its timeout. It therefore waits in a thread that can be left behind.
+A blocked call of gloo or of a TCPStore ends only when its connection closes. Aborting a gloo group does not end it. If
+its socket is shut, the call fails as if a peer had died. torch does not tell its file descriptors, so they are found by
+comparing the open sockets before and after. A group that waits for peers to connect has no socket to shut yet, and it
+waits five times its timeout. So a thread makes it, which can be left behind.
 """
 
 import contextlib
@@ -20,41 +20,44 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _DESCRIPTORS = "/proc/self/fd"
+#: Pause between two looks whether `Connections.shut` was called.
 _LOOK_SECONDS = 0.05
 
 
 class Opening(ABC, Generic[T]):
-    """Something that opens connections. A thread makes it, which may be left behind."""
+    """Makes an object that opens connections, in a thread that may be left behind."""
 
     @abstractmethod
     def make(self) -> T:
-        """Wait for peers to connect, and return the result."""
+        """Wait for peers to connect, and return the object."""
 
     def drop(self, late: T) -> None:
-        """Drop a result that came too late; by default the garbage collector does."""
+        """Drop an object that was made too late. By default this is left to the garbage collector."""
 
     def fulfil(self, made: Future[T]) -> None:
-        """Make it, and put the result or the error into `made`."""
+        """Put the result of `make`, or its error, into `made`."""
         try:
             made.set_result(self.make())
         except BaseException as error:  # noqa: BLE001 - raised where the result is read
             made.set_exception(error)
 
     def drop_late(self, made: Future[T]) -> None:
-        """Drop the result of `made`, if there is one."""
+        """Drop the result of `made`, unless it is an error."""
         if made.exception() is None:
             self.drop(made.result())
 
 
 class Connections:
-    """Sockets that were opened in `opening`. One thread opens them; any thread may `shut` them.
+    """The sockets that were opened in `opening`. One thread opens them, and any thread may `shut` them.
 
     Args:
-        own_port: port of the store that this process hosts. The connections that it accepts belong to others.
+        own_port: port of the store that this process hosts, 0 for none. Connections to this port are not shut, because
+            other workers wait on them.
 
     Attributes:
-        after_shut: ends waits that use no socket. It is called once, in a thread of its own because it may hang, and
-            after the sockets are shut, so that a wait that ends cannot report a success to others.
+        after_shut: ends waits that use no socket; None if there are none. It is called once, after the sockets are
+            shut: otherwise a wait that it ends could pass for a success, and the worker could tell others so. It runs
+            in a separate thread, because it may hang.
     """
 
     def __init__(self, own_port: int = 0) -> None:
@@ -67,7 +70,7 @@ class Connections:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Own every connection that is made in the block."""
+        """Take in every socket that is opened in the block."""
         with self._lock:
             self._before = _sockets()
         try:
@@ -78,15 +81,16 @@ class Connections:
                 self._before = None
 
     def connect(self, opening: Opening[T], seconds: float = math.inf) -> T:
-        """Return what `opening` makes, and own every connection that it opens.
+        """Return the object that `opening` makes, and take in the sockets that it opens.
 
         Args:
-            opening: what to make.
-            seconds: how long to wait for the result.
+            opening: makes the object.
+            seconds: how long to wait for the object.
 
         Raises:
-            ConnectionAbortedError: `shut` was called meanwhile.
-            TimeoutError: it takes longer. The connections are shut.
+            ConnectionAbortedError: `shut` was called before the object was made.
+            TimeoutError: the object was not made in time. All sockets are shut.
+            Exception: any error that `opening` raised.
         """
         deadline = time.monotonic() + seconds
         made: Future[T] = Future()
@@ -98,16 +102,16 @@ class Connections:
                 if self.is_shut:
                     made.add_done_callback(opening.drop_late)
                     error = TimeoutError if late else ConnectionAbortedError
-                    raise error("given up before all peers had connected")
+                    raise error("the wait ended before all peers had connected")
         return made.result()
 
     @property
     def is_shut(self) -> bool:
-        """Whether `shut` was called, after which nothing may be opened."""
+        """Whether `shut` was called. Nothing may be opened after that."""
         return self._shut_once.is_set()
 
     def shut(self) -> None:
-        """Break all open connections, and those that are just being opened."""
+        """Break all connections, also those that are being opened now."""
         self._shut_once.set()
         with self._lock:
             present = _sockets()
@@ -120,23 +124,23 @@ class Connections:
 
     def _shut(self, descriptor: int) -> None:
         with contextlib.suppress(OSError):  # it was closed meanwhile
-            copy = os.dup(descriptor)
+            copy = os.dup(descriptor)  # the descriptor itself stays open, because torch closes it
             with socket.socket(fileno=copy) as connection:
                 if _is_tcp(connection) and connection.getsockname()[1] != self._own_port:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_tcp(opened: socket.socket) -> bool:
-    """Whether a socket is a TCP connection. Other threads open other sockets, such as to a process that reads
-    samples."""
+    """Whether a socket is a TCP connection. Other threads may open other sockets meanwhile, for example to a process
+    that reads samples."""
     inet = opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM
     return inet and not opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
 
 
 def _sockets() -> set[tuple[int, str]]:
-    """Return (descriptor, inode) of every open socket, because a descriptor's number may be reused."""
+    """Return the descriptor and the inode of each open socket. The inode is needed because descriptors are reused."""
     found = set()
-    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - half the time of pathlib, and it is in the pause
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - takes half the time of pathlib, in the pause
         with contextlib.suppress(OSError):
             target = os.readlink(f"{_DESCRIPTORS}/{name}")  # noqa: PTH115
             if target.startswith("socket:"):

@@ -1,7 +1,7 @@
-"""All-gathers of a few hundred bytes between rounds, by messages between pairs.
+"""Gathers a few hundred bytes from all ranks, by messages between pairs of ranks.
 
-gloo's own collectives work in a thread that has to wake for each message. Here the caller sends and receives, which is
-quicker for few bytes (`docs/decisions/0015`).
+gloo's own collectives run in a thread, which has to wake for each message. Here the calling thread sends and receives,
+which is faster for few bytes (`docs/decisions/0015`).
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-#: Tags of the messages. State that moves in the same group (`transfer`) uses the tags from 0.
+#: Tags of the messages. Units that move in the same group (`transfer`) have tags from 0 up.
 BALLOTS = 2**31 - 1
 SIMILARITIES = 2**31 - 2
 EVALUATION = 2**31 - 3
@@ -19,12 +19,14 @@ WEIGHTS = 2**31 - 4
 
 
 class Exchange:
-    """All-gathers one after another, each in ceil(log2(ranks)) rounds (the concatenation of Bruck et al., 1997).
+    """Gathers values from all ranks, as often as it is called.
+
+    Each time, a rank sends ceil(log2(ranks)) messages one after another (the concatenation of Bruck et al., 1997).
 
     Args:
-        group: each of its ranks makes an exchange, and calls it as often as the others.
+        group: the group. Each of its ranks makes an exchange, and calls it as often as the other ranks.
         values: number of float64 values that each rank gives.
-        tag: tag of the messages; nothing else in this group may use it.
+        tag: tag of the messages. Nothing else in the group may use it.
     """
 
     def __init__(self, group: dist.ProcessGroup, values: int, tag: int) -> None:
@@ -35,8 +37,8 @@ class Exchange:
         self._receiving: list[Any] = []
 
     def expect(self) -> None:
-        """Begin to receive the next values of the others. gloo delivers a message at once to a rank that waits for it,
-        and otherwise asks the sender for it first.
+        """Begin to receive the values of the next call. gloo delivers a message at once to a rank that already waits
+        for it. Otherwise gloo first asks the sender for the message.
 
         Raises:
             RuntimeError: a connection broke.
@@ -44,7 +46,7 @@ class Exchange:
         if self._receiving:
             return
         rank, size = self._group.rank(), self._group.size()
-        self._rows = torch.empty(size, self.values, dtype=torch.float64)  # this rank's first, then the next one's
+        self._rows = torch.empty(size, self.values, dtype=torch.float64)  # of this rank, then of the ranks after it
         held = 1
         while held < size:
             taken = min(held, size - held)
@@ -56,10 +58,10 @@ class Exchange:
         """Gather the rows of all ranks.
 
         Args:
-            row: this rank's values: (values,), float64, on the CPU.
+            row: this rank's values, of shape (values,), float64, on the CPU.
 
         Returns:
-            (ranks, values), by rank.
+            The values of all ranks, of shape (ranks, values), in the order of ranks.
 
         Raises:
             RuntimeError: a connection broke, or a rank did not take part within the group's timeout.
@@ -78,7 +80,7 @@ class Exchange:
         return torch.roll(rows, rank, dims=0)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sum over all ranks. Rows are added in the order of ranks, which gives the same bits on every processor.
+        """Sum over all ranks. Each rank adds the rows in the same order, so all get the same bits on any processor.
 
         Raises:
             RuntimeError: as for a call.

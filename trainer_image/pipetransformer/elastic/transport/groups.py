@@ -1,10 +1,9 @@
 """Process groups that belong to a generation instead of to the process.
 
-`torch.distributed` has one default group, whose ranks and size stay fixed. Here it is a constant group of one rank that
-is never used. Each generation makes groups of its own under its own store prefix, beside those of the generation
-before, which stay until the new generation has committed.
-
-Only this file uses private names of `torch.distributed`; `test_engine_groups.py` fails when torch changes them.
+`torch.distributed` has one default group, whose ranks never change. Here it has one rank and is never used. Each
+generation makes its own groups, under its own prefix of the store. The groups of the generation before stay until the
+new one is committed. Only this file uses private names of `torch.distributed`; `test_engine_groups.py` fails when torch
+changes them.
 """
 
 import contextlib
@@ -37,27 +36,29 @@ __all__ = [
     "wait_for",
 ]
 
-#: Ends hangs that the watchdog does not watch. It is longer than the watchdog's limits, except for moves above 178 GB,
-#: and no longer, because a group in the making waits five times as long for a peer that never connects.
+#: Timeout of each operation. It ends hangs that the watchdog does not watch, so it is longer than the watchdog's usual
+#: limits, except for moves above 178 GB. It is not longer still, because a group that is being made waits five times as
+#: long for a peer that never connects.
 OPERATION_TIMEOUT = datetime.timedelta(hours=1)
-#: Global ranks of the other members: any numbers except 0, the rank of this process in the default group.
+#: Offset of the global ranks of other workers. They may be any numbers except 0, this process's rank in the default
+#: group.
 _OTHERS = 1 << 20
 
 
 def ensure_default_group() -> None:
-    """Make the constant default group of one rank, which c10d's functions look up before the group that they are
-    given."""
+    """Make the default group, of one rank, if there is none. c10d's functions look it up even if they are given another
+    group."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Transport:
-    """How the groups of this process reach the others.
+    """How the groups of this process connect to other workers.
 
     Attributes:
-        address: where the other workers reach this one; gloo binds to it.
-        timeout: bounds every operation.
+        address: address of this process for other workers; gloo binds to it.
+        timeout: timeout of each operation.
         device: where training runs.
     """
 
@@ -72,21 +73,22 @@ def make_group(
     """Make a group of `size` ranks that meet under the prefix `tag` of `store`. CPU tensors use gloo, CUDA tensors
     NCCL.
 
-    All `size` ranks must call this. `torch.distributed` functions take the result as their `group`, with ranks of the
-    group.
+    All `size` ranks must call this. The functions of `torch.distributed` take the result as their `group`; peers are
+    given by their rank in it.
 
     Args:
         store: where the ranks meet.
         tag: the prefix of the group in the store.
-        rank: of this worker in the group.
+        rank: this worker's rank in the group.
         size: number of ranks.
-        transport: how this worker reaches the others.
-        pairs: ranks that will send to each other one by one; the same on all ranks.
+        transport: how this worker connects to the others.
+        pairs: pairs of ranks that will send single messages to each other; the same on all ranks.
 
     Raises:
         dist.DistError, RuntimeError: a rank did not come within the transport's timeout, or its connection broke.
     """
     ensure_default_group()
+    # gloo, for tensors on the CPU.
     group = c10d.ProcessGroup(PrefixStore(tag, store), rank, size)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=transport.address)]
@@ -95,15 +97,16 @@ def make_group(
     group._register_backend(torch.device("cpu"), c10d.ProcessGroup.BackendType.GLOO, gloo)
     group._set_default_backend(c10d.ProcessGroup.BackendType.GLOO)
     config = "cpu:gloo"
+    # NCCL, for tensors on a GPU.
     if transport.device.type == "cuda":
-        # Otherwise torch ends this process when a peer dies. `torchrun` asks for that, so it may be set already.
+        # Otherwise torch ends this process when a peer dies. torchrun may have set this variable to do so.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         nccl_options = dist.ProcessGroupNCCL.Options()
         nccl_options._timeout = transport.timeout
         nccl = dist.ProcessGroupNCCL(PrefixStore(f"{tag}/nccl", store), rank, size, nccl_options)
         if size > 1:
-            # torch makes NCCL's communicator in the first operation, which must include all ranks (documentation of
-            # `batch_isend_irecv`). State moves only between some ranks, so all take part in this operation first.
+            # torch makes NCCL's communicator in the first operation. All ranks must take part in it (documentation of
+            # `batch_isend_irecv`). State moves only between some ranks, so this operation comes first.
             first = torch.zeros(1, dtype=torch.float32, device=transport.device)
             nccl.allreduce([first]).wait()  # type: ignore[attr-defined]
             open_pairs(nccl, rank, pairs, transport.device)  # type: ignore[arg-type]
@@ -115,27 +118,27 @@ def make_group(
 
 
 class PointToPoint(Protocol):
-    """The methods of a backend of torch that `open_pairs` uses."""
+    """The methods of a torch backend that `open_pairs` uses."""
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int, /) -> dist.Work: ...
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int, /) -> dist.Work: ...
 
 
 def open_pairs(backend: PointToPoint, rank: int, pairs: Collection[tuple[int, int]], device: torch.device) -> None:
-    """Pass one message between the two ranks of each pair.
+    """Send one message between the two ranks of each pair, so that NCCL makes their communicators now.
 
-    NCCL makes a communicator of a pair in the first message that is not part of a batch, and both ranks wait for each
-    other in that. Here it belongs to the making of the group, and not to the first round. gloo connects all ranks when
-    it makes a group, so it needs no such message.
+    NCCL makes the communicator of a pair with the first message that is not part of a batch, and both ranks wait for
+    each other in it. Without this, they would wait in the first round. gloo needs no such message, because it connects
+    all ranks when it makes a group.
 
     Args:
         backend: sends the messages.
-        rank: of this worker.
-        pairs: the same on all ranks.
-        device: where messages are.
+        rank: this worker's rank.
+        pairs: the pairs of ranks; the same on all ranks.
+        device: device of the messages.
     """
-    # All ranks follow one order of the pairs, so none waits in a circle. Pairs that begin at an even rank come first,
-    # because neighbours can then open theirs at the same time.
+    # All ranks go through the pairs in one order, so they never wait for each other in a circle. Pairs whose lower rank
+    # is even come first: (0, 1) and (2, 3), for example, can then open theirs at the same time.
     for first, second in sorted(map(sorted, pairs), key=lambda pair: (pair[0] % 2, pair)):
         message = torch.zeros(1, device=device)
         if rank == first:
@@ -145,14 +148,17 @@ def open_pairs(backend: PointToPoint, rank: int, pairs: Collection[tuple[int, in
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until all work that this worker has started on the device is done. An NCCL operation's own `wait` only
-    orders it before later work on the device, so a worker must not report the result to others after that alone."""
+    """Wait until the device has done all work in its current stream.
+
+    Call this before other workers are told that an NCCL operation is done. The operation's own `wait` does not wait for
+    the device: it only orders the operation before later work in the stream.
+    """
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: int, config: str, store: Store) -> None:
-    """Enter the group into the maps through which c10d's functions translate ranks."""
+    """Enter the group into c10d's maps. Its functions look up groups and ranks there."""
     group._set_group_name(name)
     world = c10d._world
     world.pg_map[group] = ("gloo", store)
@@ -162,16 +168,17 @@ def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: i
 
 
 def drop_group(group: dist.ProcessGroup) -> None:
-    """Forget the group and abort what waits in it. Its sockets close with the caller's last reference."""
+    """Remove the group from c10d's maps, and abort operations that wait in it. Its sockets close with the last
+    reference to it, so the caller must keep none."""
     world = c10d._world
     for entries in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
         entries.pop(group, None)
-    with contextlib.suppress(RuntimeError):  # the backend is broken already, and has nothing to abort
+    with contextlib.suppress(RuntimeError):  # the backend is broken, and has nothing left to abort
         group.abort()
 
 
 class _NCCL(Protocol):
-    """The methods of torch's `ProcessGroupNCCL` that are used here."""
+    """The methods of torch's `ProcessGroupNCCL` that `abort_together` uses."""
 
     def _group_start(self) -> None: ...
     def _group_end(self) -> None: ...
@@ -179,8 +186,8 @@ class _NCCL(Protocol):
 
 
 def abort_together(backends: Sequence[_NCCL]) -> None:
-    """End what waits on the device. Several communicators are aborted in one NCCL operation, as `torch.distributed`
-    does, because separate aborts may wait for each other."""
+    """Abort the communicators of these backends, which ends waits on the device. All are aborted in one NCCL operation,
+    as in `torch.distributed`, because separate aborts may wait for each other."""
     if backends:
         backends[0]._group_start()
         for backend in backends:
@@ -190,7 +197,7 @@ def abort_together(backends: Sequence[_NCCL]) -> None:
 
 @dataclass(frozen=True)
 class _GroupOpening(Opening[dist.ProcessGroup]):
-    """A group in the making: the arguments of `make_group`."""
+    """Makes a group. The attributes are the arguments of `make_group`."""
 
     store: Store
     tag: str
@@ -211,11 +218,13 @@ class GenerationGroups:
     """The groups of one generation.
 
     Attributes:
-        transfer: members, then leavers; state moves through it. A member has the same rank here and in `world`.
+        transfer: members, then leavers; state moves in it. A member has the same rank here and in `world`. After
+            `release_transfer` the same object as `world`.
         world: the members, which vote. The same object as `transfer` if there are no leavers; None for a leaver.
-        pipeline: the stages of this worker's pipeline, in stage order. None before roles are given.
-        data_parallel: the workers that hold this worker's stage, in pipeline order. None before roles are given.
-        tied: groups of the workers whose stages share a parameter, in the order of ranks, by these stages. Only for
+        pipeline: the workers of this worker's pipeline, in the order of stages. None before roles are given.
+        data_parallel: the workers that hold this worker's stage, in the order of pipelines. None before roles are
+            given.
+        tied: groups of the workers whose stages share a parameter, in the order of ranks. The key is these stages. Only
             sets that include this worker's stage.
         connections: the sockets of all groups.
     """
@@ -228,8 +237,12 @@ class GenerationGroups:
     connections: Connections = field(default_factory=Connections)
 
     def meet(self, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport) -> None:
-        """Make the groups that do not depend on roles. All members and leavers call this; leavers have the ranks from
-        `num_members`."""
+        """Make the groups that do not depend on roles. All members and leavers call this. The ranks of leavers begin at
+        `num_members`.
+
+        Raises:
+            RuntimeError, ConnectionAbortedError: a rank did not come in time, or the connections were shut meanwhile.
+        """
         self.transfer = self._make(store, "transfer", rank, num_members + num_leavers, transport)
         if num_leavers == 0:
             self.world = self.transfer
@@ -245,12 +258,18 @@ class GenerationGroups:
         tied_stages: Sequence[tuple[int, ...]] = (),
         pairs: Collection[tuple[int, int]] = (),
     ) -> None:
-        """Make the groups that depend on roles.
+        """Make the groups that depend on roles. All members call this.
 
         Args:
-            roles: (pipeline, stage) by rank.
+            store: where the members meet.
+            roles: (pipeline, stage) of each rank.
+            rank: this worker's rank.
+            transport: how this worker connects to the others.
             tied_stages: for each parameter that several units share, the stages that hold a copy.
-            pairs: the stages that send to each other.
+            pairs: pairs of stages that send single messages to each other.
+
+        Raises:
+            RuntimeError, ConnectionAbortedError: as in `meet`.
         """
         pipeline, stage = roles[rank]
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]
@@ -281,17 +300,19 @@ class GenerationGroups:
         return group
 
     def _abort_on_device(self) -> None:
-        """Abort from any thread. Sums and received tensors on the device are not valid afterwards."""
+        """End waits on the device. Any thread may call this. Afterwards sums and received tensors on the device are not
+        valid."""
         cuda = torch.device("cuda")
         abort_together([group._get_backend(cuda) for group in self._distinct()])  # type: ignore[misc]
 
     def release_transfer(self) -> list[dist.ProcessGroup]:
-        """Forget the group with the leavers once the generation is committed. The caller drops what this returns."""
+        """Forget the group with the leavers, once the generation is committed. Returns it in a list for the caller to
+        drop; the list is empty without leavers."""
         transfer, self.transfer = self.transfer, self.world
         return [transfer] if transfer is not None and transfer is not self.world else []
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Forget all groups. The caller drops them."""
+        """Forget all groups, and return them for the caller to drop."""
         groups = self._distinct()
         self.transfer = self.world = self.pipeline = self.data_parallel = None
         self.tied = {}
@@ -302,6 +323,6 @@ class GenerationGroups:
         return list({id(group): group for group in groups if group is not None}.values())
 
     def drop(self) -> None:
-        """Forget all groups and abort what waits in them."""
+        """Forget all groups, and abort operations that wait in them."""
         for group in self.release():
             drop_group(group)

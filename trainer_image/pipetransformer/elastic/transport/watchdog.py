@@ -1,8 +1,8 @@
 """Ends waits for a peer that hangs, or for a generation that is void.
 
-A dead peer closes its connections, which is noticed at once. A peer that is stopped, or whose node lost its network,
-does not. So a thread watches this worker's own progress, and shuts its connections when that is overdue. The worker
-then sees a broken connection like any other.
+When a peer dies, its connections close, and this worker sees that at once. If the process of the peer is stopped, or
+its node has lost the network, they stay open. So a thread watches the progress of this worker, and shuts the
+connections when progress is overdue. The worker then sees broken connections, as after a death.
 """
 
 import contextlib
@@ -17,21 +17,22 @@ from .connections import Connections
 
 logger = logging.getLogger(__name__)
 
-#: An activity may take this many times the longest of its last runs, and at least the floor.
+#: An activity may take this many times as long as the longest of its last runs, and at least `FLOOR_SECONDS`.
 MULTIPLE = 10.0
 FLOOR_SECONDS = 30.0
-#: Limit of an activity's first run, in which kernels compile and files are read.
+#: Limit of an activity's first run, because kernels are compiled and files are read in it.
 FIRST_SECONDS = 300.0
-#: The slowest network that one would train over.
+#: A move of state may be as slow as this network, and gets `FLOOR_SECONDS` more.
 SLOWEST_BYTES_PER_SECOND = 50e6
-#: The activity that gives others their limit before their first run.
+#: The activity whose runs set the limit of other activities before their first run.
 ROUND = "round"
 _LOOK_SECONDS = 0.05
+#: Number of last runs that count.
 _RUNS = 16
 
 
 class Limit(Protocol):
-    """Tells when a wait has to end."""
+    """Says when a wait has to end."""
 
     def is_past(self) -> bool:
         """Whether the wait has to end now. The watchdog's thread asks many times a second."""
@@ -62,33 +63,33 @@ class Watchdog:
             self._thread.join()
 
     def limit(self, activity: str, like: str | None = None, runs: int = 1) -> float:
-        """Return the seconds that `runs` runs of an activity may take, by its last runs that ended well.
+        """Return how many seconds an activity may take, by its last runs that ended well.
 
-        The limit doubles each time the activity was overdue since, because it may now be slower, as a round is when
-        layers train again. A run that broke after half of its limit counts as overdue, because another worker's shorter
-        limit may have broken it.
+        The limit doubles with each time that the activity was overdue since then. It may be slower now: a round, for
+        example, when layers train again. A run that broke after half of its limit also counts as overdue, because
+        another worker with a shorter limit may have broken it.
 
         Args:
-            activity: its name.
-            like: another activity, whose runs count before the first run.
-            runs: how many follow each other without a word between them.
+            activity: name of the activity.
+            like: name of another activity. Its runs count before the first run of this one.
+            runs: number of runs that the limit is for, one after another.
         """
         seconds = self._seconds[activity] or (() if like is None else self._seconds[like])
         limit = max(self._floor_seconds, MULTIPLE * runs * max(seconds)) if seconds else self._first_seconds
         return limit * 2.0 ** self._overdue[activity]
 
     def limit_to_move(self, num_bytes: int) -> float:
-        """Return the seconds that it may take to move `num_bytes` of state between workers."""
+        """Return how many seconds it may take to move `num_bytes` of state between workers."""
         return self._floor_seconds + num_bytes / SLOWEST_BYTES_PER_SECOND
 
     @contextlib.contextmanager
     def timing(
         self, activity: str, connections: Connections, like: str | None = None, runs: int = 1
     ) -> Iterator["Timing"]:
-        """Shut `connections` if the block takes longer than its activity may (see `limit`).
+        """Shut `connections` if the block takes longer than `limit` allows. The arguments are also those of `limit`.
 
-        A block with several runs calls `Timing.lap` after each, so that each counts by itself. Limits that were doubled
-        stay so until the whole block has ended well.
+        A block may call `Timing.lap` between its runs. Then each part has its own limit. A doubled limit stays
+        doubled until the whole block has ended well.
         """
         timing = Timing(self, activity, like, runs)
         try:
@@ -101,12 +102,12 @@ class Watchdog:
         timing.lap()
 
     def note(self, activity: str, seconds: float) -> None:
-        """Note a run that ended well."""
+        """Note that a run of an activity ended well and took this long."""
         self._seconds[activity].append(seconds)
 
     @contextlib.contextmanager
     def watching(self, connections: Connections, limit: Limit) -> Iterator[None]:
-        """Shut `connections` once the limit is past while the block runs, and whatever it opens from then on."""
+        """While the block runs, shut `connections` once the limit is past. Those that it opens later are shut too."""
         with self._lock:
             self._watched = (connections, limit)
         try:
@@ -123,12 +124,12 @@ class Watchdog:
                     continue
                 if fired is not self._watched:
                     fired = self._watched
-                    logger.warning("no progress: breaking the connections that this worker waits on")
+                    logger.warning("breaking connections: no progress in time, a newer generation, or the job's end")
                 self._watched[0].shut()
 
 
 class Timing:
-    """The runs of one activity in one block of `Watchdog.timing`."""
+    """Times one block of `Watchdog.timing`, in parts of `runs` runs each."""
 
     def __init__(self, watchdog: Watchdog, activity: str, like: str | None, runs: int) -> None:
         self._watchdog, self._activity, self._runs = watchdog, activity, runs
@@ -136,7 +137,7 @@ class Timing:
         self.deadline = Deadline(self._limit)
 
     def lap(self) -> None:
-        """End a run well and begin the next."""
+        """Note that this part of the block ended well, and begin the next part."""
         now = time.monotonic()
         self._watchdog.note(self._activity, (now - self._begun) / self._runs)
         self._begun, self._limit = now, self._watchdog.limit(self._activity, runs=self._runs)
@@ -144,12 +145,12 @@ class Timing:
 
     @property
     def nearly_overdue(self) -> bool:
-        """Whether more than half of the present run's time is over."""
+        """Whether more than half of the time for this part of the block is over."""
         return time.monotonic() - self._begun > self._limit / 2
 
 
 class Deadline:
-    """A time some seconds from now, which may be put off."""
+    """A point in time that can be put off. Implements `Limit`."""
 
     def __init__(self, seconds: float) -> None:
         self.put_off(seconds)
