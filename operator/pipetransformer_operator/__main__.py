@@ -9,7 +9,8 @@ import logging
 import os
 import sys
 
-from . import logs
+from pipetransformer_contract import logs
+
 from .handlers import operate
 from .kube.client.api import Api
 from .kube.client.lease import LeaseLost
@@ -23,6 +24,9 @@ _COLLECT_AFTER = (20_000, 20, 100)
 #: process if it cannot read one, and again after each restart. The decoder needs 400 bytes of an 8 MB stack a level.
 _RECURSION = 40_000
 RELEASE_BUDGETS = "release-budgets"
+#: Attributes that kopf adds to its log records: one names the object, and the others are for its own use.
+KOPF_OBJECT = {"k8s_ref": "object"}
+KOPF_OWN = ("settings", "k8s_skip")
 
 
 def main() -> int:
@@ -54,7 +58,7 @@ def run() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    logs.configure(settings.log_level, settings.log_format)
+    logs.configure(settings.log_level, settings.log_format, renamed=KOPF_OBJECT, hidden=KOPF_OWN)
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # it logs every handled event
     sys.setrecursionlimit(_RECURSION)
     gc.freeze()  # imported modules stay

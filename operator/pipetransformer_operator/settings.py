@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from aiolimiter import AsyncLimiter
 
+from pipetransformer_contract.logs import LogFormat
+
 from .kube.watches.signals import Signals
 from .kube.workers.pod_groups import SCHEDULERS
-from .logs import LogFormat
 
 EVERY_CLUSTERS_NAMESPACE = "default"
 
@@ -63,7 +64,7 @@ class Settings:
         `PIPETRANSFORMER_NAMESPACES`: namespaces to serve, separated by commas; all when empty.
         `PIPETRANSFORMER_SECURE_METRICS`: `true` if metrics have TLS and the API server decides who may read them.
         `PIPETRANSFORMER_LOG_LEVEL`: lowest level of log lines.
-        `PIPETRANSFORMER_LOG_FORMAT`: `Text` or `Json`, see `logs`.
+        `PIPETRANSFORMER_LOG_FORMAT`: `Text` or `Json`, see `pipetransformer_contract.logs`.
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt. When empty, the
         operator makes its own.
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: for workers up to a job's starting size, and for those beyond.
@@ -116,7 +117,7 @@ class Settings:
             gang_scheduling=_gang_scheduling(environment.get("PIPETRANSFORMER_GANG_SCHEDULING", "None")),
             secure_metrics=environment.get("PIPETRANSFORMER_SECURE_METRICS") == "true",
             log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
-            log_format=_log_format(environment.get("PIPETRANSFORMER_LOG_FORMAT", cls.log_format)),
+            log_format=LogFormat.from_environment(environment),
         )
 
     @property
@@ -155,14 +156,6 @@ def _gang_scheduling(value: str) -> str:
         known = ", ".join(["None", *SCHEDULERS])
         raise ValueError(f"PIPETRANSFORMER_GANG_SCHEDULING: expected one of {known}, found {value!r}")
     return "" if value == "None" else value
-
-
-def _log_format(value: str) -> LogFormat:
-    try:
-        return LogFormat(value)
-    except ValueError:
-        known = ", ".join(LogFormat)
-        raise ValueError(f"PIPETRANSFORMER_LOG_FORMAT: expected one of {known}, found {value!r}") from None
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -12,7 +12,6 @@ from .worker.process import EXIT_WORKER, WorkerIdentity, run_worker
 
 def main() -> None:
     """Run this worker and exit with its code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         code = run_worker(WorkerIdentity.from_environment()).exit_code
     except SystemExit as error:  # a signal arrived while the worker waited, or the user's code exits

@@ -10,9 +10,7 @@ In the last two cases the manifest decides, and the script passes only the parts
 """
 
 import inspect
-import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -273,7 +271,6 @@ def _absolute(location: str) -> str:
 
 
 def _as_worker(parts: Parts) -> Result:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     identity = WorkerIdentity.from_environment()
     end = run_worker(identity, parts)
     if end.ending is Ending.FINISHED and end.trainer is not None:

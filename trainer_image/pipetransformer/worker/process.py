@@ -43,6 +43,8 @@ from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.metrics import Meter, Position, serve
 from pipetransformer.pipeline import ModelError
+from pipetransformer_contract import logs
+from pipetransformer_contract.logs import LogFormat
 from pipetransformer_contract.messages import MAX_LOST_PEERS, MAX_MESSAGE, Heartbeat
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import Env
@@ -128,6 +130,12 @@ class WorkerEnd:
 
 def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEnd:
     """Run the worker that `identity` names; `parts` are what its spec calls `script`."""
+    fields = {"job": identity.job, "worker": identity.name}
+    try:
+        logs.configure("INFO", LogFormat.from_environment(os.environ), fields=fields)
+    except ValueError as error:
+        logs.configure("INFO", LogFormat.TEXT)
+        return refuse(identity, SpecError("spec.podTemplate", str(error)))
     agent = OneGeneration.from_environment()
     if agent is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":  # all would claim the same member
         words = "torchrun starts several processes here, but a worker is one process in one pod: use --nproc-per-node 1"

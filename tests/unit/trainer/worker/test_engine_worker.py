@@ -1,5 +1,6 @@
 """Worker processes with the environment of a pod, against a channel that chooses layouts from their offers."""
 
+import json
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from pipetransformer_contract.choose import OnPack, Packing
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Ready, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
+from pipetransformer_contract.wire import Env
 from tests.testkit.trainer.harness import Ran, run_job
 from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import STAY_ALONE, TOLERANCE, layouts
@@ -166,6 +168,25 @@ def test_a_wrong_spec_is_refused_before_the_worker_says_that_it_is_ready(
     assert not workers.channel.generations
     assert workers.log(0).count("Traceback (most recent call last)") == 1
     assert ("unreadable_data.py" in workers.log(0)) == data.startswith("tests"), "it shows where"
+
+
+def test_log_lines_as_json_name_the_job_and_the_worker(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(Env.LOG_FORMAT, "Json")
+    workers.start(SPEC | {"data": {"name": "nothing"}}, count=1)
+
+    assert workers.wait() == [2]
+    lines = [json.loads(line) for line in workers.log(0).splitlines()]
+    assert {(line["job"], line["worker"]) for line in lines} == {("ns/job", "job-w0")}
+    (error,) = [line for line in lines if line["level"] == "ERROR"]
+    assert "'nothing' is neither a known name" in error["message"]
+
+
+def test_an_unknown_format_of_log_lines_is_refused(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(Env.LOG_FORMAT, "xml")
+    workers.start(SPEC, count=1)
+
+    assert workers.wait() == [2]
+    assert f"{Env.LOG_FORMAT}: expected one of Text, Json, found 'xml'" in workers.termination(0)["message"]
 
 
 class Wide(StubChannel):

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from pipetransformer_operator import logs
-from pipetransformer_operator.logs import LogFormat
-from pipetransformer_operator.settings import Settings
-
-ENVIRONMENT = {"POD_NAMESPACE": "system", "PIPETRANSFORMER_CHANNEL_URL": "https://operator.system.svc:8443"}
+from pipetransformer_contract import logs
+from pipetransformer_contract.logs import LogFormat
+from pipetransformer_operator.__main__ import KOPF_OBJECT, KOPF_OWN
 
 
 @contextmanager
@@ -36,7 +34,7 @@ def test_a_json_line_holds_an_exception_and_the_object_that_kopf_names(capsys: p
     of_kopf = {"k8s_ref": {"name": "job", "namespace": "team"}, "settings": object(), "k8s_skip": True}
 
     with new_loggers():
-        logs.configure("INFO", LogFormat.JSON)
+        logs.configure("INFO", LogFormat.JSON, fields={"worker": "job-w1"}, renamed=KOPF_OBJECT, hidden=KOPF_OWN)
         logger.info("a worker %s\nis gone", "job-3", extra=of_kopf)
         try:
             raise OSError("disk full")
@@ -50,6 +48,7 @@ def test_a_json_line_holds_an_exception_and_the_object_that_kopf_names(capsys: p
         "logger": "some.part",
         "message": "a worker job-3\nis gone",
         "object": {"name": "job", "namespace": "team"},
+        "worker": "job-w1",
     }
     assert first["timestamp"].endswith("+00:00")
     assert second["level"] == "ERROR"
@@ -66,7 +65,7 @@ def test_a_text_line_names_level_and_logger(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_an_unknown_format_is_refused_with_its_variable() -> None:
-    assert Settings.from_environment(ENVIRONMENT).log_format is LogFormat.TEXT
-    assert Settings.from_environment({**ENVIRONMENT, "PIPETRANSFORMER_LOG_FORMAT": "Json"}).log_format is LogFormat.JSON
+    assert LogFormat.from_environment({}) is LogFormat.TEXT
+    assert LogFormat.from_environment({"PIPETRANSFORMER_LOG_FORMAT": "Json"}) is LogFormat.JSON
     with pytest.raises(ValueError, match=r"PIPETRANSFORMER_LOG_FORMAT: expected one of Text, Json, found 'xml'"):
-        Settings.from_environment({**ENVIRONMENT, "PIPETRANSFORMER_LOG_FORMAT": "xml"})
+        LogFormat.from_environment({"PIPETRANSFORMER_LOG_FORMAT": "xml"})
