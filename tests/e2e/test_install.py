@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ WORKERS = "training.pipetransformer.io/job"
 CRD = "pipetrainingjobs.training.pipetransformer.io"
 GUIDE = "docs/install.md"
 NAMESPACE = "pipetransformer"  #: of the operator, in the guide
+SCRAPED_SECONDS = 60  #: within which a figure is seen
+#: Figures that only a failure, or Kueue, makes. The guide's cluster has neither.
+OF_TROUBLE = ("pipetransformer_node_failures_total", "pipetransformer_kueue_answers")
 
 
 @pytest.fixture
@@ -55,6 +59,7 @@ def empty(cluster: Cluster) -> Iterator[Kube]:
     yield kube
     if release := _helm(cluster, "list", "--short", "--namespace", NAMESPACE).strip():  # the guide was not finished
         _helm(cluster, "uninstall", release, "--namespace", NAMESPACE, "--wait")
+        kube.delete("crd", CRD)
     kube.delete("namespace", NAMESPACE)
     for file in definitions:
         kube.run("delete", "-f", str(file))
@@ -103,6 +108,11 @@ async def test_the_guide_leads_from_an_empty_cluster_to_a_model_with_every_panel
             seen |= await prometheus.filled(wanted - seen)
             await asyncio.sleep(0.5)
         printed = await training
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SCRAPED_SECONDS):  # the panel of finished jobs
+                while wanted - seen:
+                    seen |= await prometheus.filled(wanted - seen)
+                    await asyncio.sleep(0.5)
         assert await prometheus.unhealthy_rules() == []
     finally:
         await prometheus.stop()
@@ -133,9 +143,10 @@ def _panels(operator: Kube, namespace: str) -> set[tuple[str, str]]:
     """(panel, PromQL) of the dashboards in the cluster, for the guide's job."""
     variables = {"namespace": namespace, "job": "bert-text", "__rate_interval": "15s", "__range": "5m"}
     boards = operator.list("configmaps", "grafana_dashboard=1")
-    return {
+    panels = {
         found for board in boards for name, text in board["data"].items() for found in queries(name, text, variables)
     }
+    return {(panel, query) for panel, query in panels if not any(metric in query for metric in OF_TROUBLE)}
 
 
 def _accuracy(folder: Path) -> float:
