@@ -14,7 +14,7 @@ REPORTS_PER_SECOND = 10
 #: Status writes of all jobs together that change only text for people.
 WORDS_PER_SECOND = 10
 #: Turns, of all loops together, that no worker waits for; approximately.
-NOTICES_PER_SECOND = 2000
+NOTICES_PER_SECOND = 500
 SHORTEST_REPORT_SECONDS = 5.0
 SHORTEST_WORDS_SECONDS = 1.0
 
