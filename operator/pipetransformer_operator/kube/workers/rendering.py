@@ -103,10 +103,8 @@ def render(
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
     _set_environment(container, _environment(job, name, status, channel_url))
     _set_up_network(spec, container)
-    _set_up_end(container)
+    _set_up_end(spec, container, job)
     _mount_volumes(spec, container)
-    spec["restartPolicy"] = "Never"
-    spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     spec.setdefault("automountServiceAccountToken", False)
     _set_priority(spec, job, classes, claimed=worker_id in status.claimed_ids)
     if assignment.node_selector:
@@ -158,7 +156,9 @@ def _set_up_network(spec: Object, container: Object) -> None:
         _serve_metrics(container)
 
 
-def _set_up_end(container: Object) -> None:
+def _set_up_end(spec: Object, container: Object, job: PipeTrainingJob) -> None:
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     container["terminationMessagePath"] = TERMINATION_LOG
     # If a trainer crashes before it can report why, the end of its log shows it.
     container["terminationMessagePolicy"] = container.get("terminationMessagePolicy") or "FallbackToLogsOnError"
