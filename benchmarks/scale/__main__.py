@@ -38,16 +38,41 @@ def main() -> int:
             _say(f"{jobs} jobs: {failed[jobs]}")
         baselines.append(asyncio.run(run_baseline(jobs, _say)))
         _show(f"{jobs} plain Jobs", baselines[-1].document())
+    ratios: dict[str, float] = {}
+    for run in runs:
+        plain = next(one for one in baselines if one.jobs == run.jobs)
+        _show_processes(run, plain)
+        ratios |= over_plain_jobs(run, plain)
+    _show("the start over that of plain Jobs", ratios)
     if not arguments.dry:
         figures = {
             **{f"{name}_{run.jobs}": getattr(run, name) for run in runs for name in HEADLINE},
             **{f"seconds_all_running_{one.jobs}_plain_jobs": one.seconds_all_running for one in baselines},
+            **ratios,
             "failed": failed,
             "runs": [run.document() for run in runs],
             "plain_jobs": [one.document() for one in baselines],
         }
         print(write_result("scale", figures))
     return int(bool(failed))
+
+
+def over_plain_jobs(run: Figures, plain: Baseline) -> dict[str, float]:
+    """The start over that of as many plain Jobs: until all jobs are `Running`, and until all pods are (`_pods`)."""
+    name = f"start_over_plain_jobs_{run.jobs}"
+    return {
+        f"{name}_core_seconds": sum(run.cpu_start.values()) / sum(plain.cpu_start.values()),
+        f"{name}_seconds": run.seconds_all_running / plain.seconds_all_running,
+        f"{name}_pods_core_seconds": sum(run.cpu_pods.values()) / sum(plain.cpu_pods.values()),
+        f"{name}_pods_seconds": run.seconds_pods_running / plain.seconds_pods_running,
+    }
+
+
+def _show_processes(run: Figures, plain: Baseline) -> None:
+    """Core-seconds of each process until all jobs run, ours beside those of plain Jobs."""
+    rows = [[name, run.cpu_start[name], plain.cpu_start.get(name, 0.0)] for name in run.cpu_start]
+    total = ["all", sum(run.cpu_start.values()), sum(plain.cpu_start.values())]
+    print_table(f"core-seconds until {run.jobs} jobs run", ["process", "our jobs", "plain Jobs"], [*rows, total])
 
 
 def _say(text: str) -> None:

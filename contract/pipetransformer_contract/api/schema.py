@@ -114,9 +114,26 @@ def pruned(schema: Schema, value: Any) -> Any:
     return value
 
 
+def with_opaque_lists(schema: Schema) -> Schema:
+    """The same schema, but of the entries of lists it only says that they are objects; except for `conditions`.
+
+    For a status, because only the operator writes it, and each write makes the API server check the whole object."""
+    if schema.get("items", {}).get("type") == "object":
+        kept = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes-list-")}
+        return kept | {"items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    if "properties" not in schema:
+        return schema
+    fields = schema["properties"].items()
+    return schema | {
+        "properties": {name: field if name == "conditions" else with_opaque_lists(field) for name, field in fields}
+    }
+
+
 def missing_fields(ours: Schema, theirs: Schema, path: str = "") -> list[str]:
-    """Paths of the fields that the schema `ours` has and the schema `theirs` does not have."""
-    missing = []
+    """Paths of the fields that the schema `ours` has, and that a server with the schema `theirs` would drop."""
+    missing: list[str] = []
+    if theirs.get("x-kubernetes-preserve-unknown-fields"):
+        return missing
     for name, field in ours.get("properties", {}).items():
         other = theirs.get("properties", {}).get(name)
         missing += [f"{path}.{name}"] if other is None else missing_fields(field, other, f"{path}.{name}")

@@ -50,6 +50,10 @@ class BoardOwner(Protocol):
         """The board has something new that a worker waits for."""
         ...
 
+    def notice(self) -> None:
+        """The board has something new that may matter together with what follows soon."""
+        ...
+
     def workers(self) -> Iterable[Worker]:
         """The job's workers as known now, including ended ones."""
         ...
@@ -200,7 +204,7 @@ class Board:
         self._hear(reporter)
         if self._ready.get(reporter.uid) != ready:
             self._ready[reporter.uid] = ready
-            self._owner.wake()
+            self._owner.notice()  # most often others must be ready, too, before anything follows
 
     def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> float:
         """Notes a sign of life. Returns seconds until the next is expected.

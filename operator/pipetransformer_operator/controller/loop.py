@@ -220,9 +220,11 @@ class JobLoop:
         """How long the new status may wait, in seconds. While a job starts, its messages change with every pod."""
         pause = self.board.pulse.words_seconds
         waited = asyncio.get_running_loop().time() - self._written
-        if waited >= pause or decided.events or not decided.status.says_the_same_as(job.status):
+        if decided.status == job.status or decided.events or not decided.status.says_the_same_as(job.status):
             return 0.0
-        return pause - waited
+        if waited < pause:
+            return pause - waited
+        return 0.0 if self.board.pulse.take_words() else pause
 
     def observe(self, job: PipeTrainingJob) -> Observed:
         """Collects what is known about the job."""

@@ -183,7 +183,7 @@ class Draft:
             keeps_unready=self.keeps_unready,
             waits_for_room=self.waits_for_room,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
-            unfit=dict.fromkeys(self.unfit, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
+            unfit=dict.fromkeys(self.unfit - {""}, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
             broken=self.broken,
             failures=tuple(self.failures),
         )
@@ -193,4 +193,5 @@ class Draft:
 
     def _silent_nodes(self) -> set[str]:
         by_name = self.view.by_name
-        return {by_name[name].node for name in self.suspects if name in by_name}
+        nodes = {by_name[name].node for name in self.suspects if name in by_name}
+        return nodes - {""}  # a late watch may not show yet where a worker is

@@ -62,13 +62,17 @@ async def show(board: Board, published: Generation | None, *, ended: bool = Fals
 
 @dataclass
 class Loop:
-    """A job's loop as its board sees it: these are its workers, and it counts how often it was woken."""
+    """A job's loop as its board sees it: these are its workers, and it counts how often it was told of news."""
 
     pods: list[Worker] = field(default_factory=lambda: WORKERS)
     woken: int = 0
+    noticed: int = 0
 
     def wake(self) -> None:
         self.woken += 1
+
+    def notice(self) -> None:
+        self.noticed += 1
 
     def workers(self) -> list[Worker]:
         return self.pods

@@ -1,5 +1,6 @@
 """The CRD in the repository is what the types say, and says what the API server can use."""
 
+import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from pipetransformer_contract.api.generate import PATHS, custom_resource_definition, render
+from pipetransformer_contract.api.schema import missing_fields, root_schema
 from tests.testkit import ROOT
 
 pytestmark = pytest.mark.timeout(60)
@@ -47,6 +49,25 @@ def test_every_list_and_every_map_is_bounded_where_users_write() -> None:
             assert "maxItems" in node
         if "additionalProperties" in node:
             assert "maxProperties" in node
+
+
+def test_only_entries_of_the_statuss_lists_are_opaque_and_conditions_are_not() -> None:
+    status = version()["schema"]["openAPIV3Schema"]["properties"]["status"]
+    fields = status["properties"]
+    assert fields["conditions"]["x-kubernetes-list-map-keys"] == ["type"]
+    assert "lastTransitionTime" in fields["conditions"]["items"]["properties"]
+    assert "leader" in fields["generation"]["properties"]
+    members = fields["generation"]["properties"]["members"]
+    assert members["items"] == {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    assert not [key for key in members if key.startswith("x-kubernetes-list")], "keys need a schema"
+    assert missing_fields(root_schema()["properties"]["status"], status) == []
+
+
+def test_a_crd_that_would_drop_a_field_of_a_list_is_noticed() -> None:
+    status = root_schema()["properties"]["status"]
+    older = copy.deepcopy(status)
+    del older["properties"]["generation"]["properties"]["members"]["items"]["properties"]["node"]
+    assert missing_fields(status, older, "status") == ["status.generation.members[].node"]
 
 
 def test_descriptions_name_fields_as_they_are_written() -> None:

@@ -5,16 +5,22 @@ open one would cost memory instead. A progress report also costs a status write,
 that decides something is reported at once, whatever the pace.
 """
 
+import asyncio
+
 from pipetransformer_operator.plan.types import SHORTEST_PACE
+
+from .rate import Rate
 
 #: Heartbeats of all workers together.
 BEATS_PER_SECOND = 50
 #: Progress reports of all leaders together.
 REPORTS_PER_SECOND = 10
-#: Status writes of all jobs together that change only text for people.
+#: Looks of all jobs together at whether a status that changes only text for people may be written.
 WORDS_PER_SECOND = 10
+#: Such writes of all jobs together, a second and at once. One costs the API server more than a worker's pod.
+WORDS_RATE = (1.0, 10)
 #: Turns, of all loops together, that no worker waits for; approximately.
-NOTICES_PER_SECOND = 2000
+NOTICES_PER_SECOND = 500
 SHORTEST_REPORT_SECONDS = 5.0
 SHORTEST_WORDS_SECONDS = 1.0
 
@@ -25,6 +31,7 @@ class Pulse:
     def __init__(self) -> None:
         self._workers = 0
         self._jobs = 0
+        self._words = Rate(*WORDS_RATE, lambda: asyncio.get_running_loop().time())
 
     def add(self, *, workers: int, jobs: int = 0) -> None:
         """Adds workers and jobs; negative numbers remove them."""
@@ -43,8 +50,12 @@ class Pulse:
 
     @property
     def words_seconds(self) -> float:
-        """Between two status writes of one job that change only text for people."""
+        """At least between two status writes of one job that change only text for people."""
         return max(SHORTEST_WORDS_SECONDS, self._jobs / WORDS_PER_SECOND)
+
+    def take_words(self) -> bool:
+        """Returns whether a job may write such a status now, and counts the write."""
+        return not self._words.take(None)
 
     @property
     def notice_seconds(self) -> float:

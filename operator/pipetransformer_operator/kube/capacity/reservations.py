@@ -4,6 +4,7 @@ Several jobs may see the same free accelerator at the same moment. The job that 
 has a node or is no longer wanted. Other jobs count it as taken, so each accelerator attracts only one pod.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -43,6 +44,7 @@ class Reservations:
         self._listers = listers
         self._events = events
         self._reserved: dict[JobKey, tuple[PodShape, int]] = {}
+        self._by_shape: Counter[PodShape] = Counter()
 
     def room(self, key: JobKey, shape: PodShape) -> Room:
         """How many of the job's workers without a node, and new ones, would find a node now."""
@@ -50,10 +52,10 @@ class Reservations:
             return NO_ROOM_KNOWN
         mine = self._free.room_by_node(shape)
         free = unreserved = sum(mine.values())
-        for other, (taken, workers) in self._reserved.items():
-            if unreserved <= 0:
-                break
-            if other != key and not mine.keys().isdisjoint(self._free.room_by_node(taken)):
+        own_shape, own = self._reserved.get(key, (shape, 0))
+        for taken, reserved in self._by_shape.items():  # not job by job, because thousands may start at once
+            workers = reserved - own if taken == own_shape else reserved
+            if workers and not mine.keys().isdisjoint(self._free.room_by_node(taken)):
                 unreserved -= workers
         return Room(free, max(0, unreserved))
 
@@ -67,16 +69,27 @@ class Reservations:
 
     def reserve(self, key: JobKey, shape: PodShape, workers: int) -> None:
         """The job wants this many workers that have no node yet."""
-        _, before = self._reserved.pop(key, (shape, 0))
+        before = self._release(key)
         if workers:
             self._reserved[key] = shape, workers
+            self._by_shape[shape] += workers
         if before > workers:
             self._events.on_reservation_returned(key)
 
     def forget(self, key: JobKey) -> None:
         """The job is gone."""
-        if self._reserved.pop(key, None) is not None:
+        if self._release(key):
             self._events.on_reservation_returned(key)
+
+    def _release(self, key: JobKey) -> int:
+        """Forgets what the job reserved, and returns for how many workers that was."""
+        if key not in self._reserved:
+            return 0
+        shape, workers = self._reserved.pop(key)
+        self._by_shape[shape] -= workers
+        if not self._by_shape[shape]:
+            del self._by_shape[shape]
+        return workers
 
     @property
     def _known(self) -> bool:

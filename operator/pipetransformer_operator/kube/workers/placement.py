@@ -43,6 +43,10 @@ class Groups:
             self._joined[worker_id] = self._join()
         return self._joined[worker_id]
 
+    def alone(self, group: str) -> bool:
+        """Whether the job has workers of no other group, now."""
+        return not {*self._sizes, *self._joined.values()} - {group}
+
     def _join(self) -> str:
         if not self._places:
             while (group := f"{self._stages}-{self._number}") in self._sizes:
@@ -86,19 +90,23 @@ class Wish(NamedTuple):
         return self.term if self.required else {"weight": self.weight, "podAffinityTerm": self.term}
 
 
-def wishes(job: PipeTrainingJob, group: str) -> list[Wish]:
-    """Where a worker should run: near its group, and far from other groups of its job."""
+def wishes(job: PipeTrainingJob, group: str, *, alone: bool = False) -> list[Wish]:
+    """Where a worker should run: near its group, and far from other groups of its job.
+
+    The group that is alone keeps no distance by default, because later groups keep theirs. The scheduler compares each
+    term of each pod with each new pod, so every term counts when thousands of pods start."""
     mine = {"matchLabels": {JOB_LABEL: job.metadata.name, PLACEMENT_GROUP_LABEL: group}}
     others = {
         "matchLabels": {JOB_LABEL: job.metadata.name},
         "matchExpressions": [{"key": PLACEMENT_GROUP_LABEL, "operator": "NotIn", "values": [group]}],
     }
     within, spread = job.spec.placement.within, job.spec.placement.spread
-    return [
+    near = [
         Wish(NEAR, _term(HOST, mine), 100),
         _wish(within, NEAR, mine, 50) or Wish(NEAR, _term(ZONE, mine), 50),
-        _wish(spread, FAR, others, 10) or Wish(FAR, _term(HOST, others), 10),
     ]
+    far = _wish(spread, FAR, others, 10) or Wish(FAR, _term(HOST, others), 10)
+    return near if alone and not far.asked else [*near, far]
 
 
 def _wish(topology: Topology | None, kind: str, pods: dict[str, Any], weight: int) -> Wish | None:

@@ -229,7 +229,9 @@ class KubePool(ClusterListener):
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
-        group = self._near(job, status).of(number)  # before the first await, so that groups fill in order
+        groups = self._near(job, status)
+        group = groups.of(number)  # before the first await, so that groups fill in order
+        alone = groups.alone(group)
         assignment = await self._quota.assigned(job, number, status) if self._quota else ANYWHERE
         path, name = _pods_path(job), worker_name(job.metadata.name, number)
         doubted, unfit = self._avoided.get(_key(job), (set(), set()))
@@ -243,6 +245,7 @@ class KubePool(ClusterListener):
                     classes=self._priority_classes,
                     assignment=assignment,
                     group=group,
+                    alone=alone,
                     doubted=doubted,
                     unfit=unfit,
                     avoided=self._nodes.avoided if self._nodes is not None else (),

@@ -19,7 +19,7 @@ from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.plan import worker_name
 
-from .placement import FAR, NEAR, PREFERRED, REQUIRED, none_of, off, wishes
+from .placement import FAR, NEAR, PREFERRED, REQUIRED, Wish, none_of, off, wishes
 
 SCRATCH_FOLDER = "/scratch"
 SHARED_MEMORY = "/dev/shm"
@@ -72,6 +72,7 @@ def render(
     classes: PriorityClasses = NO_CLASSES,
     assignment: Assignment = ANYWHERE,
     group: str = "",
+    alone: bool = False,
     doubted: Collection[str] = (),
     unfit: Collection[str] = (),
     avoided: Collection[str] = (),
@@ -86,6 +87,7 @@ def render(
         classes: PriorityClasses of base and claimed workers.
         assignment: metadata and placement that its quota requires.
         group: the pod prefers nodes near others of this group.
+        alone: the job has no other group.
         doubted: nodes of the job's workers that may be lost. The pod prefers other nodes.
         unfit: further nodes that the pod prefers not to run on.
         avoided: nodes that the pod never runs on.
@@ -101,17 +103,15 @@ def render(
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
     _set_environment(container, _environment(job, name, status, channel_url))
     _set_up_network(spec, container)
-    _set_up_end(container)
+    _set_up_end(spec, container, job)
     _mount_volumes(spec, container)
-    spec["restartPolicy"] = "Never"
-    spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     spec.setdefault("automountServiceAccountToken", False)
     _set_priority(spec, job, classes, claimed=worker_id in status.claimed_ids)
     if assignment.node_selector:
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **assignment.node_selector}
     if assignment.tolerations:
         _items(spec, "tolerations").extend(assignment.tolerations)
-    _place(spec, job, group, doubted, unfit)
+    _place(spec, wishes(job, group, alone=alone), doubted, unfit)
     _keep_off(spec, avoided)
     return {
         "apiVersion": "v1",
@@ -156,7 +156,9 @@ def _set_up_network(spec: Object, container: Object) -> None:
         _serve_metrics(container)
 
 
-def _set_up_end(container: Object) -> None:
+def _set_up_end(spec: Object, container: Object, job: PipeTrainingJob) -> None:
+    spec["restartPolicy"] = "Never"
+    spec.setdefault("terminationGracePeriodSeconds", job.spec.run_policy.stop_timeout_seconds)
     container["terminationMessagePath"] = TERMINATION_LOG
     # If a trainer crashes before it can report why, the end of its log shows it.
     container["terminationMessagePolicy"] = container.get("terminationMessagePolicy") or "FallbackToLogsOnError"
@@ -259,7 +261,7 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
     _items(spec, "volumes").append({"name": name, **source})
 
 
-def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[str], unfit: Collection[str]) -> None:
+def _place(spec: Object, wished_for: Sequence[Wish], doubted: Collection[str], unfit: Collection[str]) -> None:
     """Adds nodes to avoid, and where the job's other pods are, to the template's affinity.
 
     A template with an affinity to pods, or with spread constraints, gets only what `spec.placement` asks for. If nodes
@@ -271,7 +273,7 @@ def _place(spec: Object, job: PipeTrainingJob, group: str, doubted: Collection[s
     avoided = sorted({*doubted, *unfit})
     if avoided:
         _items(_object(affinity, "nodeAffinity"), PREFERRED).append(off(avoided))
-    for wish in wishes(job, group):
+    for wish in wished_for:
         hinders = doubted or (avoided and wish.kind == FAR)
         if wish.required or not (hinders or (wished and not wish.asked)):
             _items(_object(affinity, wish.kind), wish.rule).append(wish.entry)

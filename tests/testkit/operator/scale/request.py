@@ -36,9 +36,10 @@ class ChannelClient:
         self._context = ssl.create_default_context(cadata=trusted)
 
     @contextlib.asynccontextmanager
-    async def line(self) -> AsyncIterator["Line"]:
-        """Requests one after another, on one connection until one of them fails."""
-        line = Line(self._context, self._port)
+    async def line(self, sender: str = "127.0.0.1") -> AsyncIterator["Line"]:
+        """Requests one after another, on one connection until one of them fails. `sender` is its address of loopback:
+        the channel limits what one address may ask, and each pod has its own."""
+        line = Line(self._context, self._port, sender)
         try:
             yield line
         finally:
@@ -48,9 +49,10 @@ class ChannelClient:
 class Line:
     """See `ChannelClient.line`."""
 
-    def __init__(self, context: ssl.SSLContext, port: int) -> None:
+    def __init__(self, context: ssl.SSLContext, port: int, sender: str) -> None:
         self._context = context
         self._port = port
+        self._sender = sender
         self._connection: _Connection | None = None
 
     async def send(
@@ -90,7 +92,7 @@ class Line:
         if self._connection is None:
             loop = asyncio.get_running_loop()
             connection = _Connection(self._context)
-            await loop.create_connection(lambda: connection, "127.0.0.1", self._port)
+            await loop.create_connection(lambda: connection, "127.0.0.1", self._port, local_addr=(self._sender, 0))
             self._connection = connection
         return self._connection
 

@@ -49,8 +49,9 @@ class Figures:
     """What one run took. Seconds of processors by process.
 
     Attributes:
-        seconds_all_running: from the first job's submission until the operator has every job's first layout, committed
-            by all of its members, in its status.
+        seconds_pods_running: from the first job's submission until all pods run.
+        seconds_all_running: until the operator has every job's first layout, committed by all of its members, in its
+            status: all jobs are `Running`.
         plan_p50_seconds: of a leader that reports frozen blocks until it has the generation that follows.
         plan_p99_seconds: the same.
         rss_mb: the operator's largest resident size, 10^6 bytes.
@@ -61,13 +62,15 @@ class Figures:
         beats_per_second: answered heartbeats while nothing changed.
         beat_p99_seconds: of a heartbeat, with its connection.
         refused: requests of workers that were not served, by status code or error; each was sent again.
-        cpu_start: until all ran.
+        cpu_pods: until all pods ran.
+        cpu_start: until all jobs ran.
         cpu_steady: a second while nothing changed.
         cpu_freeze: from the first freeze to the last release.
     """
 
     jobs: int
     workers: int
+    seconds_pods_running: float
     seconds_all_running: float
     plan_p50_seconds: float
     plan_p99_seconds: float
@@ -79,6 +82,7 @@ class Figures:
     beats_per_second: float
     beat_p99_seconds: float
     refused: dict[str, int]
+    cpu_pods: dict[str, float]
     cpu_start: dict[str, float]
     cpu_steady: dict[str, float]
     cpu_freeze: dict[str, float]
@@ -141,17 +145,9 @@ class _Run:
         self._say(f"{self._count} jobs of {STAGES} workers: nodes are there")
         self._keeping = asyncio.create_task(self._living.nodes.run())
         try:
-            looks = [await self._look()]
-            begun = time.monotonic()
-            await self._submit()
-            self._say(f"submitted in {time.monotonic() - begun:.1f} s")
-            await self._until_all("train", lambda job: job.confirmed >= 1)
-            seconds = time.monotonic() - begun
-            await self._check_running()
-            self._say(f"all running after {seconds:.1f} s")
+            looks, seconds = await self._start()
             gc.collect()
             gc.freeze()  # pauses of this process are none of the operator's
-            looks.append(await self._look())
             beats = self._living.counts.beats
             await asyncio.sleep(STEADY_SECONDS)  # nothing happens: that is what is measured
             rate = (self._living.counts.beats - beats) / STEADY_SECONDS
@@ -165,16 +161,35 @@ class _Run:
             await asyncio.wait([self._keeping])
         return self._figures(seconds, latencies, rate, looks)
 
+    async def _start(self) -> tuple[list[_Look], list[float]]:
+        """Submits all jobs. Returns three looks: before, when all pods run, and when all jobs do; and the seconds until
+        the last two."""
+        looks = [await self._look()]
+        begun = time.monotonic()
+        await self._submit()
+        self._say(f"submitted in {time.monotonic() - begun:.1f} s")
+        await self._until("pods run", self._count * STAGES, lambda: len(self._living.tasks))
+        seconds = [time.monotonic() - begun]
+        looks.append(await self._look())
+        self._say(f"all pods running after {seconds[0]:.1f} s")
+        await self._until_all("train", lambda job: job.confirmed >= 1)
+        seconds.append(time.monotonic() - begun)
+        looks.append(await self._look())
+        await self._check_running()
+        self._say(f"all jobs running after {seconds[1]:.1f} s")
+        return looks, seconds
+
     async def _look(self) -> _Look:
         seconds = processor_seconds(self._layout, operator=self._operator.pid, clients=os.getpid())
         return _Look(seconds, await self._calls(), await requests(self._api))
 
-    def _figures(self, seconds: float, latencies: list[float], rate: float, looks: list[_Look]) -> Figures:
-        start, ran, steady, end = looks
+    def _figures(self, seconds: list[float], latencies: list[float], rate: float, looks: list[_Look]) -> Figures:
+        start, pods, ran, steady, end = looks
         return Figures(
             jobs=self._count,
             workers=self._count * STAGES,
-            seconds_all_running=seconds,
+            seconds_pods_running=seconds[0],
+            seconds_all_running=seconds[1],
             plan_p50_seconds=statistics.median(latencies),
             plan_p99_seconds=statistics.quantiles(latencies, n=100, method="inclusive")[98],
             rss_mb=self._operator.peak_mb,
@@ -185,6 +200,7 @@ class _Run:
             beats_per_second=rate,
             beat_p99_seconds=statistics.quantiles(self._living.counts.slow, n=100)[98],
             refused=dict(self._living.counts.refused),
+            cpu_pods=spent(start.seconds, pods.seconds),
             cpu_start=spent(start.seconds, ran.seconds),
             cpu_steady={name: value / STEADY_SECONDS for name, value in spent(ran.seconds, steady.seconds).items()},
             cpu_freeze=spent(steady.seconds, end.seconds),
@@ -246,14 +262,17 @@ class _Run:
         return calls
 
     async def _until_all(self, what: str, reached: Callable[[Job], bool]) -> None:
+        await self._until(f"jobs {what}", self._count, lambda: sum(map(reached, self._living.by_uid.values())))
+
+    async def _until(self, what: str, wanted: int, counted: Callable[[], int]) -> None:
         end = time.monotonic() + PHASE_SECONDS
-        while (count := sum(map(reached, self._living.by_uid.values()))) < self._count:
+        while (count := counted()) < wanted:
             for task in (self._keeping, *self._living.tasks.values()):
                 if task.done() and not task.cancelled():
                     task.result()
             if time.monotonic() > end:
                 used = (await self._look()).seconds
-                raise RuntimeError(f"after {PHASE_SECONDS} s {count} of {self._count} jobs {what}: {used}")
+                raise RuntimeError(f"after {PHASE_SECONDS} s {count} of {wanted} {what}: {used}")
             await asyncio.sleep(0.2)
 
 

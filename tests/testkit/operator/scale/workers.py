@@ -123,6 +123,7 @@ class Worker:
         self._name = name
         self._uid = uid
         self._address = address
+        self._sender = f"127.{address.partition('.')[2]}"
         self._channel = channel
         self._counts = counts
         self._committed = 0
@@ -161,7 +162,7 @@ class Worker:
 
     async def _poll(self, query: str) -> Any:
         path = f"{Path.GENERATION}?{query}&timeoutSeconds={POLL_SECONDS}"
-        async with self._channel.line() as line:
+        async with self._channel.line(self._sender) as line:
             while True:
                 await self._call(line, "POST", Path.READY, Ready(address=f"{self._address}:29400"))
                 if answer := await self._call(line, "GET", path, timeout=POLL_SECONDS + 10):
@@ -193,7 +194,7 @@ class Worker:
             job.frozen.clear()
             job.step += 1
             report = job.report()
-            async with self._channel.line() as line:
+            async with self._channel.line(self._sender) as line:
                 answer = await self._call(line, "POST", Path.REPORT, report, timeout=30)
             job.confirmed = max(job.confirmed, report.layout_generation)
             pause = answer.get("nextSeconds", REPORT_SECONDS)
@@ -210,7 +211,7 @@ class Worker:
             started = time.monotonic()
             beat = Heartbeat(layout_generation=self._committed, step=self._job.step)
             try:
-                async with self._channel.line() as line:
+                async with self._channel.line(self._sender) as line:
                     answer = await self._call(line, "POST", Path.HEARTBEAT, beat)
             except JobEnded:
                 return

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_contract.messages import Generation, GenerationNotice, Heartbeat, Report
+from pipetransformer_contract.messages import Generation, GenerationNotice, Heartbeat, Ready, Report
 from pipetransformer_operator.channel import announcement as channel_announcement
 from pipetransformer_operator.channel import app as channel_app
 from pipetransformer_operator.channel.announcement import Announcement
@@ -317,6 +317,14 @@ async def test_what_was_said_before_the_clock_was_set_back_is_not_said_in_the_fu
     assert board.since == now
     assert set(board.heard.values()) == {now}
     assert {(beat.time, beat.waiting_since) for beat in board.beats.values()} == {(now, now)}
+
+
+async def test_a_worker_that_is_ready_is_noticed_once_and_hurries_nobody() -> None:
+    loop = Loop()
+    board = new_board(loop)
+    for _ in range(2):
+        board.put_ready(Reporter("digits-w0", "uid-0"), Ready(address="10.0.0.1:29500"))
+    assert (loop.noticed, loop.woken) == (1, 0)
 
 
 async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -> None:

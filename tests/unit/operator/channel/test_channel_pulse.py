@@ -78,6 +78,14 @@ async def test_finished_jobs_and_the_pods_that_they_keep_slow_nobody() -> None:
     assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)
 
 
+async def test_all_jobs_together_write_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulse, now = Pulse(), 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    assert [pulse.take_words() for _ in range(12)] == [True] * 10 + [False] * 2
+    now = 1.0
+    assert [pulse.take_words() for _ in range(2)] == [True, False]
+
+
 async def test_a_tls_connection_has_small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("max_size", "connection_made"):
         monkeypatch.setattr(SSLProtocol, name, getattr(SSLProtocol, name))

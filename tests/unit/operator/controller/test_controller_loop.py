@@ -84,6 +84,39 @@ async def test_words_that_change_with_every_pod_are_written_now_and_then(
     assert again is not None and (written or 0 < again <= 100), "it is written once the time is over"
 
 
+async def test_words_wait_their_turn_if_other_jobs_wrote_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "SHORTEST_WORDS_SECONDS", 1e-9)
+    monkeypatch.setattr(pulse, "WORDS_PER_SECOND", 1e9)
+    others = Pulse()
+    cluster = Written(0, make_job().workers(4).job())
+    loop = make_loop(cluster, pulse=others)
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    settled = cluster.statuses
+    while others.take_words():
+        pass
+    pods = cluster.workers["digits"]
+    pods[0] = replace(pods[0], waiting="Unschedulable: no node is left")
+    again = await loop.turn(cluster.jobs[KEY])
+    assert (cluster.statuses, again) == (settled, others.words_seconds)
+
+
+async def test_a_start_among_many_writes_its_status_once_before_its_workers_are_ready() -> None:
+    others = Pulse()
+    others.add(workers=0, jobs=999)
+    cluster = Written(4, make_job().workers(4).job())
+    loop = make_loop(cluster, pulse=others)
+    for _ in range(4):
+        await loop.turn(cluster.jobs[KEY])
+    assert all(worker.scheduled for worker in cluster.workers["digits"])
+    assert cluster.statuses == 1
+    first = cluster.status("digits")
+    assert first.resize is not None and first.resize.trouble_time == NOW
+    eased = first.model_copy(update={"resize": first.resize.model_copy(update={"trouble_time": None})})
+    assert eased.says_the_same_as(first)
+    assert not first.says_the_same_as(eased), "trouble that begins is written at once, because its time counts"
+
+
 async def test_what_is_more_than_words_is_written_at_once() -> None:
     cluster = Written(0, make_job().workers(4).job())
     loop = make_loop(cluster)

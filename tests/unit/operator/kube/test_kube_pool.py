@@ -153,6 +153,15 @@ async def test_who_is_on_the_way_out_leaves_a_place() -> None:
     assert await groups_of([4, 5], FOUR, leaving_ids=[2, 3]) == ["2-1", "2-1"]
 
 
+async def test_each_pair_of_groups_has_one_that_keeps_its_distance() -> None:
+    world = World()
+    await world.pool.prepare(job(2), JobStatus(), [])
+    for number in range(4):
+        await world.pool.create(job(2), number, JobStatus())
+    kinds = [pod["spec"]["affinity"].keys() for pod in world.made]
+    assert kinds == [{"podAffinity"}] * 2 + [{"podAffinity", "podAntiAffinity"}] * 2
+
+
 @pytest.mark.parametrize("label", ["", "x", "-1", "9999-7", "99999999999999999999-0", "\u00b2-0"])
 async def test_a_label_that_somebody_changed_makes_no_group_larger_than_a_pipeline(label: str) -> None:
     groups = await groups_of(range(1, 9), {0: label})

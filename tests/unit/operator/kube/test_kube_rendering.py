@@ -156,6 +156,16 @@ def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() 
     assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]
 
 
+def test_the_only_group_of_a_job_keeps_distance_only_if_the_job_asks_for_it() -> None:
+    job = make_job().job()
+    alone = render(job, 3, JobStatus(), channel_url=CHANNEL, group="2-0", alone=True)["spec"]["affinity"]
+    beside = render(job, 3, JobStatus(), channel_url=CHANNEL, group="2-1")["spec"]["affinity"]
+    assert alone.keys() == {"podAffinity"}
+    assert beside.keys() == {"podAffinity", "podAntiAffinity"}
+    asking = make_job().set("placement", {"spread": {"topologyKey": RACK}}).job()
+    assert "podAntiAffinity" in render(asking, 3, JobStatus(), channel_url=CHANNEL, alone=True)["spec"]["affinity"]
+
+
 def test_a_null_in_a_template_is_as_if_nothing_was_said() -> None:
     """Of a Helm value that was left empty, say. The API server, too, takes it for absent."""
     unsaid = ("automountServiceAccountToken", "priorityClassName", "dnsPolicy", "topologySpreadConstraints", "affinity")

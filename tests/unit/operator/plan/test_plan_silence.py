@@ -168,6 +168,16 @@ def test_a_node_whose_member_fell_silent_is_in_doubt_and_no_word_of_it_is_waited
     assert set(other.workers) == {"digits-w1", "digits-w2"}, "it is replaced, although the job only starts"
 
 
+def test_a_silent_member_whose_node_is_not_known_yet_puts_no_node_in_doubt() -> None:
+    world = training()
+    world.change("digits-w3", node="")
+    world.wait(100)
+    world.silent, world.lost_peers = {"digits-w3"}, {"digits-w3"}
+    decided = world.turn()
+    assert decided.delete
+    assert decided.doubted == {}, "the API server refuses each pod that avoids a node without a name"
+
+
 def test_workers_on_a_node_that_rejected_one_have_as_long_as_others() -> None:
     world = World(make_job().stages(2).workers(4))
     nodes = Nodes(lambda: world.now)
