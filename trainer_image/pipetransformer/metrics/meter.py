@@ -46,7 +46,8 @@ class Meter:
         )
         self._samples = self._counter("samples", "Samples of committed steps; counted by the leader, for all workers.")
         self._skipped = self._counter(
-            "skipped_steps", "Steps without an update, for loss or gradients were no numbers; counted by the leader."
+            "skipped_steps",
+            "Steps without an update, because loss or gradients were not finite; counted by the leader.",
         )
         trials = self._counter(
             "freeze_trials",
@@ -72,7 +73,9 @@ class Meter:
             ("direction",),
         )
         self._sent, self._received = moved.labels("Sent"), moved.labels("Received")
-        self._broken = self._counter("broken_generations", "Generations that broke, or did not come about, here.")
+        self._broken = self._counter(
+            "broken_generations", "Generations that broke on this worker, or that it could not join."
+        )
         self._make_cache_metrics()
 
     def on_steps(self, steps: int, seconds: float, frozen_ahead_share: float) -> None:
