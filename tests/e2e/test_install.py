@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ CRD = "pipetrainingjobs.training.pipetransformer.io"
 GUIDE = "docs/install.md"
 NAMESPACE = "pipetransformer"  #: of the operator, in the guide
 SCRAPED_SECONDS = 60  #: within which a figure is seen
+LEAVING_SECONDS = 60  #: within which a deleted pod is gone
 #: Figures that only a failure, or Kueue, makes. The guide's cluster has neither.
 OF_TROUBLE = ("pipetransformer_node_failures_total", "pipetransformer_kueue_answers")
 
@@ -213,9 +215,10 @@ def test_a_job_is_watched_followed_and_drawn_while_it_trains_and_its_model_is_ta
     assert all((tmp_path / "model" / name).read_bytes() == (there / name).read_bytes() for name in files)
     terminal.run("timeline", "digits", str(tmp_path / "page"))
     assert "complete: " in (tmp_path / "page" / "timeline.html").read_text()
-    assert {pod["metadata"]["uid"] for pod in kube.list("pods")} <= before, (
-        "the pod that read the volume is still there"
-    )
+    deadline = time.monotonic() + LEAVING_SECONDS
+    while {pod["metadata"]["uid"] for pod in kube.list("pods")} - before:
+        assert time.monotonic() < deadline, "a pod that read the volume is still there"
+        time.sleep(0.3)
 
 
 def test_removing_the_operator_leaves_a_running_job_that_trains_on_and_can_be_deleted(
