@@ -168,8 +168,10 @@ def _message(status: Object, ended: Object | None) -> str:
         return "OOMKilled: the worker needed more memory than its limit"
     said = _words(status)[:MAX_WORDS]  # the cluster puts the cause first
     if ended is not None:
-        left = last_words(str(ended.get("message") or ""), int(ended["exitCode"]))
-        return left if report_in(left) else str(said or left or ended.get("reason") or "")
+        left = str(ended.get("message") or "")
+        if report_in(left):
+            return left
+        return str(said or last_words(left, int(ended["exitCode"])) or ended.get("reason") or "")
     for container in status.get("initContainerStatuses", []):
         failed: Object = container.get("state", {}).get("terminated", {})
         if failed.get("exitCode") and status.get("phase") == "Failed":
