@@ -8,7 +8,7 @@ import json
 import marshal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -179,6 +179,7 @@ class Watch:
     bookmarks: bool
     client: str
     last: float = 0.0
+    coming: deque[Callable[[], None]] = field(default_factory=deque)
     open: bool = True
 
     def covers(self, key: Key) -> bool:
@@ -448,10 +449,11 @@ class ApiServer:
             asyncio.get_running_loop().call_later(BOOKMARK_SECONDS, self._bookmark, watch)
 
     def _later(self, watch: Watch, call: Callable[[], None]) -> None:
-        """Events of one watch arrive in order."""
+        """Events of one watch arrive in order: whichever timer runs first brings the oldest."""
         loop = asyncio.get_running_loop()
-        watch.last = max(watch.last + 1e-6, loop.time() + self.latency())
-        loop.call_at(watch.last, call)
+        watch.last = max(watch.last, loop.time() + self.latency())
+        watch.coming.append(call)
+        loop.call_at(watch.last, lambda: watch.coming.popleft()())
 
 
 def _merge(body: Object, patch: Object) -> Object:

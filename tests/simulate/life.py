@@ -21,8 +21,8 @@ from .truth import Job
 JOBS = ("apis/training.pipetransformer.io/v1alpha1", "pipetrainingjobs")
 #: A job that fits is trained within this time after the last fault.
 PATIENCE_SECONDS = 1800.0
-#: A write that failed before is tried again within this time.
-LAST_RETRY_SECONDS = 40.0
+#: What follows from the end of the last job takes this long, and what failed is tried again within this time.
+LAST_WORK_SECONDS, LAST_RETRY_SECONDS = 15.0, 40.0
 #: Nothing may be written for this long once all is done: longer than the loops' resync.
 REST_SECONDS = 45.0
 
@@ -112,13 +112,13 @@ async def _live(world: World) -> None:
     quiet = max([fault.end for fault in scenario.faults] + [plan.at for plan in scenario.jobs], default=0.0)
     while loop.time() < quiet + PATIENCE_SECONDS and not world.oracle.violations:
         await asyncio.sleep(1.0)
-        world.oracle.look()
         if loop.time() > quiet and world.oracle.all_done():
             break
     else:
         world.oracle.judge_liveness()
     if not world.oracle.violations:
-        await asyncio.sleep(LAST_RETRY_SECONDS)
+        await asyncio.sleep(LAST_WORK_SECONDS)
+        await asyncio.sleep(max(0.0, world.network.failed + LAST_RETRY_SECONDS - loop.time()))
         writes = len(world.network.writes)
         await asyncio.sleep(REST_SECONDS)
         world.oracle.judge_rest(world.network.writes[writes:])

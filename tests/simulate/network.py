@@ -60,6 +60,7 @@ class Network:
 
     Attributes:
         writes: all writes that the server answered, with the status codes.
+        failed: when a request last failed, in virtual seconds.
         on_sent: called with each write when it is sent.
         on_done: called with each write and its status code when the server has answered.
     """
@@ -68,6 +69,7 @@ class Network:
         self.server = server
         self.weather = Weather()
         self.writes: list[tuple[Write, int]] = []
+        self.failed = float("-inf")
         self.on_sent: list[Callable[[Write], None]] = []
         self.on_done: list[Callable[[Write, int], None]] = []
         self._process = process
@@ -101,27 +103,29 @@ class Network:
             for listener in self.on_sent:
                 listener(write)
         if self.unreachable(client):
-            loop.call_later(min(there, timeout), _fail, answer, _connection_error(), context=context)
+            loop.call_later(min(there, timeout), self._fail, answer, _connection_error(), context=context)
             return answer
         if there + back > timeout:
-            loop.call_later(timeout, _fail, answer, TimeoutError(), context=context)
+            loop.call_later(timeout, self._fail, answer, TimeoutError(), context=context)
 
         def arrive() -> None:
             if self.unreachable(client):
-                loop.call_later(0.01, _fail, answer, _connection_error())
+                loop.call_later(0.01, self._fail, answer, _connection_error())
                 return
             if self._random.random() < self.weather.errors:
                 code, text = 503, b"{}"
             else:
                 code, text = self.server.answer(method, url, body, kind, accept, client)
             self._trace.note(client, method, url, code)
+            if code >= 400:
+                self.failed = loop.time()
             if write is not None:
                 self.writes.append((write, code))
                 for listener in self.on_done:
                     listener(write, code)
             lost = write is not None and self._random.random() < self.weather.lost_answers
             if lost or self.unreachable(client):
-                loop.call_later(back, _fail, answer, _connection_error())
+                loop.call_later(back, self._fail, answer, _connection_error())
             else:
                 loop.call_later(back, _resolve, answer, Answer(code, text))
 
@@ -135,13 +139,18 @@ class Network:
 
         def arrive() -> None:
             if self.unreachable(client):
-                _fail(answer, _connection_error())
+                self._fail(answer, _connection_error())
                 return
             self._trace.note(client, "WATCH", url, 200)
             _resolve(answer, Answer(200, b"", self.server.watch(url, client), silence))
 
         loop.call_later(self.latency(), arrive, context=self._process.context)
         return answer
+
+    def _fail(self, answer: "asyncio.Future[Answer]", error: Exception) -> None:
+        if not answer.done():
+            self.failed = asyncio.get_running_loop().time()
+            answer.set_exception(error)
 
 
 class Answer:
@@ -206,11 +215,6 @@ class Client:
 
 def _connection_error() -> Exception:
     return aiohttp.ClientConnectionError("the connection broke")
-
-
-def _fail(answer: "asyncio.Future[Answer]", error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
 
 
 def _resolve(answer: "asyncio.Future[Answer]", value: Answer) -> None:

@@ -144,8 +144,22 @@ class Oracle:
         kind = change.key[1]
         if kind == "pipetrainingjobs" and change.after is not None:
             self._judge_status(change.after.body, change.before.body if change.before else None)
-        elif kind == "pods" and change.before is None and change.after is not None:
-            self._judge_creation(change.after.body)
+        elif kind == "pods" and change.after is not None:
+            if change.before is None:
+                self._judge_creation(change.after.body)
+            elif change.after.body["spec"].get("nodeName") != change.before.body["spec"].get("nodeName"):
+                self._judge_holders()
+
+    def _judge_holders(self) -> None:
+        """Each GPU has one holder."""
+        held: Counter[str] = Counter()
+        for pod in self._world.cluster.pods():
+            node = pod["spec"].get("nodeName")
+            if node and pod.get("status", {}).get("phase") not in _ENDED:
+                held[node] += 1
+        for name, node in self._world.cluster.nodes.items():
+            if held[name] > node.gpus:
+                self.violate("holders", f"{held[name]} pods on the {node.gpus} GPUs of {name}")
 
     def _judge_creation(self, pod: Object) -> None:
         owners = pod["metadata"].get("ownerReferences", [])
@@ -227,18 +241,7 @@ class Oracle:
     def _is(status: Object, kind: str) -> bool:
         return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions", []))
 
-    # From time to time, and at the end.
-
-    def look(self) -> None:
-        """Each GPU has one holder."""
-        held: Counter[str] = Counter()
-        for pod in self._world.cluster.pods():
-            node = pod["spec"].get("nodeName")
-            if node and pod.get("status", {}).get("phase") not in _ENDED:
-                held[node] += 1
-        for name, node in self._world.cluster.nodes.items():
-            if held[name] > node.gpus:
-                self.violate("holders", f"{held[name]} pods on the {node.gpus} GPUs of {name}")
+    # At the end.
 
     def all_done(self) -> bool:
         """Whether each job that still exists has ended."""

@@ -1,14 +1,18 @@
 """Lives in simulated time: no rule is broken, the same seed gives the same trace, and a failing one shrinks."""
 
 import gc
+import json
+from random import Random
 
 import pytest
 
 from tests.mutants.entries import ROOT, Mutant
 from tests.simulate.__main__ import live_some, same_trace
+from tests.simulate.api_server import ApiServer
 from tests.simulate.bugs import all_bugs
 from tests.simulate.draw import draw
 from tests.simulate.life import live
+from tests.simulate.loop import SeededLoop
 from tests.simulate.scenario import Fault, JobPlan, Scenario
 from tests.simulate.shrink import as_test, shrink
 
@@ -35,6 +39,20 @@ def test_a_job_freezes_releases_its_pods_and_finishes() -> None:
 
     deleted = [line for line in result.lines if " DELETE /api/v1/namespaces/default/pods/" in line]
     assert result.violations == [] and len(deleted) == 3
+
+
+def test_the_events_of_a_watch_arrive_in_order() -> None:
+    loop = SeededLoop(Random(1))
+    server = ApiServer(lambda: 0.001, lambda: "now")
+
+    async def watch() -> list[str]:
+        stream = server.watch("/api/v1/nodes?resourceVersion=100", "client")
+        for number in range(30):
+            server.create(("api/v1", "nodes", "", f"node-{number}"), {"metadata": {}})
+        chunks = stream.iter_any(60.0)
+        return [json.loads(await anext(chunks))["object"]["metadata"]["name"] for _ in range(30)]
+
+    assert loop.run_until_complete(watch()) == [f"node-{number}" for number in range(30)]
 
 
 def test_a_life_shrinks_to_what_breaks_the_rule() -> None:
