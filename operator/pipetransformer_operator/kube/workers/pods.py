@@ -122,9 +122,10 @@ def observe(
 
 def _is_rejected(status: Object) -> bool:
     """Whether the kubelet rejected the pod, for example because of a broken device, before anything ran."""
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return False
     states = [container.get("state", {}) for key in _STATUSES for container in status.get(key, [])]
-    ran = any("running" in state or "terminated" in state for state in states)
-    return status.get("phase") == "Failed" and bool(status.get("reason")) and not ran
+    return not any("running" in state or "terminated" in state for state in states)
 
 
 def _ended(status: Object, trainer: str) -> Object | None:
