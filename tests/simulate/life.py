@@ -22,9 +22,11 @@ JOBS = ("apis/training.pipetransformer.io/v1alpha1", "pipetrainingjobs")
 #: A job that fits is trained within this time after the last fault.
 PATIENCE_SECONDS = 1800.0
 #: What follows from the end of the last job takes this long, and what failed is tried again within this time.
-LAST_WORK_SECONDS, LAST_RETRY_SECONDS = 15.0, 40.0
+LAST_WORK_SECONDS, LAST_RETRY_SECONDS = 10.0, 40.0
+#: From the end of an operator that lost its Lease to its next start.
+RESTART_SECONDS = 2.0
 #: Nothing may be written for this long once all is done: longer than the loops' resync.
-REST_SECONDS = 45.0
+REST_SECONDS = 35.0
 
 
 @dataclass
@@ -72,9 +74,14 @@ class World:
     def start_operator(self) -> Operator:
         """Another operator begins, and waits for the Lease if one leads."""
         self._operators += 1
-        operator = Operator(f"operator-{self._operators}", self.network, self.random)
+        operator = Operator(f"operator-{self._operators}", self.network, self.random, self._restart_operator)
         self.service.operators.append(operator)
         return operator
+
+    def _restart_operator(self) -> None:
+        """The kubelet starts an operator again that ended because it lost the Lease."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(RESTART_SECONDS, self.start_operator, context=self.process.context)
 
     def leader(self) -> Operator | None:
         """The operator that serves workers now."""
