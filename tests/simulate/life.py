@@ -63,7 +63,8 @@ class World:
         self.trace = Trace(loop.time)
         self.process = Process("cluster")
         self.server = ApiServer(lambda: self.network.latency(), lambda: virtual_now().strftime("%Y-%m-%dT%H:%M:%SZ"))
-        self.network = Network(self.server, self.process, Random(f"{seed}/network"), self.trace)
+        random = Random(f"{seed}/network")
+        self.network = Network(self.server, self.process, random, self.trace, scenario.late_answers)
         self.cluster = Cluster(self.server, self.process, Random(f"{seed}/cluster"), self.trace, self._program)
         self.service = Service(self.process, self.network, self.trace)
         self.jobs: dict[str, Job] = {}
@@ -119,7 +120,7 @@ async def _live(world: World) -> None:
     quiet = max([fault.end for fault in scenario.faults] + [plan.at for plan in scenario.jobs], default=0.0)
     while loop.time() < quiet + PATIENCE_SECONDS and not world.oracle.violations:
         await asyncio.sleep(1.0)
-        if loop.time() > quiet and world.oracle.all_done():
+        if loop.time() > quiet and world.leader() is not None and world.oracle.all_done():
             break
     else:
         world.oracle.judge_liveness()

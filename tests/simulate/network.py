@@ -57,6 +57,7 @@ class Network:
         process: in whose context the server works.
         random: of latencies and losses.
         trace: is told of each request.
+        late_answers: seconds that the answer to a write of a pod takes at most, beyond what every message takes.
 
     Attributes:
         writes: all writes that the server answered, with the status codes.
@@ -65,7 +66,7 @@ class Network:
         on_done: called with each write and its status code when the server has answered.
     """
 
-    def __init__(self, server: ApiServer, process: Process, random: Random, trace: Trace) -> None:
+    def __init__(self, server: ApiServer, process: Process, random: Random, trace: Trace, late_answers: float) -> None:
         self.server = server
         self.weather = Weather()
         self.writes: list[tuple[Write, int]] = []
@@ -75,6 +76,7 @@ class Network:
         self._process = process
         self._random = random
         self._trace = trace
+        self._late_answers = late_answers
 
     def latency(self) -> float:
         """Of one message, in seconds: mostly short, now and then as long as the weather allows."""
@@ -98,6 +100,8 @@ class Network:
         answer: asyncio.Future[Answer] = loop.create_future()
         kind, accept = headers.get("Content-Type", ""), headers.get("Accept", "")
         context, there, back = self._process.context, self.latency(), self.latency()
+        if "/pods" in url and method in _MUTATING:
+            back += self._late_answers * self._random.random()
         write = Write(client, loop.time(), method, url, body) if method in _MUTATING else None
         if write is not None:
             for listener in self.on_sent:
