@@ -123,7 +123,8 @@ async def _live(world: World) -> None:
         if loop.time() > quiet and world.leader() is not None and world.oracle.all_done():
             break
     else:
-        world.oracle.judge_liveness()
+        if not world.oracle.violations:
+            world.oracle.judge_liveness()
     if not world.oracle.violations:
         await asyncio.sleep(LAST_WORK_SECONDS)
         await asyncio.sleep(max(0.0, world.network.failed + LAST_RETRY_SECONDS - loop.time()))
