@@ -39,6 +39,7 @@ class Oracle:
         self._members: set[tuple[str, str]] = set()
         self._releasing: dict[str, set[int]] = {}
         self._unheard: dict[str, float] = {}
+        self._holders: list[str] = []
         world.server.listeners.append(self._on_change)
         world.network.on_sent.append(self._on_sent)
         world.network.on_done.append(self._on_done)
@@ -154,6 +155,8 @@ class Oracle:
                 self._judge_creation(change.after.body)
             elif change.after.body["spec"].get("nodeName") != change.before.body["spec"].get("nodeName"):
                 self._judge_holders()
+        elif kind == "leases" and change.after is not None:
+            self._holders.append(change.after.body["spec"].get("holderIdentity", ""))
         elif kind in _PROTECTING and change.after is None and client == "cluster":
             self._expect_again(change.key)
 
@@ -301,6 +304,10 @@ class Oracle:
             if "/leases" not in write.url:
                 self.violate("rest", f"{write.method} {write.url} ({code}) is sent although nothing happens")
                 break
+        for operator in self._world.service.operators:
+            name = f"system/{operator.name}"
+            if operator.process.alive and not operator.ended and name in self._holders and name != self._holders[-1]:
+                self.violate("writers", f"{name} goes on, although it lost the Lease to {self._holders[-1]}")
         for plan in self._world.scenario.jobs:
             found, pods = self._world.job_object(plan.name), self._pods(plan.name)
             if found is None:
