@@ -118,10 +118,10 @@ soak: $(STAMP) ## Random faults over several jobs of real trainers: make soak FA
 
 LIVES ?= 1000
 .PHONY: simulate simulate-bugs
-simulate: $(STAMP) ## The operator in simulated time, each life from one seed: make simulate LIVES=1000 SEED=0 (3 min).
+simulate: $(STAMP) ## The operator in simulated time, each life from one seed: make simulate LIVES=1000 SEED=0 (1 min).
 	$(BIN)/python -m tests.simulate --lives $(LIVES) $(if $(SEED),--first $(SEED))
 
-simulate-bugs: $(STAMP) ## Make each bug of tests/mutants/simulate in a copy of the tree: the simulator has to find it (nightly).
+simulate-bugs: $(STAMP) ## Make each bug of tests/mutants/simulate in a copy of the tree: the simulator has to find it (nightly, 15 min).
 	$(BIN)/python -m tests.simulate.bugs
 
 .PHONY: mutants

@@ -85,6 +85,7 @@ def main() -> int:
         return 0
     found: list[tuple[int, list[str]]] = []
     began, done = time.monotonic(), 0
+    gc.freeze()  # what is imported stays
     with multiprocessing.get_context("fork").Pool(arguments.processes) as pool:
         for some in pool.imap_unordered(live_some, _chunks(arguments.first, arguments.lives)):
             done, found = min(done + _CHUNK, arguments.lives), found + some

@@ -8,9 +8,12 @@ import json
 import marshal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from pydantic_core import to_json
 
 Object = dict[str, Any]
 #: Folder of the API, plural name, namespace, name.
@@ -30,7 +33,7 @@ class Stored:
     @property
     def text(self) -> str:
         if not self._text:
-            self._text = json.dumps(self.body)
+            self._text = to_json(self.body).decode()
         return self._text
 
 
@@ -68,14 +71,26 @@ class Failure(Exception):
         self.code = code
 
 
+@lru_cache(maxsize=4096)
+def _parsed(url: str) -> tuple[Target, Mapping[str, str]]:
+    """What an address names, and its query. Operators send the same few addresses all the time."""
+    parts = urlsplit(url)
+    return Target.of(parts.path), dict(parse_qsl(parts.query))
+
+
 def _any(_: Object) -> bool:
     return True
 
 
-def selector(query: dict[str, str]) -> Callable[[Object], bool]:
+def selector(query: Mapping[str, str]) -> Callable[[Object], bool]:
     """Whether an object matches the label and field selectors of a query."""
+    return _selector(query.get("labelSelector", ""), query.get("fieldSelector", ""))
+
+
+@lru_cache(maxsize=1024)
+def _selector(labels: str, fields: str) -> Callable[[Object], bool]:
     tests: list[Callable[[Object], bool]] = []
-    for term in filter(None, query.get("labelSelector", "").split(",")):
+    for term in filter(None, labels.split(",")):
         if term.startswith("!"):
             tests.append(lambda one, key=term[1:]: key not in _labels(one))  # type: ignore[misc]
         elif "=" in term:
@@ -83,7 +98,7 @@ def selector(query: dict[str, str]) -> Callable[[Object], bool]:
             tests.append(lambda one, key=key, value=value: _labels(one).get(key) == value)  # type: ignore[misc]
         else:
             tests.append(lambda one, key=term: key in _labels(one))  # type: ignore[misc]
-    for term in filter(None, query.get("fieldSelector", "").split(",")):
+    for term in filter(None, fields.split(",")):
         differs = "!=" in term
         name, _, value = term.partition("!=" if differs else "=")
         path = name.split(".")
@@ -164,6 +179,7 @@ class Watch:
     bookmarks: bool
     client: str
     last: float = 0.0
+    coming: deque[Callable[[], None]] = field(default_factory=deque)
     open: bool = True
 
     def covers(self, key: Key) -> bool:
@@ -216,8 +232,7 @@ class ApiServer:
     def _answer(
         self, method: str, url: str, body: Mapping[str, Any] | None, content_type: str, client: str
     ) -> tuple[int, bytes]:
-        parts = urlsplit(url)
-        target, query = Target.of(parts.path), dict(parse_qsl(parts.query))
+        target, query = _parsed(url)
         try:
             if method == "GET":
                 return 200, (self._read(target) if target.name else self._list(target, query)).encode()
@@ -231,10 +246,9 @@ class ApiServer:
 
     def watch(self, url: str, client: str) -> Stream:
         """Opens a watch."""
-        parts = urlsplit(url)
-        query = dict(parse_qsl(parts.query))
+        target, query = _parsed(url)
         stream, since = Stream(), int(query.get("resourceVersion") or 0)
-        watch = Watch(Target.of(parts.path), selector(query), stream, "allowWatchBookmarks" in query, client)
+        watch = Watch(target, selector(query), stream, "allowWatchBookmarks" in query, client)
         if since < self._oldest:
             gone = {"kind": "Status", "code": 410, "message": f"too old resource version: {since} ({self._oldest})"}
             stream.put(_line("ERROR", json.dumps(gone)))
@@ -336,7 +350,7 @@ class ApiServer:
             raise Failure(404, f"{target.plural} {target.name!r} not found")
         return found.text
 
-    def _list(self, target: Target, query: dict[str, str]) -> str:
+    def _list(self, target: Target, query: Mapping[str, str]) -> str:
         objects, version = self._snapshot()
         matches = selector(query)
         items = [
@@ -435,10 +449,11 @@ class ApiServer:
             asyncio.get_running_loop().call_later(BOOKMARK_SECONDS, self._bookmark, watch)
 
     def _later(self, watch: Watch, call: Callable[[], None]) -> None:
-        """Events of one watch arrive in order."""
+        """Events of one watch arrive in order: whichever timer runs first brings the oldest."""
         loop = asyncio.get_running_loop()
-        watch.last = max(watch.last + 1e-6, loop.time() + self.latency())
-        loop.call_at(watch.last, call)
+        watch.last = max(watch.last, loop.time() + self.latency())
+        watch.coming.append(call)
+        loop.call_at(watch.last, lambda: watch.coming.popleft()())
 
 
 def _merge(body: Object, patch: Object) -> Object:

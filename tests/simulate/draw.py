@@ -1,9 +1,12 @@
 """Draws a life from a seed."""
 
+from dataclasses import replace
 from random import Random
 
 from .faults import KINDS, SECONDS
 from .scenario import Fault, JobPlan, Scenario
+
+_STEPS_OF_A_LOSS = 90
 
 
 def draw(seed: int) -> Scenario:
@@ -17,7 +20,12 @@ def draw(seed: int) -> Scenario:
         shortest, longest = SECONDS.get(kind, (0.0, 0.0))
         seconds = round(random.uniform(shortest, longest), 1)
         faults.append(Fault(kind, round(random.uniform(0.0, 30.0), 3), seconds, random.randrange(12)))
-    return Scenario(seed, jobs, tuple(sorted(faults, key=lambda one: one.at)), nodes, random.choice((1, 1, 2)))
+    if seed % 2 and any(fault.kind == "kill_node" for fault in faults):
+        # These jobs train on until the cluster says that the node is lost.
+        jobs = tuple(replace(job, steps=job.steps + _STEPS_OF_A_LOSS) for job in jobs)
+    faults.sort(key=lambda one: one.at)
+    late = 5.0 if seed % 5 == 3 else 0.0
+    return Scenario(seed, jobs, tuple(faults), nodes, random.choice((1, 1, 2)), late)
 
 
 def _draw_job(random: Random, name: str, room: int) -> JobPlan:

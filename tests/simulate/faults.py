@@ -240,6 +240,22 @@ def _intruder(world: "World", fault: Fault) -> None:
     _later(world, fault.seconds, lambda: world.server.put(key, None))
 
 
+#: Kinds that disturb the ways between the API server, the operator that leads, and workers.
+ON_THE_WAY = frozenset(
+    {
+        "kill_operator",
+        "stop_operator",
+        "pause_operator",
+        "api_away",
+        "api_slow",
+        "api_errors",
+        "lost_answers",
+        "cut_watches",
+        "stale_reads",
+        "cut_operator",
+        "cut_workers",
+    }
+)
 KINDS: dict[str, Callable[["World", Fault], None]] = {
     "crash": _crash,
     "hang": _hang,

@@ -21,10 +21,12 @@ from .truth import Job
 JOBS = ("apis/training.pipetransformer.io/v1alpha1", "pipetrainingjobs")
 #: A job that fits is trained within this time after the last fault.
 PATIENCE_SECONDS = 1800.0
-#: A write that failed before is tried again within this time.
-LAST_RETRY_SECONDS = 40.0
+#: What follows from the end of the last job takes this long, and what failed is tried again within this time.
+LAST_WORK_SECONDS, LAST_RETRY_SECONDS = 10.0, 40.0
+#: From the end of an operator that lost its Lease to its next start.
+RESTART_SECONDS = 2.0
 #: Nothing may be written for this long once all is done: longer than the loops' resync.
-REST_SECONDS = 45.0
+REST_SECONDS = 35.0
 
 
 @dataclass
@@ -61,7 +63,8 @@ class World:
         self.trace = Trace(loop.time)
         self.process = Process("cluster")
         self.server = ApiServer(lambda: self.network.latency(), lambda: virtual_now().strftime("%Y-%m-%dT%H:%M:%SZ"))
-        self.network = Network(self.server, self.process, Random(f"{seed}/network"), self.trace)
+        random = Random(f"{seed}/network")
+        self.network = Network(self.server, self.process, random, self.trace, scenario.late_answers)
         self.cluster = Cluster(self.server, self.process, Random(f"{seed}/cluster"), self.trace, self._program)
         self.service = Service(self.process, self.network, self.trace)
         self.jobs: dict[str, Job] = {}
@@ -72,9 +75,14 @@ class World:
     def start_operator(self) -> Operator:
         """Another operator begins, and waits for the Lease if one leads."""
         self._operators += 1
-        operator = Operator(f"operator-{self._operators}", self.network, self.random)
+        operator = Operator(f"operator-{self._operators}", self.network, self.random, self._restart_operator)
         self.service.operators.append(operator)
         return operator
+
+    def _restart_operator(self) -> None:
+        """The kubelet starts an operator again that ended because it lost the Lease."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(RESTART_SECONDS, self.start_operator, context=self.process.context)
 
     def leader(self) -> Operator | None:
         """The operator that serves workers now."""
@@ -112,13 +120,14 @@ async def _live(world: World) -> None:
     quiet = max([fault.end for fault in scenario.faults] + [plan.at for plan in scenario.jobs], default=0.0)
     while loop.time() < quiet + PATIENCE_SECONDS and not world.oracle.violations:
         await asyncio.sleep(1.0)
-        world.oracle.look()
-        if loop.time() > quiet and world.oracle.all_done():
+        if loop.time() > quiet and world.leader() is not None and world.oracle.all_done():
             break
     else:
-        world.oracle.judge_liveness()
+        if not world.oracle.violations:
+            world.oracle.judge_liveness()
     if not world.oracle.violations:
-        await asyncio.sleep(LAST_RETRY_SECONDS)
+        await asyncio.sleep(LAST_WORK_SECONDS)
+        await asyncio.sleep(max(0.0, world.network.failed + LAST_RETRY_SECONDS - loop.time()))
         writes = len(world.network.writes)
         await asyncio.sleep(REST_SECONDS)
         world.oracle.judge_rest(world.network.writes[writes:])

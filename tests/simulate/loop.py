@@ -7,7 +7,7 @@ continues, as after SIGSTOP. A killed process loses them: not even its `finally`
 import asyncio
 import heapq
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from random import Random
 from typing import Any, TypeVar
@@ -69,6 +69,27 @@ class Process:
         return False
 
 
+class _Handle(asyncio.TimerHandle):
+    """A callback, ready or timed, without what asyncio keeps to debug it: a life makes some thousand."""
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        arguments: tuple[object, ...],
+        loop: asyncio.AbstractEventLoop,
+        context: Context | None,
+        when: float = 0.0,
+    ) -> None:
+        self._callback, self._args, self._loop = callback, arguments, loop
+        self._context = context or copy_context()
+        self._when = when
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """See `asyncio.Handle`."""
+        self._cancelled = True
+
+
 class _Task(asyncio.Task[Any]):
     """A task whose place in a set does not depend on its address in memory."""
 
@@ -101,7 +122,8 @@ class SeededLoop(asyncio.BaseEventLoop):
         self.errors: list[BaseException] = []
         _Task._numbers = itertools.count()
         self._ready: list[asyncio.Handle] = []  # not a deque: any of them may be next
-        self._scheduled: list[asyncio.TimerHandle]
+        self._scheduled: list[tuple[float, int, _Handle]] = []
+        self._numbers = itertools.count()
         self.set_task_factory(_make_task)  # type: ignore[arg-type]
         self.set_exception_handler(_note_error)
 
@@ -109,33 +131,50 @@ class SeededLoop(asyncio.BaseEventLoop):
         """Virtual seconds since the loop was made."""
         return self._now
 
+    def call_soon(
+        self, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> asyncio.Handle:
+        """See `asyncio.AbstractEventLoop`."""
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.AbstractEventLoop`."""
+        handle = _Handle(callback, args, self, context, when)
+        heapq.heappush(self._scheduled, (when, next(self._numbers), handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: object, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.AbstractEventLoop`."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
-        if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False  # type: ignore[attr-defined]
-            if not scheduled:
+        """Runs until the loop is told to stop: one call for each callback would take a tenth of a life."""
+        ready, scheduled, pick = self._ready, self._scheduled, self._pick
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not ready and scheduled:
+                self._now = max(self._now, scheduled[0][0])
+            while scheduled and scheduled[0][0] <= self._now:
+                ready.append(heapq.heappop(scheduled)[2])
+            if not ready:
                 raise RuntimeError("deadlock: nothing is ready, and nothing is scheduled")
-            self._now = max(self._now, scheduled[0].when())
-        while scheduled and scheduled[0].when() <= self._now:
-            timer = heapq.heappop(scheduled)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer.cancelled():
-                ready.append(timer)
-        if not ready:
-            return
-        place = int(self._pick() * len(ready))
-        handle, ready[place] = ready[place], ready[-1]
-        ready.pop()
-        if handle.cancelled():
-            return
-        process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
-        if process is None or process.takes(handle):
-            self.steps += 1
-            self._now += TICK_SECONDS
-            if self.steps > MOST_STEPS:
-                raise RuntimeError(f"livelock: {MOST_STEPS} callbacks ran in one life, the last of {handle!r}")
-            handle._run()
+            place = int(pick() * len(ready))
+            handle, ready[place] = ready[place], ready[-1]
+            ready.pop()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(_PROCESS)  # type: ignore[attr-defined]
+            if process is None or process.takes(handle):
+                self.steps += 1
+                self._now += TICK_SECONDS
+                if self.steps > MOST_STEPS:
+                    raise RuntimeError(f"livelock: {MOST_STEPS} callbacks ran in one life, the last of {handle!r}")
+                handle._run()
 
     def abandon(self) -> None:
         """Drops everything that has not run: the life is over."""

@@ -57,22 +57,26 @@ class Network:
         process: in whose context the server works.
         random: of latencies and losses.
         trace: is told of each request.
+        late_answers: seconds that the answer to a write of a pod takes at most, beyond what every message takes.
 
     Attributes:
         writes: all writes that the server answered, with the status codes.
+        failed: when a request last failed, in virtual seconds.
         on_sent: called with each write when it is sent.
         on_done: called with each write and its status code when the server has answered.
     """
 
-    def __init__(self, server: ApiServer, process: Process, random: Random, trace: Trace) -> None:
+    def __init__(self, server: ApiServer, process: Process, random: Random, trace: Trace, late_answers: float) -> None:
         self.server = server
         self.weather = Weather()
         self.writes: list[tuple[Write, int]] = []
+        self.failed = float("-inf")
         self.on_sent: list[Callable[[Write], None]] = []
         self.on_done: list[Callable[[Write, int], None]] = []
         self._process = process
         self._random = random
         self._trace = trace
+        self._late_answers = late_answers
 
     def latency(self) -> float:
         """Of one message, in seconds: mostly short, now and then as long as the weather allows."""
@@ -96,32 +100,36 @@ class Network:
         answer: asyncio.Future[Answer] = loop.create_future()
         kind, accept = headers.get("Content-Type", ""), headers.get("Accept", "")
         context, there, back = self._process.context, self.latency(), self.latency()
+        if "/pods" in url and method in _MUTATING:
+            back += self._late_answers * self._random.random()
         write = Write(client, loop.time(), method, url, body) if method in _MUTATING else None
         if write is not None:
             for listener in self.on_sent:
                 listener(write)
         if self.unreachable(client):
-            loop.call_later(min(there, timeout), _fail, answer, _connection_error(), context=context)
+            loop.call_later(min(there, timeout), self._fail, answer, _connection_error(), context=context)
             return answer
         if there + back > timeout:
-            loop.call_later(timeout, _fail, answer, TimeoutError(), context=context)
+            loop.call_later(timeout, self._fail, answer, TimeoutError(), context=context)
 
         def arrive() -> None:
             if self.unreachable(client):
-                loop.call_later(0.01, _fail, answer, _connection_error())
+                loop.call_later(0.01, self._fail, answer, _connection_error())
                 return
             if self._random.random() < self.weather.errors:
                 code, text = 503, b"{}"
             else:
                 code, text = self.server.answer(method, url, body, kind, accept, client)
             self._trace.note(client, method, url, code)
+            if code >= 400:
+                self.failed = loop.time()
             if write is not None:
                 self.writes.append((write, code))
                 for listener in self.on_done:
                     listener(write, code)
             lost = write is not None and self._random.random() < self.weather.lost_answers
             if lost or self.unreachable(client):
-                loop.call_later(back, _fail, answer, _connection_error())
+                loop.call_later(back, self._fail, answer, _connection_error())
             else:
                 loop.call_later(back, _resolve, answer, Answer(code, text))
 
@@ -135,13 +143,18 @@ class Network:
 
         def arrive() -> None:
             if self.unreachable(client):
-                _fail(answer, _connection_error())
+                self._fail(answer, _connection_error())
                 return
             self._trace.note(client, "WATCH", url, 200)
             _resolve(answer, Answer(200, b"", self.server.watch(url, client), silence))
 
         loop.call_later(self.latency(), arrive, context=self._process.context)
         return answer
+
+    def _fail(self, answer: "asyncio.Future[Answer]", error: Exception) -> None:
+        if not answer.done():
+            self.failed = asyncio.get_running_loop().time()
+            answer.set_exception(error)
 
 
 class Answer:
@@ -206,11 +219,6 @@ class Client:
 
 def _connection_error() -> Exception:
     return aiohttp.ClientConnectionError("the connection broke")
-
-
-def _fail(answer: "asyncio.Future[Answer]", error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
 
 
 def _resolve(answer: "asyncio.Future[Answer]", value: Answer) -> None:

@@ -6,7 +6,7 @@ Two things stand in for real ones: `_Kopf` for kopf's watches of jobs and nodes,
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -60,10 +60,12 @@ class Operator:
         name: of its process.
         network: to the API server.
         random: of its ids.
+        on_lost: called when it ends because it lost the Lease.
     """
 
-    def __init__(self, name: str, network: Network, random: Random) -> None:
+    def __init__(self, name: str, network: Network, random: Random, on_lost: Callable[[], object]) -> None:
         self.name = name
+        self._on_lost = on_lost
         self.process = Process(name)
         self.ended = False
         self.calls: set[asyncio.Future[Said]] = set()
@@ -128,7 +130,9 @@ class Operator:
         await self._stop()
         self._hang_up()
         for end in ends:
-            if isinstance(end, Exception) and not isinstance(end, LeaseLost):
+            if isinstance(end, LeaseLost):
+                self._on_lost()
+            elif isinstance(end, Exception):
                 raise end
 
     async def _watch(self) -> None:

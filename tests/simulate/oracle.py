@@ -7,7 +7,8 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from .api_server import Change, Object
+from .api_server import Change, Key, Object
+from .faults import ON_THE_WAY
 from .network import Write
 from .truth import Job
 
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 
 JOB_LABEL = "training.pipetransformer.io/job"
 _ENDED = ("Succeeded", "Failed")
-#: What protects a job's workers is there again within this time.
-PROTECTED_SECONDS = 20.0
+#: What protects a job's workers, and what they trust, is there again within this time, if nothing disturbs that.
+PROTECTED_SECONDS = 5.0
+#: What a fault delayed is done this long after its end.
+CALM_SECONDS = 30.0
+_PROTECTING = ("networkpolicies", "poddisruptionbudgets", "configmaps")
 
 
 class Oracle:
@@ -35,7 +39,7 @@ class Oracle:
         self._members: set[tuple[str, str]] = set()
         self._releasing: dict[str, set[int]] = {}
         self._unheard: dict[str, float] = {}
-        self._sent: dict[int, str] = {}
+        self._holders: list[str] = []
         world.server.listeners.append(self._on_change)
         world.network.on_sent.append(self._on_sent)
         world.network.on_done.append(self._on_done)
@@ -73,6 +77,8 @@ class Oracle:
     def _on_sent(self, write: Write) -> None:
         """Only the holder of the Lease writes."""
         lease = self._world.server.get("apis/coordination.k8s.io/v1", "leases", "system", "pipetransformer-operator")
+        if write.method == "PUT" and not ((write.body or {}).get("metadata") or {}).get("resourceVersion"):
+            self.violate("versions", f"{write.client} sent PUT {write.url} without the version that it replaces")
         if "/leases" in write.url or "/tokenreviews" in write.url or lease is None:
             return
         holder = lease["spec"].get("holderIdentity")
@@ -144,8 +150,47 @@ class Oracle:
         kind = change.key[1]
         if kind == "pipetrainingjobs" and change.after is not None:
             self._judge_status(change.after.body, change.before.body if change.before else None)
-        elif kind == "pods" and change.before is None and change.after is not None:
-            self._judge_creation(change.after.body)
+        elif kind == "pods" and change.after is not None:
+            if change.before is None:
+                self._judge_creation(change.after.body)
+            elif change.after.body["spec"].get("nodeName") != change.before.body["spec"].get("nodeName"):
+                self._judge_holders()
+        elif kind == "leases" and change.after is not None:
+            self._holders.append(change.after.body["spec"].get("holderIdentity", ""))
+        elif kind in _PROTECTING and change.after is None and client == "cluster":
+            self._expect_again(change.key)
+
+    def _expect_again(self, key: Key) -> None:
+        """Another client deleted what a job needs: the operator writes it again."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PROTECTED_SECONDS
+        if self._world.leader() is not None and self._is_calm(loop.time(), until):
+            loop.call_at(until, self._judge_protection, key)
+
+    def _judge_protection(self, key: Key) -> None:
+        trains = [job for job in self._world.jobs.values() if any(group.trains for group in job.groups.values())]
+        needed = [job.name for job in trains if key[1] == "configmaps" or key[3].startswith(f"{job.name}-")]
+        if needed and key not in self._world.server.objects:
+            self.violate("protection", f"{key[1]} {key[3]} was deleted, and {', '.join(needed)} trains without it")
+
+    def _is_calm(self, begin: float, end: float) -> bool:
+        """Whether no fault disturbs the operator or the ways to it in this time, or did shortly before."""
+        return all(
+            fault.at >= end or fault.end + CALM_SECONDS <= begin
+            for fault in self._world.scenario.faults
+            if fault.kind in ON_THE_WAY
+        )
+
+    def _judge_holders(self) -> None:
+        """Each GPU has one holder."""
+        held: Counter[str] = Counter()
+        for pod in self._world.cluster.pods():
+            node = pod["spec"].get("nodeName")
+            if node and pod.get("status", {}).get("phase") not in _ENDED:
+                held[node] += 1
+        for name, node in self._world.cluster.nodes.items():
+            if held[name] > node.gpus:
+                self.violate("holders", f"{held[name]} pods on the {node.gpus} GPUs of {name}")
 
     def _judge_creation(self, pod: Object) -> None:
         owners = pod["metadata"].get("ownerReferences", [])
@@ -180,7 +225,10 @@ class Oracle:
             self.violate(
                 "budget", f"{job.name} counts {status['failures']} failures, and {self._failures[job.uid]} happened"
             )
-        report = status.get("lastReport") or {}
+        report, generation = status.get("lastReport") or {}, status.get("generation") or {}
+        number = generation.get("layoutGeneration")
+        if report and report.get("layoutGeneration") == number != generation.get("confirmedGeneration"):
+            self.violate("order", f"{job.name}: the leader of generation {number} reports, and it is not confirmed")
         if report.get("step", 0) > job.step + job.lost:
             self.violate("truth", f"{job.name} is said to have made step {report['step']}, and has made {job.step}")
         if self._is(status, "Complete") and not job.done:
@@ -227,18 +275,7 @@ class Oracle:
     def _is(status: Object, kind: str) -> bool:
         return any(one["type"] == kind and one["status"] == "True" for one in status.get("conditions", []))
 
-    # From time to time, and at the end.
-
-    def look(self) -> None:
-        """Each GPU has one holder."""
-        held: Counter[str] = Counter()
-        for pod in self._world.cluster.pods():
-            node = pod["spec"].get("nodeName")
-            if node and pod.get("status", {}).get("phase") not in _ENDED:
-                held[node] += 1
-        for name, node in self._world.cluster.nodes.items():
-            if held[name] > node.gpus:
-                self.violate("holders", f"{held[name]} pods on the {node.gpus} GPUs of {name}")
+    # At the end.
 
     def all_done(self) -> bool:
         """Whether each job that still exists has ended."""
@@ -267,6 +304,10 @@ class Oracle:
             if "/leases" not in write.url:
                 self.violate("rest", f"{write.method} {write.url} ({code}) is sent although nothing happens")
                 break
+        for operator in self._world.service.operators:
+            name = f"system/{operator.name}"
+            if operator.process.alive and not operator.ended and name in self._holders and name != self._holders[-1]:
+                self.violate("writers", f"{name} goes on, although it lost the Lease to {self._holders[-1]}")
         for plan in self._world.scenario.jobs:
             found, pods = self._world.job_object(plan.name), self._pods(plan.name)
             if found is None:
@@ -274,6 +315,9 @@ class Oracle:
                     self.violate("accounting", f"{len(pods)} pods of the deleted job {plan.name} are left")
                 continue
             self._judge_accounts(found, pods)
+            job = self._world.jobs[found["metadata"]["uid"]]
+            if job.done and not job.acknowledged and self._is_calm(0.0, asyncio.get_running_loop().time()):
+                self.violate("truth", f"{plan.name} is trained, and no report of its leader was acknowledged")
         for pod in self._world.cluster.pods():
             if pod.get("status", {}).get("phase") not in _ENDED and JOB_LABEL in pod["metadata"].get("labels", {}):
                 self.violate("accounting", f"pod {pod['metadata']['name']} is left, and no job needs it")

@@ -98,6 +98,7 @@ class Scenario:
         seed: of every interleaving.
         nodes: GPUs of each node.
         operators: that run from the start.
+        late_answers: seconds that answers to writes of pods take at most, because admission webhooks are slow.
         again: another life with the same jobs and faults.
     """
 
@@ -106,6 +107,7 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     nodes: tuple[int, ...] = (2, 2)
     operators: int = 1
+    late_answers: float = 0.0
     again: int = 0
 
     def without(self, *, job: str = "", fault: Fault | None = None) -> "Scenario":

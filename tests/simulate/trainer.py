@@ -203,6 +203,7 @@ class Worker:
             return False
         if said.code == 200:
             self._reported = decisive, loop.time()
+            job.acknowledged += 1
             self._report_pace = json.loads(said.body).get("nextSeconds") or self._report_pace
         return said.code == 200
 

@@ -89,6 +89,7 @@ class Job:
         done: the model is trained, and its workers said so.
         lost: committed steps that had to be trained again.
         generation: the newest that was committed.
+        acknowledged: reports of its leaders that the operator acknowledged.
         problems: what must not have happened.
         on_committed: is told of each step and each checkpoint.
     """
@@ -107,6 +108,7 @@ class Job:
     done: bool = False
     lost: int = 0
     generation: int = 0
+    acknowledged: int = 0
     problems: list[str] = field(default_factory=list)
     on_committed: list[Callable[["Job"], None]] = field(default_factory=list)
 

@@ -512,7 +512,10 @@ class JobStatus(Wire):
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """The condition of type `kind`; None if it was never set."""
-        return next((condition for condition in self.conditions if condition.type is kind), None)
+        for condition in self.conditions:  # a loop, because a turn asks hundreds of times
+            if condition.type is kind:
+                return condition
+        return None
 
     def reason(self, kind: ConditionType) -> str:
         """The reason of the condition of type `kind`; empty if it was never set."""

@@ -138,5 +138,7 @@ class Applier:
 
 async def _together(calls: list[Coroutine[None, None, None]]) -> list[Exception]:
     """Runs all calls to their end, and returns what they raised."""
+    if not calls:
+        return []
     results = await asyncio.gather(*calls, return_exceptions=True)
     return [result for result in results if isinstance(result, Exception)]

@@ -209,8 +209,9 @@ class JobLoop:
         self._pool.expect(job, decided.status)  # before any await, because other jobs look at the same room
         waits_for_nodes = decided.status.waits_for_nodes_since is not None
         self._waits_for_accelerators = decided.waits_for_room or waits_for_nodes
-        words_wait = self._words_wait(job, decided)
-        if decided.status != job.status and not words_wait:
+        changed = decided.status != job.status
+        words_wait = self._words_wait(job, decided) if changed else 0.0
+        if changed and not words_wait:
             await self._store.write_status(job, decided.status)
             self._written = asyncio.get_running_loop().time()
         self._metrics.on_decided(job, observed, decided, seconds)

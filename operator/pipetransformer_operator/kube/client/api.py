@@ -169,7 +169,7 @@ class Api:
             async with await self._send(
                 "GET", f"{path}?{urlencode(asked)}", {"Accept": JSON}, timeout=timeout
             ) as answer:
-                self._tell(*describe("GET", path, watch=True), answer.status, time.perf_counter() - started)
+                self._tell("GET", path, answer.status, time.perf_counter() - started, watch=True)
                 if answer.status != 200:
                     raise Unavailable(f"watch {path}: {answer.status} {answer.reason}")
                 opened()
@@ -224,7 +224,7 @@ class Api:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 raise Unavailable(f"{method} {path}: {error!r}") from error
             finally:
-                self._tell(*describe(method, path), code, time.perf_counter() - started)
+                self._tell(method, path, code, time.perf_counter() - started)
         if not 200 <= code <= 299:
             raise _sorted(code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
         result: Object = json.loads(data)
@@ -247,9 +247,9 @@ class Api:
         response: aiohttp.ClientResponse = sent.response
         return response
 
-    def _tell(self, verb: str, resource: str, code: int | None, seconds: float) -> None:
+    def _tell(self, method: str, path: str, code: int | None, seconds: float, *, watch: bool = False) -> None:
         if self._listener is not None:
-            self._listener.on_api_request(verb, resource, code, seconds)
+            self._listener.on_api_request(*describe(method, path, watch=watch), code, seconds)
 
 
 async def _configuration(kubeconfig: str | os.PathLike[str] | None) -> client.Configuration:

@@ -25,7 +25,7 @@ class JobTrimmer(Protocol):
     """Decides how much of a job stays in memory."""
 
     def trimmed(self, key: JobKey, body: Mapping[str, Any]) -> Object:
-        """The part of the job to keep: at least its UID and its resourceVersion."""
+        """The part of the job to keep: only its UID and its resourceVersion if the operator knows this version."""
         ...
 
 
@@ -56,9 +56,11 @@ class KnownJobs:
 
     def note(self, job: Mapping[str, Any]) -> None:
         """The watch showed the job."""
-        key = _key(job)
-        self._seen.setdefault(key, {})[job["metadata"]["uid"]] = self._trimmer.trimmed(key, job)
-        self._events.on_job_changed(key)
+        key, of_name = _key(job), self._seen.setdefault(_key(job), {})
+        kept, known = self._trimmer.trimmed(key, job), job["metadata"]["uid"] in of_name
+        of_name[job["metadata"]["uid"]] = kept
+        if not known or "spec" in kept:  # otherwise it is what this operator wrote or has read
+            self._events.on_job_changed(key)
 
     def drop(self, job: Mapping[str, Any]) -> None:
         """The object is gone; a newer job of its name may exist."""

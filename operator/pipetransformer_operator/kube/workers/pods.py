@@ -122,9 +122,10 @@ def observe(
 
 def _is_rejected(status: Object) -> bool:
     """Whether the kubelet rejected the pod, for example because of a broken device, before anything ran."""
+    if status.get("phase") != "Failed" or not status.get("reason"):
+        return False
     states = [container.get("state", {}) for key in _STATUSES for container in status.get(key, [])]
-    ran = any("running" in state or "terminated" in state for state in states)
-    return status.get("phase") == "Failed" and bool(status.get("reason")) and not ran
+    return not any("running" in state or "terminated" in state for state in states)
 
 
 def _ended(status: Object, trainer: str) -> Object | None:
@@ -168,8 +169,10 @@ def _message(status: Object, ended: Object | None) -> str:
         return "OOMKilled: the worker needed more memory than its limit"
     said = _words(status)[:MAX_WORDS]  # the cluster puts the cause first
     if ended is not None:
-        left = last_words(str(ended.get("message") or ""), int(ended["exitCode"]))
-        return left if report_in(left) else str(said or left or ended.get("reason") or "")
+        left = str(ended.get("message") or "")
+        if report_in(left):
+            return left
+        return str(said or last_words(left, int(ended["exitCode"])) or ended.get("reason") or "")
     for container in status.get("initContainerStatuses", []):
         failed: Object = container.get("state", {}).get("terminated", {})
         if failed.get("exitCode") and status.get("phase") == "Failed":

@@ -20,14 +20,17 @@ KEY = JobKey("a", "digits")
 
 def job(version: int, uid: str = "old", key: JobKey = KEY) -> Object:
     metadata = {"namespace": key.namespace, "name": key.name, "uid": uid, "resourceVersion": str(version)}
-    return {"metadata": metadata}
+    return {"metadata": metadata, "spec": {}}
 
 
-class Whole:
-    """Keeps all of a job."""
+class Trimmer:
+    """Keeps all of a job, except of the version that the operator wrote itself."""
+
+    written = 0
 
     def trimmed(self, key: JobKey, body: Mapping[str, Any]) -> Object:
-        return dict(body)
+        written = body["metadata"]["resourceVersion"] == str(self.written)
+        return {"metadata": body["metadata"]} if written else dict(body)
 
 
 class World(ScriptedApi, ClusterListener):
@@ -36,7 +39,12 @@ class World(ScriptedApi, ClusterListener):
     def __init__(self, *answers: Listed | Exception) -> None:
         super().__init__(*answers, parts=2)
         self.gone: list[JobKey] = []
-        self.known = KnownJobs(self, Whole(), self)
+        self.changes = 0
+        self.trimmer = Trimmer()
+        self.known = KnownJobs(self, self.trimmer, self)
+
+    def on_job_changed(self, key: JobKey) -> None:
+        self.changes += 1
 
     def on_job_gone(self, key: JobKey) -> None:
         self.gone.append(key)
@@ -49,6 +57,23 @@ class World(ScriptedApi, ClusterListener):
             await asyncio.sleep(0)
         assert not running.done()
         running.cancel()
+
+
+async def test_what_the_operator_wrote_itself_is_no_change() -> None:
+    world = World()
+    world.trimmer.written = 6
+    for version, changes in ((5, 1), (6, 1), (7, 2)):
+        world.known.note(job(version))
+        assert world.changes == changes
+
+
+async def test_a_job_that_the_watch_shows_again_after_its_end_is_a_change() -> None:
+    world = World()
+    world.trimmer.written = 5
+    world.known.note(job(5))
+    world.known.drop(job(5))
+    world.known.note(job(5))
+    assert world.changes == 2
 
 
 async def test_a_job_deleted_during_a_watch_outage_is_gone_after_the_next_list() -> None:
