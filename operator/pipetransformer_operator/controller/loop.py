@@ -221,7 +221,7 @@ class JobLoop:
         """How long the new status may wait, in seconds. While a job starts, its messages change with every pod."""
         pause = self.board.pulse.words_seconds
         waited = asyncio.get_running_loop().time() - self._written
-        if decided.status == job.status or decided.events or not decided.status.says_the_same_as(job.status):
+        if decided.events or not decided.status.says_the_same_as(job.status):
             return 0.0
         if waited < pause:
             return pause - waited
