@@ -99,8 +99,9 @@ class Operator:
         self._hang_up()
 
     def stop(self) -> None:
-        """It is told to end."""
-        self._running.cancel()
+        """It is told to end. To be told again changes nothing, as with a second SIGTERM."""
+        if not self._running.cancelling():
+            self._running.cancel()
 
     async def answer(self, call: "_Call") -> Said:
         """What its channel says to a worker. Runs in its process."""

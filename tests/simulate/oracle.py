@@ -70,8 +70,9 @@ class Oracle:
         trains = [group.number for group in job.groups.values() if group.trains and not group.ends]
         if len(trains) > 1:
             self.violate("holders", f"{job.name} trains in generations {trains} at once")
-        for problem in job.problems:
-            self.violate(*problem.split(": ", 1))
+        for rule, what in (problem.split(": ", 1) for problem in job.problems):
+            if rule != "copies" or not self._has_unheard(job):
+                self.violate(rule, what)
         job.problems.clear()
 
     def _on_sent(self, write: Write) -> None:
@@ -138,6 +139,14 @@ class Oracle:
         cut = self._unheard.get(node)
         lost = self._world.cluster.nodes.get(node)
         return (cut is not None and asyncio.get_running_loop().time() < cut + 200) or lost is None or lost.dead
+
+    def _has_unheard(self, job: Job) -> bool:
+        """Whether a living worker reaches no operator, so that the operator does without what the worker holds."""
+        living = set(job.living())
+        return any(
+            pod["metadata"]["uid"] in living and self._is_unheard(pod["spec"].get("nodeName", ""))
+            for pod in self._pods(job.name)
+        )
 
     def _going(self, job: Job) -> set[str]:
         """UIDs of the job's pods that are being deleted."""
