@@ -121,7 +121,7 @@ LIVES ?= 1000
 simulate: $(STAMP) ## The operator in simulated time, each life from one seed: make simulate LIVES=1000 SEED=0 (1 min).
 	$(BIN)/python -m tests.simulate --lives $(LIVES) $(if $(SEED),--first $(SEED))
 
-simulate-bugs: $(STAMP) ## Make each bug of tests/mutants/simulate in a copy of the tree: the simulator has to find it (nightly, 15 min).
+simulate-bugs: $(STAMP) ## Make each bug of tests/mutants/simulate in a copy of the tree: the simulator has to find it (nightly).
 	$(BIN)/python -m tests.simulate.bugs
 
 .PHONY: mutants

@@ -45,7 +45,7 @@ def configure(
         form: `JSON` gives objects with `timestamp` (UTC), `level`, `logger` and `message`, and those of an exception
             also with `exc_info`.
         fields: more fields of each object.
-        renamed: attributes of records by which name they are written.
+        renamed: other names of attributes of records.
         hidden: attributes of records that are not written.
     """
     handler = logging.StreamHandler()

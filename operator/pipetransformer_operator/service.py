@@ -97,6 +97,8 @@ class Service:
         health = Health([PLURAL, "pods"], lease, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         await certificate.refresh()
+        # Anybody may send tokens to the metrics, so their reviews delay neither the lease nor jobs.
+        reviews = await Api.connect(listener=metrics)
         api = await Api.connect(lease, metrics, settings.api_limiter())
         assembly = Assembly(settings, api, lease, certificate, health, metrics, metrics, entrance.most_polls)
         controller, cluster = assembly.controller, assembly.cluster
@@ -104,14 +106,14 @@ class Service:
         guarded = entrance.guard(listen(settings.host, settings.channel_port))
         runners = [
             await serve(assembly.channel.application(), guarded, certificate.context),
-            await _serve_metrics(metrics, settings, own, certificate),
+            await _serve_metrics(metrics, settings, reviews, certificate),
             await serve(health.application(), listen(settings.host, settings.health_port)),
         ]
         always = [
             asyncio.create_task(_renew(certificate, assembly.publisher, controller), name="certificate"),
             asyncio.create_task(watch_lag(metrics), name="event-loop-lag"),
         ]
-        return cls([own, api], lease, health, metrics, assembly, runners, always, settings.namespaces)
+        return cls([own, reviews, api], lease, health, metrics, assembly, runners, always, settings.namespaces)
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator holds the lease."""

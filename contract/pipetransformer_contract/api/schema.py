@@ -115,9 +115,9 @@ def pruned(schema: Schema, value: Any) -> Any:
 
 
 def with_opaque_lists(schema: Schema) -> Schema:
-    """The same schema, but of the entries of lists it only says that they are objects; except for `conditions`.
+    """The schema of a status with less to check: entries of its lists, except `conditions`, are objects of any content.
 
-    For a status, because only the operator writes it, and each write makes the API server check the whole object."""
+    Each write of a status makes the API server check the whole object, and only the operator writes it."""
     if schema.get("items", {}).get("type") == "object":
         kept = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes-list-")}
         return kept | {"items": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}

@@ -22,7 +22,7 @@ class Scrapers:
     """See the module.
 
     Args:
-        api: of the cluster. It must also write while this operator does not lead, because a review is a POST.
+        api: of the cluster. It sends reviews, which are POST requests, also while this operator does not lead.
         clock: seconds that only grow.
     """
 

@@ -56,10 +56,11 @@ class KnownJobs:
 
     def note(self, job: Mapping[str, Any]) -> None:
         """The watch showed the job."""
-        key, of_name = _key(job), self._seen.setdefault(_key(job), {})
-        kept, known = self._trimmer.trimmed(key, job), job["metadata"]["uid"] in of_name
-        of_name[job["metadata"]["uid"]] = kept
-        if not known or "spec" in kept:  # otherwise it is what this operator wrote or has read
+        key, uid = _key(job), job["metadata"]["uid"]
+        of_name = self._seen.setdefault(key, {})
+        is_new = uid not in of_name
+        of_name[uid] = self._trimmer.trimmed(key, job)
+        if is_new or "spec" in of_name[uid]:  # a version without its spec is one that this operator wrote or has read
             self._events.on_job_changed(key)
 
     def drop(self, job: Mapping[str, Any]) -> None:
