@@ -68,7 +68,8 @@ class Operator:
         self._on_lost = on_lost
         self.process = Process(name)
         self.ended = False
-        self.calls: set[asyncio.Future[Said]] = set()
+        #: Not a set: it would have the order of the futures' addresses in memory, which differ between processes.
+        self.calls: dict[asyncio.Future[Said], None] = {}
         self._network = network
         sources = Sources(
             now=virtual_now,
@@ -310,7 +311,7 @@ class Service:
             raise NoAnswer
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Said] = loop.create_future()
-        operator.calls.add(answer)
+        operator.calls[answer] = None
         timer = loop.call_later(_ANSWER_SECONDS, _give_up, answer)
         call = _Call(worker, method, path, body, answer)
         loop.call_later(self._latency(), self._arrive, operator, call, context=self._process.context)
@@ -318,7 +319,7 @@ class Service:
             said = await answer
         finally:
             timer.cancel()
-            operator.calls.discard(answer)
+            operator.calls.pop(answer, None)
         self._trace.note(worker.name, method, path, said.code)
         return said
 
