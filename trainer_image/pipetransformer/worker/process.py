@@ -232,7 +232,9 @@ class WorkerProcess(Hooks):
             ending = self.trainer.run()
             while ending is Ending.LEFT and self._agent is None:
                 self._become_fresh()
-                if self.stop_requested():  # the signal came earlier, or in a garbage collection, which drops exceptions
+                # The signal came earlier, or in a garbage collection, which drops exceptions. If the job has ended, the
+                # wait returns at once and says so.
+                if self._asked.is_set() or self._signalled.is_set():
                     break
                 ending = self._wait_and_train()
             if ending is Ending.CLOSED and self._asked.is_set() and not self._job_ended.is_set():
