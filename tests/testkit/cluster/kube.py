@@ -46,9 +46,9 @@ class Kube:
         items: list[Object] = json.loads(self.run("get", kind, "--selector", selector, "-o", "json"))["items"]
         return items
 
-    def delete(self, kind: str, name: str) -> None:
-        """Delete it and return once it is gone."""
-        self.run("delete", kind, name, "--ignore-not-found", "--wait")
+    def delete(self, kind: str, name: str, *, wait: bool = True) -> None:
+        """Delete it and return once it is gone, or without `wait` as soon as its end has begun."""
+        self.run("delete", kind, name, "--ignore-not-found", f"--wait={str(wait).lower()}")
 
     def wait(
         self,

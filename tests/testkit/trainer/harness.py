@@ -7,6 +7,7 @@ transfer) is the real thing.
 
 import contextlib
 import datetime
+import faulthandler
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from pipetransformer.job.script_parts import Parts
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit import forked
+from tests.testkit.trainer.devices import watchdog_floor
 
 #: Of the workers' collectives and rendezvous, where no watchdog comes before it.
 CONNECTION_TIMEOUT = datetime.timedelta(seconds=60)
@@ -233,6 +235,7 @@ def _worker(
     environment: Mapping[str, str],
 ) -> None:
     forked.end_with_tests()
+    faulthandler.enable()
     os.environ.update(environment)
     import logging
     from unittest import mock
@@ -331,7 +334,7 @@ def run_job(
     faults: Mapping[int, Faults] | None = None,
     first_generation: int = 1,
     job_uid: str = "job",
-    watchdog_seconds: float = 300.0,
+    watchdog_seconds: float | None = None,
     parts: Parts | None = None,
     environment: Mapping[str, str] | None = None,
     patience_seconds: float = 120.0,
@@ -345,8 +348,7 @@ def run_job(
         faults: by worker.
         first_generation: number of the script's first.
         job_uid: of the job; another one's is a new job.
-        watchdog_seconds: floor of the workers' watchdogs. Beyond the harness's patience by default: a death has to be
-            noticed by the connections that it closes.
+        watchdog_seconds: floor of the workers' watchdogs; by default that of `devices`.
         parts: what the program passes.
         environment: of all workers, besides that of the tests.
         patience_seconds: how long no worker may end, or lose its group, before this gives up.
@@ -366,7 +368,7 @@ def run_job(
                 str(run_dir),
                 theirs,
                 faults.get(number, Faults()),
-                watchdog_seconds,
+                watchdog_floor() if watchdog_seconds is None else watchdog_seconds,
                 number == numbers[0],  # all hold the same model, and each would take a tenth of its time
                 parts,
                 environment or {},
@@ -424,6 +426,10 @@ def _follow(
     while running:
         heard = wait(list(running.values()), timeout=patience_seconds)
         if not heard:
+            for process in processes.values():
+                if process.is_alive() and process.pid is not None:
+                    os.kill(process.pid, signal.SIGABRT)  # it prints where its threads are
+                    process.join(10)
             raise TimeoutError(f"workers {sorted(running)} said nothing for {patience_seconds:g} s")
         for number in [number for number, pipe in running.items() if pipe in heard]:
             said = running[number].recv()

@@ -12,7 +12,7 @@ from pipetransformer.cache import ActivationCache
 from pipetransformer.data import Readers
 from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
-from pipetransformer.elastic.transport.groups import GenerationGroups, Store, drop_group
+from pipetransformer.elastic.transport.groups import GenerationGroups, Store, drop_groups
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
 from pipetransformer.pipeline import StageRunner, StageSpec
@@ -170,12 +170,10 @@ class Membership:
     def drop_outgrown(self) -> None:
         """Close the process groups of the generation before. This runs in a thread, because each takes up to 20 ms."""
         outgrown, self.outgrown = self.outgrown, []
-        threading.Thread(target=drop_groups, args=(outgrown,), name="drop-groups").start()
+        threading.Thread(target=drop_all, args=(outgrown,), name="drop-groups").start()
 
 
-def drop_groups(groups: list[dist.ProcessGroup]) -> None:
-    """Close process groups and empty the list `groups`. Sockets close with the last reference to a group, so the caller
-    must keep no other."""
-    while groups:
-        drop_group(groups.pop())
-    gc.collect()  # an exception may hold a group in a reference cycle
+def drop_all(groups: list[dist.ProcessGroup]) -> None:
+    """Drop process groups, also those that an exception holds in a reference cycle, and empty the list `groups`."""
+    drop_groups(groups)
+    gc.collect()

@@ -46,7 +46,7 @@ from pipetransformer.training.commit import Committer
 from pipetransformer.training.kit import Kit
 from pipetransformer.training.leader import Leader, wall_clock
 from pipetransformer.training.leader_reports import Offered, ReportSink
-from pipetransformer.training.membership import Membership, drop_groups
+from pipetransformer.training.membership import Membership, drop_all
 from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
 from pipetransformer.training.worker_memory import host_apart, usable_bytes
@@ -213,7 +213,7 @@ class Trainer:
         if member is not None:
             groups = member.release()
             del member
-            drop_groups(groups)
+            drop_all(groups)
 
     def fail(self, reason: str, message: str) -> None:
         """If this worker leads, tell the operator that the job cannot continue."""
@@ -394,7 +394,7 @@ class Trainer:
         self._take_over(result)
         outgrown = [] if old is None else old.release()
         if result.layout is None:
-            drop_groups([*outgrown, *result.groups.release()])
+            drop_all([*outgrown, *result.groups.release()])
             self._kit.meter.on_placed(0)
             self._kit.cache.leave(result.generation.pipelines, result.store)
             return Ending.LEFT

@@ -23,7 +23,7 @@ from pipetransformer.elastic.transport.groups import (
     TCPStore,
     Transport,
     abort_together,
-    drop_group,
+    drop_groups,
     ensure_default_group,
     make_group,
     open_pairs,
@@ -46,7 +46,7 @@ def forget_groups() -> Iterator[None]:
     before = set(c10d._world.pg_map)
     yield
     for group in set(c10d._world.pg_map) - before:
-        drop_group(group)
+        drop_groups([group])
 
 
 def client(store: TCPStore) -> TCPStore:
@@ -78,33 +78,29 @@ def test_torch_still_has_the_private_names_that_we_use() -> None:
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     assert hasattr(options, "_devices") and hasattr(options, "_timeout")
     assert hasattr(c10d.ProcessGroup, "_get_backend")
-    if dist.is_nccl_available():
-        assert hasattr(dist.ProcessGroupNCCL, "_group_start") and hasattr(dist.ProcessGroupNCCL, "_group_end")
 
 
 class Communicator:
-    """Of NCCL's, only what it was told."""
+    """Of NCCL's: its abort returns once all are asked, as if each had a kernel on the device."""
 
-    def __init__(self, name: str, told: list[str]) -> None:
-        self.name, self.told = name, told
-
-    def _group_start(self) -> None:
-        self.told.append("start")
-
-    def _group_end(self) -> None:
-        self.told.append("end")
+    def __init__(self, asked: threading.Barrier, *, is_broken: bool = False) -> None:
+        self.asked, self.is_broken, self.is_aborted = asked, is_broken, False
 
     def abort(self) -> None:
-        self.told.append(self.name)
+        self.asked.wait(timeout=30)
+        self.is_aborted = True
+        if self.is_broken:
+            raise RuntimeError("the backend is broken")
 
 
-def test_communicators_are_aborted_as_one_operation() -> None:
-    told: list[str] = []
+def test_aborts_that_wait_for_each_other_end() -> None:
+    asked = threading.Barrier(3)
+    groups = [Communicator(asked), Communicator(asked, is_broken=True), Communicator(asked)]
 
-    abort_together([Communicator("world", told), Communicator("pipeline", told)])
+    abort_together(groups)
     abort_together([])
 
-    assert told == ["start", "world", "pipeline", "end"]
+    assert all(group.is_aborted for group in groups)
 
 
 def test_a_group_of_our_own_reduces_and_sends_by_its_own_ranks(store: TCPStore) -> None:
@@ -126,7 +122,7 @@ def test_a_group_is_bound_to_no_device(store: TCPStore) -> None:
     """NCCL would send all messages of a worker in one stream."""
     group = make_group(store, "alone", 0, 1, TRANSPORT)
     assert group.bound_device_id is None
-    drop_group(group)
+    drop_groups([group])
 
 
 @dataclass
@@ -239,7 +235,7 @@ def test_nobody_votes_without_a_rank_that_is_gone(store: TCPStore) -> None:
         except RuntimeError:
             return "broken"
         finally:
-            drop_group(group)
+            drop_groups([group])
         return "done"
 
     assert in_ranks(3, vote) == ["broken", "broken", "done"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.data import DataInfo, MicroBatch
-from pipetransformer.elastic.transport.groups import Transport, drop_group, make_group
+from pipetransformer.elastic.transport.groups import Transport, drop_groups, make_group
 from pipetransformer.models import PipelineModel, build_model, off_device
 from pipetransformer.models.off_device import move_off
 from pipetransformer.models.randomness.keyed import with_keyed_dropout
@@ -30,7 +30,7 @@ LENGTH, VOCABULARY = 16, 11
 def group() -> Iterator[dist.ProcessGroup]:
     group = make_group(HashStore(), "one", 0, 1, Transport("127.0.0.1", datetime.timedelta(seconds=20)))
     yield group
-    drop_group(group)
+    drop_groups([group])
 
 
 def make_gpt2(frozen: int) -> PipelineModel:

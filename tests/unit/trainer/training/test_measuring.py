@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.data import DataInfo
-from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_group, make_group
+from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_groups, make_group
 from pipetransformer.models import PipelineModel
 from pipetransformer.partition import Cut, UnitCost
 from pipetransformer.pipeline import Chunk, Executor, ModelError, StageRunner, StageSpec, Target
@@ -98,7 +98,7 @@ def groups() -> Iterator[GenerationGroups]:
     transport = Transport("127.0.0.1", datetime.timedelta(seconds=10))
     group = make_group(HashStore(), "world", 0, 1, transport)
     yield GenerationGroups(group, group, group, group)
-    drop_group(group)
+    drop_groups([group])
 
 
 def make_runner(model: PipelineModel, groups: GenerationGroups, boundary: int) -> StageRunner:

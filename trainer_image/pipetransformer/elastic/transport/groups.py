@@ -9,6 +9,7 @@ changes them.
 import contextlib
 import datetime
 import os
+import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -29,7 +30,7 @@ __all__ = [
     "TCPStore",
     "Transport",
     "abort_together",
-    "drop_group",
+    "drop_groups",
     "ensure_default_group",
     "make_group",
     "open_pairs",
@@ -167,32 +168,43 @@ def _register(group: dist.ProcessGroup, name: c10d.GroupName, rank: int, size: i
     world.pg_backend_config[group] = config
 
 
-def drop_group(group: dist.ProcessGroup) -> None:
-    """Remove the group from c10d's maps, and abort operations that wait in it. Its sockets close with the last
-    reference to it, so the caller must keep none."""
-    world = c10d._world
-    for entries in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
-        entries.pop(group, None)
+class Abortable(Protocol):
+    """A process group, or one of its backends."""
+
+    def abort(self) -> None: ...
+
+
+def abort_together(groups: Sequence[Abortable]) -> None:
+    """Abort operations that wait in these groups, and return once all are aborted.
+
+    Each group has a thread, because aborts may wait for each other. NCCL ends the waits of its own communicator, and
+    then waits for the whole device, where a kernel of another group may still wait (NVIDIA/nccl issue 1013). NCCL's
+    answer is to abort all within one `ncclGroupStart`. That has no effect here: it counts for the calling thread only,
+    and torch aborts in a thread of its own.
+    """
+    threads = [threading.Thread(target=_abort, args=(group,), name="abort", daemon=True) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _abort(group: Abortable) -> None:
     with contextlib.suppress(RuntimeError):  # the backend is broken, and has nothing left to abort
         group.abort()
 
 
-class _NCCL(Protocol):
-    """The methods of torch's `ProcessGroupNCCL` that `abort_together` uses."""
+def drop_groups(groups: list[dist.ProcessGroup]) -> None:
+    """Abort operations that wait in these groups, remove the groups from c10d's maps, and empty the list.
 
-    def _group_start(self) -> None: ...
-    def _group_end(self) -> None: ...
-    def abort(self) -> None: ...
-
-
-def abort_together(backends: Sequence[_NCCL]) -> None:
-    """Abort the communicators of these backends, which ends waits on the device. All are aborted in one NCCL operation,
-    as in `torch.distributed`, because separate aborts may wait for each other."""
-    if backends:
-        backends[0]._group_start()
-        for backend in backends:
-            backend.abort()
-        backends[0]._group_end()
+    A group's sockets close with the last reference to it, so the caller must keep none.
+    """
+    abort_together(groups)
+    world = c10d._world
+    while groups:
+        group = groups.pop()
+        for entries in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+            entries.pop(group, None)
 
 
 @dataclass(frozen=True)
@@ -210,7 +222,7 @@ class _GroupOpening(Opening[dist.ProcessGroup]):
         return make_group(self.store, self.tag, self.rank, self.size, self.transport, self.pairs)
 
     def drop(self, late: dist.ProcessGroup) -> None:
-        drop_group(late)
+        drop_groups([late])
 
 
 @dataclass(slots=True)
@@ -303,7 +315,7 @@ class GenerationGroups:
         """End waits on the device. Any thread may call this. Afterwards sums and received tensors on the device are not
         valid."""
         cuda = torch.device("cuda")
-        abort_together([group._get_backend(cuda) for group in self._distinct()])  # type: ignore[misc]
+        abort_together([group._get_backend(cuda) for group in self._distinct()])
 
     def release_transfer(self) -> list[dist.ProcessGroup]:
         """Forget the group with the leavers, once the generation is committed. Returns it in a list for the caller to
@@ -324,5 +336,4 @@ class GenerationGroups:
 
     def drop(self) -> None:
         """Forget all groups, and abort operations that wait in them."""
-        for group in self.release():
-            drop_group(group)
+        drop_groups(self.release())
