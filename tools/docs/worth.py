@@ -1,4 +1,4 @@
-"""The table of what one would use instead: README.md and docs/worth.md have it between two marks.
+"""The table of what one would use instead, and what one GPU costs. Pages have them between two marks.
 
 A row whose benchmark has no result yet is left out.
 """
@@ -14,7 +14,7 @@ from tools.docs.markdown import table
 from tools.docs.results import RESULTS, found_at
 
 PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "worth.md")
-_MARKED = re.compile(r"(<!-- worth -->\n).*?(<!-- /worth -->)", flags=re.DOTALL)
+_MARKED = re.compile(r"(<!-- (worth|gpu) -->\n).*?(<!-- /\2 -->)", flags=re.DOTALL)
 _COLUMNS = ("instead of ours", "time: its → ours", "GPU time: its → ours", "accuracy: ours less its")
 _CASE, _GPUS = "runs.n8", "8 GPUs, each with memory to train 3 of the 12 layers"
 #: Frozen layers leave the GPU by default, so that run stands for us.
@@ -48,8 +48,9 @@ _CLUSTERS = {
 
 
 def rendered(text: str) -> str:
-    """The text with the newest table between its marks."""
-    return _MARKED.sub(lambda marks: f"{marks[1]}\n{_table()}\n{marks[2]}", text)
+    """The text with the newest table between each pair of marks."""
+    tables = {"worth": _table, "gpu": _one_gpu}
+    return _MARKED.sub(lambda marks: f"{marks[1]}\n{tables[marks[2]]()}\n{marks[3]}", text)
 
 
 def pages() -> dict[Path, str]:
@@ -61,6 +62,30 @@ def _table() -> str:
     runs, accuracy, cluster = (_result(f"worth-{name}") for name in ("runs", "accuracy", "cluster"))
     rows = [*_runs(runs), *_accuracy(accuracy), *_clusters(cluster, accuracy)]
     return table(_COLUMNS, rows) if rows else "Not measured yet.\n"
+
+
+def _one_gpu() -> str:
+    """Milliseconds of one layer on one GPU, and of reading its outputs."""
+    found = _result("gpu/calibration")
+    if not found:
+        return "Not measured yet.\n"
+    blocks = {
+        (row["model"], row["precision"], row["samples"]): row for row in found["blocks"] if row["unit"] == "layer"
+    }
+    rows = []
+    for read in found["cache"]:
+        block = blocks[read["model"], read["precision"], read["samples"]]
+        trained = block["forward"] + block["weight_gradient"] + block["input_gradient"]
+        seconds = (block["frozen"], trained, read["pinned"], read["file"])
+        rows.append([f"{read['model']}, {read['precision']}", *(f"{1000 * each:.2f} ms" for each in seconds)])
+    columns = (
+        f"{found['cache'][0]['samples']} samples",
+        "frozen layer",
+        "trained layer",
+        "from host memory",
+        "from a file",
+    )
+    return f"{found['machine']['device']}, torch {found['machine']['torch']}:\n\n" + table(columns, rows)
 
 
 def _result(name: str) -> dict[str, Any]:
