@@ -332,6 +332,20 @@ def test_a_worker_alone_in_all_its_groups_opens_no_connection() -> None:
     assert len(c10d._world.pg_map) == before
 
 
+def test_new_roles_of_the_same_members_share_their_world(store: TCPStore) -> None:
+    before = assigned(store, [(0, 0), (0, 1)])
+
+    def give_new_roles(rank: int) -> GenerationGroups:
+        groups = before[rank].with_new_roles()
+        groups.assign(PrefixStore("again", client(store)), [(0, 1), (0, 0)], rank, TRANSPORT)
+        return groups
+
+    for old, new in zip(before, in_ranks(2, give_new_roles), strict=True):
+        assert new.transfer is new.world is old.world
+        assert new.pipeline is not old.pipeline
+        assert new.connections is old.connections
+
+
 def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:
     before = len(c10d._world.pg_map)
 

@@ -128,12 +128,17 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
 
 
 def change_level(
-    tools: RegroupTools, state: WorkerState, unsettled: Unsettled, layout: StageLayout, store: Store
+    tools: RegroupTools,
+    state: WorkerState,
+    unsettled: Unsettled,
+    layout: StageLayout,
+    store: Store,
+    present: GenerationGroups,
 ) -> Regrouped:
     """Begin the next visit of the job's levels within the present generation. All its members call this.
 
-    They do the same as in a regroup after the rendezvous: make groups, plan with the map to the next level's units,
-    move units into new buffers, and vote. The number of the generation stays the same.
+    They do the same as in a regroup after they have met: plan with the map to the next level's units, make the groups
+    that the plan asks for, move units into new buffers, and vote. The number of the generation stays the same.
 
     Args:
         tools: what this worker regroups with.
@@ -141,18 +146,18 @@ def change_level(
         unsettled: work that other workers may have committed. Empty unless an earlier change broke.
         layout: the present layout.
         store: the store of the present generation.
+        present: the groups of the present generation. The members meet in its `world`, which the result shares.
 
     Raises:
-        RegroupError: this worker did not commit the change; `__cause__` has the reason.
+        RegroupError: this worker did not commit the change; `__cause__` has the reason. `world` is dropped.
         StorageError: the storage cannot be read.
         RuntimeError, OSError, LookupError, ValueError: the attempt failed, and this worker is the only member.
     """
     members_alone = layout.generation.model_copy(update={"leavers": []})
     own_keys = PrefixStore(f"visit-{state.control.visit + 1}", store)
     deadline = Deadline(tools.watchdog.limit(ROUND))
-    connections = tools.handler.connections
-    with tools.watchdog.watching(connections, _Void(tools.handler, deadline)):
-        groups = GenerationGroups(connections=connections)
+    with tools.watchdog.watching(present.connections, _Void(tools.handler, deadline)):
+        groups = present.with_new_roles()
         attempt = _Attempt(
             tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline
         )  # fmt: skip
@@ -224,7 +229,7 @@ class _Attempt(Progress):
         generation: the generation.
         rank: rank in the transfer group, which has the members first, then the leavers.
         store: key-value store that all participants share.
-        groups: process groups of the generation, made in the attempt.
+        groups: process groups of the generation, made in the attempt. A level change begins with those of the members.
         phases: times the attempt.
         deadline: when the watchdog ends the attempt.
         transfers: (source rank, target rank, bytes) for each pair of ranks between which units move.
@@ -275,10 +280,11 @@ class _Attempt(Progress):
         """Do everything after the rendezvous, up to and including the vote. Returns the plan and the new state."""
         tools, number = self.tools, self.generation.layout_generation
         self.state = self.state.joined(self.unsettled.in_doubt)
-        # Make the groups that do not depend on the plan.
+        # Make the groups that do not depend on the plan. A level change has them.
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.hooks.on_point(HookPoint.MET, number)
-        self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
+        if self.groups.transfer is None:
+            self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
         # Agree on a plan. Use the model that it starts from, and catch up with the state that it starts from.
         plan = self._agree()

@@ -276,6 +276,7 @@ class GenerationGroups:
         Raises:
             RuntimeError, ConnectionAbortedError: a rank did not come in time, or the connections were shut meanwhile.
         """
+        self._guard(transport)
         self.transfer = self._make(store, "transfer", rank, num_members + num_leavers, transport)
         if num_leavers == 0:
             self.world = self.transfer
@@ -306,6 +307,7 @@ class GenerationGroups:
             RuntimeError, ConnectionAbortedError: as in `meet`.
         """
         assert self.world is not None
+        self._guard(transport)
         pipeline, stage = roles[rank]
         made = {tuple(range(len(roles))): self.world}
 
@@ -328,10 +330,16 @@ class GenerationGroups:
     def _make(self, store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
         if size == 1:
             return alone()
-        group = self.connections.connect(_GroupOpening(store, tag, rank, size, transport))
+        return self.connections.connect(_GroupOpening(store, tag, rank, size, transport))
+
+    def _guard(self, transport: Transport) -> None:
+        """Let a shut of the connections end waits on the device too."""
         if transport.device.type == "cuda":
             self.connections.after_shut = self._abort_on_device
-        return group
+
+    def with_new_roles(self) -> "GenerationGroups":
+        """Return groups of the same members, with the same `world`. Next, all members call `assign`."""
+        return GenerationGroups(transfer=self.world, world=self.world, connections=self.connections)
 
     def _abort_on_device(self) -> None:
         """End waits on the device. Any thread may call this. Afterwards sums and received tensors on the device are not
