@@ -310,9 +310,7 @@ class _Attempt(Progress):
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         if self._leads:
-            with contextlib.suppress(dist.DistError):  # the generation is committed anyway
-                for key in (_PLAN, _PLAN_BY_STORAGE):
-                    self.store.delete_key(key)
+            self._forget([_PLAN, _PLAN_BY_STORAGE])
         self.phases.lap("vote")
         return plan, new_state
 
@@ -406,8 +404,7 @@ class _Attempt(Progress):
             Inventory.model_validate_json(content)
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
-        for other in range(total):  # otherwise these keys would stay as long as the leader's process lives
-            store.delete_key(f"inventory/{other}")
+        self._forget([f"inventory/{other}" for other in range(total)])
         self._compare_data(inventories)
         # Make the plan.
         sources = _LeadersSources(self)
@@ -422,6 +419,11 @@ class _Attempt(Progress):
             plan.control["kept_step"] = sources.kept_step
         store.set(_PLAN_BY_STORAGE if sources.asked_storage else _PLAN, plan.model_dump_json())
         return plan
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        """Delete keys that all participants have read. Otherwise they would stay as long as the leader's process lives.
+        A thread does it, because each key takes a message to the store and back."""
+        threading.Thread(target=_delete, args=(self.store, keys), name="forget-keys", daemon=True).start()
 
     def _compare_data(self, inventories: Sequence[Inventory]) -> None:
         """Refuse the generation if its members see different data.
@@ -455,6 +457,12 @@ class _Attempt(Progress):
         return self.tools.barrier.pass_within(work, transfer, self.deadline)
 
 
+def _delete(store: Store, keys: Sequence[str]) -> None:
+    with contextlib.suppress(dist.DistError):  # the store is gone, and the keys with it
+        for key in keys:
+            store.delete_key(key)
+
+
 class _LeadersSources:
     """Looks up what the leader needs for its plan. Implements `PlanSources`.
 
@@ -469,6 +477,7 @@ class _LeadersSources:
         self._tools, self._generation = attempt.tools, attempt.generation
         self.asked_storage = False
         self.kept_step = self.earlier_generations = 0
+        self._sizes: dict[tuple[int, int], Sequence[int]] = {}
 
     def cut(self, control: Control) -> Cut:
         generation, job = self._generation, self._tools.job.at(control.visit)
@@ -476,8 +485,11 @@ class _LeadersSources:
         return job.cut(control.boundary, generation.stages, generation.pipelines, costs, control.cached_layers)
 
     def unit_bytes(self, control: Control) -> Sequence[int]:
-        tools = self._tools.at(control.visit)
-        return [tools.codec.size(index, shell, control.boundary) for index, shell in enumerate(tools.shells)]
+        key = control.visit, control.boundary
+        if key not in self._sizes:
+            codec, shells = self._tools.at(control.visit).codec, self._tools.at(control.visit).shells
+            self._sizes[key] = [codec.size(index, shell, control.boundary) for index, shell in enumerate(shells)]
+        return self._sizes[key]
 
     def durable(self) -> DurablePoint | None:
         """Tell the other participants to wait, because the storage may be slow. Then read it."""
