@@ -157,8 +157,9 @@ class LevelMap:
     def _parameter(self, unit: int, name: str, full: str, sources: Sequence[Tensor]) -> Tensor:
         levels, axes = self.levels, self.levels.axes(name)
         if self.down:
-            return narrow(mean(sources), axes, levels.width) * levels.gain(name)
-        grown = widen(sources[0], axes, levels.width) / levels.gain(name)
+            # Each layer becomes narrower first, because fresh memory takes longer than the arithmetic.
+            return mean([narrow(source, axes, levels.width) for source in sources]).mul_(levels.gain(name))
+        grown = widen(sources[0] / levels.gain(name), axes, levels.width)
         if self.alpha == 1:
             return grown.clone()
         # In place, because fresh memory for the larger model takes longer than its arithmetic.

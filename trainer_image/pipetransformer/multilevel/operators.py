@@ -9,7 +9,6 @@ means and copies replace the matrices, which would be mostly zero.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from pipetransformer_contract.spec import Grouping
@@ -65,13 +64,13 @@ class Axis:
     def widen(self, x: Tensor, dim: int, groups: Groups) -> Tensor:
         """Make dimension `dim` of `x` wider: each entry becomes copies of itself (T), or equal shares of itself on an
         input axis (F)."""
+        x = x / groups.factor if self.reads else x  # before the copies, because fresh memory takes long
         before, size, after = _around(x, dim)
         shape = self._grouped(groups, size * groups.factor // (self.parts * self.blocks))
         along = 0 if groups.grouping is Grouping.HALVES else 1
         single = [*shape[:along], 1, *shape[along + 1 :]]
         view = x.reshape(*before, self.parts, *single, *after).expand(*before, self.parts, *shape, *after)
-        wide = view.reshape(*before, size * groups.factor, *after)
-        return wide / groups.factor if self.reads else wide
+        return view.reshape(*before, size * groups.factor, *after)
 
     def _grouped(self, groups: Groups, block_size: int) -> list[int]:
         """The shape of one part of the wider axis, with a dimension for the members of a group."""
@@ -100,7 +99,11 @@ def widen(x: Tensor, axes: Axes, groups: Groups) -> Tensor:
 
 def mean(tensors: Sequence[Tensor]) -> Tensor:
     """The mean of a parameter over several layers, in a new tensor."""
-    return torch.stack(list(tensors)).mean(dim=0)
+    first, *others = tensors
+    total = first.clone()
+    for other in others:
+        total += other
+    return total.div_(len(tensors))
 
 
 def _around(x: Tensor, dim: int) -> tuple[list[int], int, list[int]]:

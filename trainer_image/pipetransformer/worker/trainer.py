@@ -364,7 +364,7 @@ class Trainer:
         """
         unsettled = self._kit.committer.unsettled(self._state)
         try:
-            result = change_level(self._tools, self._state, unsettled, member.layout, member.store)
+            result = change_level(self._tools, self._state, unsettled, member.layout, member.store, member.groups)
         except RegroupError as error:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__
@@ -373,7 +373,7 @@ class Trainer:
         self._take_over(result)
         result.phases.add("keep", kept_seconds)
         assert result.layout is not None
-        outgrown = [*member.release(), *result.groups.release_transfer()]
+        outgrown = [group for group in member.release() if group is not result.groups.world]
         # A generation that has made no step begins with this level. It may have come because the job waited for it.
         self._join(result, result.layout, outgrown, level_change=member.stepped)
 

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.data import lengths_of, read_batch
-from pipetransformer.elastic.transport.groups import ensure_default_group
+from pipetransformer.elastic.transport.groups import alone
 from pipetransformer.errors import DeviceError, SpecError, fault_of
 from pipetransformer.job.job import Job
 from pipetransformer.models import MicroBatchContext, SamplesFirstError, run_unit
@@ -57,15 +56,13 @@ def _train(job: Job, device: torch.device) -> None:
     state = WorkerState(job.num_layers, job.model.ties)
     for index in (0, 1, job.num_layers + 1):
         _put_zeros(job, state, index, device)
-    ensure_default_group()
-    assert dist.group.WORLD is not None
     spec = StageSpec(
         worker=0,
         spans=[range(len(state.units))],
         owners=(0,),
         boundary=0,
         schedule=job.schedule,
-        group=dist.group.WORLD,
+        group=alone(),
         device=device,
         dtype=job.dtype,
         autocast=job.autocast,

@@ -26,6 +26,7 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import CheckpointInfo, commit, save_unit
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.testkit.trainer.numerics import ADAMW, make_spec
+from tests.testkit.trainer.storing import until
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -128,5 +129,5 @@ def test_a_worker_on_a_mirror_knows_whether_its_best_model_is_kept(
 def test_the_leaders_store_keeps_nothing_of_what_a_generation_agreed_on(job: Job, hosted: tuple[TCPStore, str]) -> None:
     store = enter(job, mirrored(job, Control(step=15)), hosted).store
 
-    assert not any(store.check([key]) for key in ("inventory/0", "plan", "plan/by-storage"))
+    until(lambda: not any(store.check([key]) for key in ("inventory/0", "plan", "plan/by-storage")))
     assert store.check(["here/w0"]), "it is this generation's"

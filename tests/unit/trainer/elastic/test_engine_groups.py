@@ -3,7 +3,7 @@
 import datetime
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -23,6 +23,7 @@ from pipetransformer.elastic.transport.groups import (
     TCPStore,
     Transport,
     abort_together,
+    alone,
     drop_groups,
     ensure_default_group,
     make_group,
@@ -267,32 +268,89 @@ def test_members_keep_their_rank_with_and_without_leavers(store: TCPStore) -> No
     assert [None if group.world is None else group.world.rank() for group in groups] == [0, 1, None]
 
 
-def test_roles_order_pipelines_by_stage_and_replicas_by_pipeline(store: TCPStore) -> None:
-    roles = [(1, 1), (0, 1), (1, 0), (0, 0)]
+def assigned(
+    store: TCPStore, roles: list[tuple[int, int]], tied_stages: Sequence[tuple[int, ...]] = ()
+) -> list[GenerationGroups]:
+    """The groups of each rank with these roles."""
 
-    def meet(rank: int) -> tuple[int, int, int, int]:
+    def meet(rank: int) -> GenerationGroups:
         own = client(store)
         groups = GenerationGroups()
-        groups.meet(own, rank, 4, 0, TRANSPORT)
-        groups.assign(own, roles, rank, TRANSPORT)
-        assert groups.pipeline is not None and groups.data_parallel is not None
-        return (
-            groups.pipeline.rank(),
-            groups.pipeline.size(),
-            groups.data_parallel.rank(),
-            groups.data_parallel.size(),
-        )
+        groups.meet(own, rank, len(roles), 0, TRANSPORT)
+        groups.assign(own, roles, rank, TRANSPORT, tied_stages)
+        return groups
 
-    assert in_ranks(4, meet) == [(1, 2, 1, 2), (1, 2, 0, 2), (0, 2, 1, 2), (0, 2, 0, 2)]
+    return in_ranks(len(roles), meet)
+
+
+def place(group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """This worker's rank in the group, and the group's size."""
+    assert group is not None
+    return group.rank(), group.size()
+
+
+def test_roles_order_pipelines_by_stage_and_replicas_by_rank(store: TCPStore) -> None:
+    each = assigned(store, [(1, 1), (0, 1), (1, 0), (0, 0)])
+
+    assert [place(groups.pipeline) for groups in each] == [(1, 2), (1, 2), (0, 2), (0, 2)]
+    assert [place(groups.data_parallel) for groups in each] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+
+
+def test_one_pipeline_is_the_world_if_its_stages_are_in_the_order_of_ranks(store: TCPStore) -> None:
+    for groups in assigned(store, [(0, 0), (0, 1), (0, 2)], [(0, 2), (0, 1, 2)]):
+        assert groups.pipeline is groups.world
+        assert groups.tied.get((0, 1, 2)) is groups.world
+        assert groups.tied.get((0, 2)) is not groups.world
+
+
+def test_a_pipeline_in_another_order_has_a_group_that_sends_by_stage(store: TCPStore) -> None:
+    each = assigned(store, [(0, 1), (0, 0)], [(0, 1)])
+
+    assert [place(groups.pipeline) for groups in each] == [(1, 2), (0, 2)]
+    assert all(groups.pipeline is not groups.world for groups in each)
+    assert all(groups.tied[0, 1] is groups.world for groups in each)
+
+
+def test_the_replicas_of_a_whole_model_are_the_world_in_any_order(store: TCPStore) -> None:
+    for groups in assigned(store, [(1, 0), (2, 0), (0, 0)], [(0,)]):
+        assert groups.data_parallel is groups.world
+        assert groups.tied == {(0,): groups.world}
+        assert place(groups.pipeline) == (0, 1)
+
+
+def test_a_worker_alone_in_all_its_groups_opens_no_connection() -> None:
+    before = len(c10d._world.pg_map)
+    groups = GenerationGroups()
+    store = mock.Mock(spec=TCPStore)
+
+    groups.meet(store, 0, 1, 0, TRANSPORT)
+    groups.assign(store, [(0, 0)], 0, TRANSPORT, [(0,)])
+
+    assert store.mock_calls == []
+    assert {groups.transfer, groups.world, groups.pipeline, groups.data_parallel, *groups.tied.values()} == {alone()}
+    assert groups.release() == []
+    assert len(c10d._world.pg_map) == before
+
+
+def test_new_roles_of_the_same_members_share_their_world(store: TCPStore) -> None:
+    before = assigned(store, [(0, 0), (0, 1)])
+
+    def give_new_roles(rank: int) -> GenerationGroups:
+        groups = before[rank].with_new_roles()
+        groups.assign(PrefixStore("again", client(store)), [(0, 1), (0, 0)], rank, TRANSPORT)
+        return groups
+
+    for old, new in zip(before, in_ranks(2, give_new_roles), strict=True):
+        assert new.transfer is new.world is old.world
+        assert new.pipeline is not old.pipeline
+        assert new.connections is old.connections
 
 
 def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:
     before = len(c10d._world.pg_map)
-    groups = GenerationGroups()
-    groups.meet(store, 0, 1, 0, TRANSPORT)
-    groups.assign(store, [(0, 0)], 0, TRANSPORT)
 
-    groups.drop()
+    for groups in assigned(store, [(0, 0), (0, 1), (1, 0), (1, 1)]):
+        groups.drop()
+        assert groups.world is None
 
     assert len(c10d._world.pg_map) == before
-    assert groups.world is None

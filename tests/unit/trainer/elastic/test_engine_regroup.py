@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from pipetransformer.elastic.regroup import assemble
@@ -14,6 +14,7 @@ from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
 from pipetransformer.elastic.regroup.transaction import RegroupError, regroup
+from pipetransformer.elastic.regroup.transfer import UNHEARD, Transfer
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, make_plan
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.watchdog import Watchdog
@@ -84,10 +85,10 @@ def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
     plan = make_plan(inventories, leader, num_members=2, pipelines=2)
     assert [move.unit for move in plan.moves] == [2, 3]
 
-    def received(*_: object) -> dict[int, list[Tensor]]:
-        return {move.unit: CODEC.give(member, move.unit, CPU) for move in plan.moves}
+    def arrived(*_: object) -> Transfer:
+        return Transfer({}, {move.unit: CODEC.give(member, move.unit, CPU) for move in plan.moves}, [], [], UNHEARD)
 
-    monkeypatch.setattr(assemble, "move_units", received)
+    monkeypatch.setattr(assemble, "start_moves", arrived)
     new = Assembly(sources(read), joiner, plan, 1, cast(Any, None), CPU).assemble()
 
     for index in UNITS:

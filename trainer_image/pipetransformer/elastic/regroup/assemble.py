@@ -20,7 +20,18 @@ from pipetransformer.state.worker_state import WorkerState
 
 from .mirrors import Mirrors
 from .state_map import StateMap, sources_of
-from .transfer import HOST, UNHEARD, Cargo, CopiesCargo, Parts, Progress, StateCargo, move_units, units_in_host
+from .transfer import (
+    HOST,
+    UNHEARD,
+    Cargo,
+    CopiesCargo,
+    Parts,
+    Progress,
+    StateCargo,
+    move_units,
+    start_moves,
+    units_in_host,
+)
 from .transfer_plan import Origin, TransferPlan
 
 
@@ -123,6 +134,7 @@ def put_unit(
     device: torch.device,
     *,
     off: bool = False,
+    blank: nn.Module | None = None,
 ) -> None:
     """Make a unit of these tensors, and put it into `state`.
 
@@ -133,11 +145,12 @@ def put_unit(
         tensors: by the names of `WorkerState.unit_tensors`; on `device` already, or in host memory if `off`.
         device: where training runs.
         off: whether the unit stays off the device.
+        blank: the unit without its tensors; None to make it here.
 
     Raises:
         ValueError, SpecError: the tensors do not fit the unit; see `WorkerState.put_unit`.
     """
-    unit = sources.job.blank_unit(index)
+    unit = sources.job.blank_unit(index) if blank is None else blank
     state.put_unit(index, unit, tensors)
     unit.to(HOST if off else device)  # moves tensors that are not part of the state
     if off:
@@ -203,10 +216,16 @@ class Assembly:
 
     def _from_peers(self, new: WorkerState, wanted: Sequence[int]) -> None:
         """Take each unit that a peer sends. Keep units that this worker holds, and add those that it has read ahead."""
-        received = self._move(self._held_cargo(new.control.boundary))
+        moving = start_moves(
+            self.plan.moves, self.rank, self.transfer, self._held_cargo(new.control.boundary), self.progress
+        )
+        # Make the modules while their tensors are on the way, because all workers wait for the slowest in the vote.
+        blanks = {index: self.sources.job.blank_unit(index) for index in moving.received}
+        received = moving.finish()
         for index in wanted:
             if index in received:
-                self._take(new, index, [part.to(self._device_of(index)) for part in received[index]])
+                parts = [part.to(self._device_of(index)) for part in received[index]]
+                self._take(new, index, parts, blanks[index])
                 continue
             if index not in self._held:
                 put_unit(self.sources, new, index, self._read_ahead(index), self.device, off=index in self._off)
@@ -266,7 +285,7 @@ class Assembly:
         """Where a unit of the new role is kept: on the device or in host memory."""
         return HOST if index in self._off else self.device
 
-    def _take(self, new: WorkerState, index: int, parts: Parts) -> None:
+    def _take(self, new: WorkerState, index: int, parts: Parts, blank: nn.Module | None = None) -> None:
         codec, shell = self.sources.codec, self.sources.shells[index]
         tensors = codec.take(parts, index, shell, new.control.boundary)
-        put_unit(self.sources, new, index, tensors, self.device, off=index in self._off)
+        put_unit(self.sources, new, index, tensors, self.device, off=index in self._off, blank=blank)

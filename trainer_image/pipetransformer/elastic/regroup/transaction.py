@@ -128,12 +128,17 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
 
 
 def change_level(
-    tools: RegroupTools, state: WorkerState, unsettled: Unsettled, layout: StageLayout, store: Store
+    tools: RegroupTools,
+    state: WorkerState,
+    unsettled: Unsettled,
+    layout: StageLayout,
+    store: Store,
+    present: GenerationGroups,
 ) -> Regrouped:
     """Begin the next visit of the job's levels within the present generation. All its members call this.
 
-    They do the same as in a regroup after the rendezvous: make groups, plan with the map to the next level's units,
-    move units into new buffers, and vote. The number of the generation stays the same.
+    They do the same as in a regroup after they have met: plan with the map to the next level's units, make the groups
+    that the plan asks for, move units into new buffers, and vote. The number of the generation stays the same.
 
     Args:
         tools: what this worker regroups with.
@@ -141,18 +146,18 @@ def change_level(
         unsettled: work that other workers may have committed. Empty unless an earlier change broke.
         layout: the present layout.
         store: the store of the present generation.
+        present: the groups of the present generation. The members meet in its `world`, which the result shares.
 
     Raises:
-        RegroupError: this worker did not commit the change; `__cause__` has the reason.
+        RegroupError: this worker did not commit the change; `__cause__` has the reason. `world` is dropped.
         StorageError: the storage cannot be read.
         RuntimeError, OSError, LookupError, ValueError: the attempt failed, and this worker is the only member.
     """
     members_alone = layout.generation.model_copy(update={"leavers": []})
     own_keys = PrefixStore(f"visit-{state.control.visit + 1}", store)
     deadline = Deadline(tools.watchdog.limit(ROUND))
-    connections = tools.handler.connections
-    with tools.watchdog.watching(connections, _Void(tools.handler, deadline)):
-        groups = GenerationGroups(connections=connections)
+    with tools.watchdog.watching(present.connections, _Void(tools.handler, deadline)):
+        groups = present.with_new_roles()
         attempt = _Attempt(
             tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline
         )  # fmt: skip
@@ -224,7 +229,7 @@ class _Attempt(Progress):
         generation: the generation.
         rank: rank in the transfer group, which has the members first, then the leavers.
         store: key-value store that all participants share.
-        groups: process groups of the generation, made in the attempt.
+        groups: process groups of the generation, made in the attempt. A level change begins with those of the members.
         phases: times the attempt.
         deadline: when the watchdog ends the attempt.
         transfers: (source rank, target rank, bytes) for each pair of ranks between which units move.
@@ -275,10 +280,11 @@ class _Attempt(Progress):
         """Do everything after the rendezvous, up to and including the vote. Returns the plan and the new state."""
         tools, number = self.tools, self.generation.layout_generation
         self.state = self.state.joined(self.unsettled.in_doubt)
-        # Make the groups that do not depend on the plan.
+        # Make the groups that do not depend on the plan. A level change has them.
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.hooks.on_point(HookPoint.MET, number)
-        self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
+        if self.groups.transfer is None:
+            self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
         # Agree on a plan. Use the model that it starts from, and catch up with the state that it starts from.
         plan = self._agree()
@@ -304,9 +310,7 @@ class _Attempt(Progress):
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         if self._leads:
-            with contextlib.suppress(dist.DistError):  # the generation is committed anyway
-                for key in (_PLAN, _PLAN_BY_STORAGE):
-                    self.store.delete_key(key)
+            self._forget([_PLAN, _PLAN_BY_STORAGE])
         self.phases.lap("vote")
         return plan, new_state
 
@@ -400,8 +404,7 @@ class _Attempt(Progress):
             Inventory.model_validate_json(content)
             for content in store.multi_get([f"inventory/{other}" for other in range(total)])
         ]
-        for other in range(total):  # otherwise these keys would stay as long as the leader's process lives
-            store.delete_key(f"inventory/{other}")
+        self._forget([f"inventory/{other}" for other in range(total)])
         self._compare_data(inventories)
         # Make the plan.
         sources = _LeadersSources(self)
@@ -416,6 +419,11 @@ class _Attempt(Progress):
             plan.control["kept_step"] = sources.kept_step
         store.set(_PLAN_BY_STORAGE if sources.asked_storage else _PLAN, plan.model_dump_json())
         return plan
+
+    def _forget(self, keys: Sequence[str]) -> None:
+        """Delete keys that all participants have read. Otherwise they would stay as long as the leader's process lives.
+        A thread does it, because each key takes a message to the store and back."""
+        threading.Thread(target=_delete, args=(self.store, keys), name="forget-keys", daemon=True).start()
 
     def _compare_data(self, inventories: Sequence[Inventory]) -> None:
         """Refuse the generation if its members see different data.
@@ -449,6 +457,12 @@ class _Attempt(Progress):
         return self.tools.barrier.pass_within(work, transfer, self.deadline)
 
 
+def _delete(store: Store, keys: Sequence[str]) -> None:
+    with contextlib.suppress(dist.DistError):  # the store is gone, and the keys with it
+        for key in keys:
+            store.delete_key(key)
+
+
 class _LeadersSources:
     """Looks up what the leader needs for its plan. Implements `PlanSources`.
 
@@ -463,6 +477,7 @@ class _LeadersSources:
         self._tools, self._generation = attempt.tools, attempt.generation
         self.asked_storage = False
         self.kept_step = self.earlier_generations = 0
+        self._sizes: dict[tuple[int, int], Sequence[int]] = {}
 
     def cut(self, control: Control) -> Cut:
         generation, job = self._generation, self._tools.job.at(control.visit)
@@ -470,8 +485,11 @@ class _LeadersSources:
         return job.cut(control.boundary, generation.stages, generation.pipelines, costs, control.cached_layers)
 
     def unit_bytes(self, control: Control) -> Sequence[int]:
-        tools = self._tools.at(control.visit)
-        return [tools.codec.size(index, shell, control.boundary) for index, shell in enumerate(tools.shells)]
+        key = control.visit, control.boundary
+        if key not in self._sizes:
+            codec, shells = self._tools.at(control.visit).codec, self._tools.at(control.visit).shells
+            self._sizes[key] = [codec.size(index, shell, control.boundary) for index, shell in enumerate(shells)]
+        return self._sizes[key]
 
     def durable(self) -> DurablePoint | None:
         """Tell the other participants to wait, because the storage may be slow. Then read it."""

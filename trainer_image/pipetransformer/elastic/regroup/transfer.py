@@ -1,6 +1,6 @@
 """Moves units from worker to worker, into new tensors. What a worker holds does not change before the commit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,10 +111,50 @@ class Progress:
 UNHEARD = Progress()
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Units that are on their way.
+
+    Attributes:
+        given: the parts of each unit that this worker sends. They must stay in memory until the end.
+        received: the parts of each unit that this worker receives. They are not valid before `finish`.
+        works: the sends and receives.
+        devices: where the parts are.
+        progress: listens to the transfer.
+    """
+
+    given: Mapping[int, Parts]
+    received: dict[int, Parts]
+    works: Sequence[dist.Work]
+    devices: Collection[torch.device]
+    progress: Progress
+
+    def finish(self) -> dict[int, Parts]:
+        """Wait for all sends and receives. Returns the parts of each unit that this worker received.
+
+        Raises:
+            RuntimeError: a connection broke or timed out.
+        """
+        for work in self.works:
+            work.wait()
+        for device in self.devices:
+            wait_for(device)
+        self.progress.on_moved()
+        return self.received
+
+
 def move_units(
     moves: Sequence[Move], rank: int, group: dist.ProcessGroup, cargo: Cargo, progress: Progress = UNHEARD
 ) -> dict[int, Parts]:
-    """Send and receive units as `moves` says. All ranks of `group` call this with the same moves.
+    """Send and receive units as `moves` says, and wait for them. Arguments, result and errors are those of
+    `start_moves` and `Transfer.finish`."""
+    return start_moves(moves, rank, group, cargo, progress).finish()
+
+
+def start_moves(
+    moves: Sequence[Move], rank: int, group: dist.ProcessGroup, cargo: Cargo, progress: Progress = UNHEARD
+) -> Transfer:
+    """Begin to send and receive units as `moves` says. All ranks of `group` call this with the same moves.
 
     Args:
         moves: the moves between all ranks, in the same order on all of them.
@@ -123,11 +163,8 @@ def move_units(
         cargo: packs units to send, and makes tensors to receive.
         progress: listens to the transfer.
 
-    Returns:
-        The parts of each unit that this worker received. All its sends are done, too.
-
     Raises:
-        RuntimeError: a connection broke or timed out.
+        RuntimeError: a connection broke.
     """
     # Pack what this worker sends, and make tensors for what it receives.
     operations: list[dist.P2POp] = []
@@ -141,18 +178,13 @@ def move_units(
         if move.target == rank:
             received[move.unit] = cargo.blank(move.unit)
             operations += _operations(dist.irecv, received[move.unit], move.unit, group, move.source)
-    # Begin all sends and receives, then wait for them.
+    # Begin all sends and receives.
     devices = {operation.tensor.device for operation in operations}
-    works = []
+    works: list[dist.Work] = []
     for device in devices:  # all operations of a batch need the same backend
         works += dist.batch_isend_irecv([each for each in operations if each.tensor.device == device])
     progress.on_started()
-    for work in works:
-        work.wait()
-    for device in devices:
-        wait_for(device)
-    progress.on_moved()
-    return received
+    return Transfer(given, received, works, devices, progress)
 
 
 def _operations(

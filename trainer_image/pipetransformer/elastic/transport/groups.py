@@ -1,9 +1,9 @@
 """Process groups that belong to a generation instead of to the process.
 
-`torch.distributed` has one default group, whose ranks never change. Here it has one rank and is never used. Each
-generation makes its own groups, under its own prefix of the store. The groups of the generation before stay until the
-new one is committed. Only this file uses private names of `torch.distributed`; `test_engine_groups.py` fails when torch
-changes them.
+`torch.distributed` has one default group, whose ranks never change. Here it has one rank, and stands for every group of
+one worker. Each generation makes its other groups, under its own prefix of the store. The groups of the generation
+before stay until the new one is committed. Only this file uses private names of `torch.distributed`;
+`test_engine_groups.py` fails when torch changes them.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ __all__ = [
     "TCPStore",
     "Transport",
     "abort_together",
+    "alone",
     "drop_groups",
     "ensure_default_group",
     "make_group",
@@ -53,6 +54,14 @@ def ensure_default_group() -> None:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 
 
+def alone() -> dist.ProcessGroup:
+    """Return the default group, for a worker that is alone in a group. Only CPU tensors may be used in it."""
+    ensure_default_group()
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
 @dataclass(frozen=True, slots=True)
 class Transport:
     """How the groups of this process connect to other workers.
@@ -68,9 +77,7 @@ class Transport:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-def make_group(
-    store: Store, tag: str, rank: int, size: int, transport: Transport, pairs: Collection[tuple[int, int]] = ()
-) -> dist.ProcessGroup:
+def make_group(store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
     """Make a group of `size` ranks that meet under the prefix `tag` of `store`. CPU tensors use gloo, CUDA tensors
     NCCL.
 
@@ -83,7 +90,6 @@ def make_group(
         rank: this worker's rank in the group.
         size: number of ranks.
         transport: how this worker connects to the others.
-        pairs: pairs of ranks that will send single messages to each other; the same on all ranks.
 
     Raises:
         dist.DistError, RuntimeError: a rank did not come within the transport's timeout, or its connection broke.
@@ -110,7 +116,6 @@ def make_group(
             # `batch_isend_irecv`). State moves only between some ranks, so this operation comes first.
             first = torch.zeros(1, dtype=torch.float32, device=transport.device)
             nccl.allreduce([first]).wait()  # type: ignore[attr-defined]
-            open_pairs(nccl, rank, pairs, transport.device)  # type: ignore[arg-type]
             wait_for(transport.device)
         group._register_backend(torch.device("cuda"), c10d.ProcessGroup.BackendType.NCCL, nccl)
         config += ",cuda:nccl"
@@ -216,26 +221,42 @@ class _GroupOpening(Opening[dist.ProcessGroup]):
     rank: int
     size: int
     transport: Transport
-    pairs: Collection[tuple[int, int]] = ()
 
     def make(self) -> dist.ProcessGroup:
-        return make_group(self.store, self.tag, self.rank, self.size, self.transport, self.pairs)
+        return make_group(self.store, self.tag, self.rank, self.size, self.transport)
 
     def drop(self, late: dist.ProcessGroup) -> None:
         drop_groups([late])
+
+
+@dataclass(frozen=True)
+class _PairsOpening(Opening[None]):
+    """Opens the pairs of a group. The attributes are the arguments of `open_pairs`, except for the group."""
+
+    group: dist.ProcessGroup
+    pairs: Collection[tuple[int, int]]
+    device: torch.device
+
+    def make(self) -> None:
+        backend = self.group._get_backend(self.device)
+        open_pairs(backend, self.group.rank(), self.pairs, self.device)  # type: ignore[arg-type]
+        wait_for(self.device)
 
 
 @dataclass(slots=True)
 class GenerationGroups:
     """The groups of one generation.
 
+    Sets of the same workers share one group, because a group of NCCL takes about a second to make. Only the thread that
+    trains uses groups. All workers run the same operations of a group in the same order, also those of different sets
+    (`docs/decisions/0014`). A set of one worker has the default group, which needs no connection.
+
     Attributes:
         transfer: members, then leavers; state moves in it. A member has the same rank here and in `world`. After
             `release_transfer` the same object as `world`.
         world: the members, which vote. The same object as `transfer` if there are no leavers; None for a leaver.
         pipeline: the workers of this worker's pipeline, in the order of stages. None before roles are given.
-        data_parallel: the workers that hold this worker's stage, in the order of pipelines. None before roles are
-            given.
+        data_parallel: the workers that hold this worker's stage, in the order of ranks. None before roles are given.
         tied: groups of the workers whose stages share a parameter, in the order of ranks. The key is these stages. Only
             sets that include this worker's stage.
         connections: the sockets of all groups.
@@ -255,6 +276,7 @@ class GenerationGroups:
         Raises:
             RuntimeError, ConnectionAbortedError: a rank did not come in time, or the connections were shut meanwhile.
         """
+        self._guard(transport)
         self.transfer = self._make(store, "transfer", rank, num_members + num_leavers, transport)
         if num_leavers == 0:
             self.world = self.transfer
@@ -270,7 +292,8 @@ class GenerationGroups:
         tied_stages: Sequence[tuple[int, ...]] = (),
         pairs: Collection[tuple[int, int]] = (),
     ) -> None:
-        """Make the groups that depend on roles. All members call this.
+        """Make the groups that depend on roles, unless `world` or another group has the same ranks in the same order.
+        All members call this.
 
         Args:
             store: where the members meet.
@@ -283,33 +306,40 @@ class GenerationGroups:
         Raises:
             RuntimeError, ConnectionAbortedError: as in `meet`.
         """
+        assert self.world is not None
+        self._guard(transport)
         pipeline, stage = roles[rank]
+        made = {tuple(range(len(roles))): self.world}
+
+        def group_of(tag: str, ranks: Sequence[int]) -> dist.ProcessGroup:
+            key = tuple(ranks)
+            if key not in made:
+                made[key] = self._make(store, tag, key.index(rank), len(key), transport)
+            return made[key]
+
         stages = [r for _, r in sorted((s, r) for r, (p, s) in enumerate(roles) if p == pipeline)]
-        replicas = [r for _, r in sorted((p, r) for r, (p, s) in enumerate(roles) if s == stage)]
-        self.pipeline = self._make(store, f"pipeline/{pipeline}", stages.index(rank), len(stages), transport, pairs)
-        self.data_parallel = self._make(store, f"data-parallel/{stage}", replicas.index(rank), len(replicas), transport)
+        self.pipeline = group_of(f"pipeline/{pipeline}", stages)
+        if transport.device.type == "cuda" and pairs:
+            self.connections.connect(_PairsOpening(self.pipeline, pairs, transport.device))
+        replicas = [r for r, (_, s) in enumerate(roles) if s == stage]
+        self.data_parallel = group_of(f"data-parallel/{stage}", replicas)
         for shared in sorted({shared for shared in tied_stages if stage in shared}):
             holders = [r for r, (_, s) in enumerate(roles) if s in shared]
-            tag = "tied/" + "-".join(map(str, shared))
-            self.tied[shared] = (
-                self.data_parallel
-                if shared == (stage,)
-                else self._make(store, tag, holders.index(rank), len(holders), transport)
-            )
+            self.tied[shared] = group_of("tied/" + "-".join(map(str, shared)), holders)
 
-    def _make(
-        self,
-        store: Store,
-        tag: str,
-        rank: int,
-        size: int,
-        transport: Transport,
-        pairs: Collection[tuple[int, int]] = (),
-    ) -> dist.ProcessGroup:
-        group = self.connections.connect(_GroupOpening(store, tag, rank, size, transport, pairs))
+    def _make(self, store: Store, tag: str, rank: int, size: int, transport: Transport) -> dist.ProcessGroup:
+        if size == 1:
+            return alone()
+        return self.connections.connect(_GroupOpening(store, tag, rank, size, transport))
+
+    def _guard(self, transport: Transport) -> None:
+        """Let a shut of the connections end waits on the device too."""
         if transport.device.type == "cuda":
             self.connections.after_shut = self._abort_on_device
-        return group
+
+    def with_new_roles(self) -> "GenerationGroups":
+        """Return groups of the same members, with the same `world`. Next, all members call `assign`."""
+        return GenerationGroups(transfer=self.world, world=self.world, connections=self.connections)
 
     def _abort_on_device(self) -> None:
         """End waits on the device. Any thread may call this. Afterwards sums and received tensors on the device are not
@@ -332,7 +362,7 @@ class GenerationGroups:
 
     def _distinct(self) -> list[dist.ProcessGroup]:
         groups = (self.transfer, self.world, self.pipeline, self.data_parallel, *self.tied.values())
-        return list({id(group): group for group in groups if group is not None}.values())
+        return list({id(group): group for group in groups if group not in (None, dist.group.WORLD)}.values())
 
     def drop(self) -> None:
         """Forget all groups, and abort operations that wait in them."""
