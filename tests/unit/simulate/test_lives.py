@@ -73,6 +73,7 @@ def test_a_life_shrinks_to_what_breaks_the_rule() -> None:
         (51171, "pods that were on their way to the server when their job was deleted stayed"),
         (51557, "a worker that had left was drained while no worker was heard, and created again"),
         (52613, "a spare was evicted while the operator waited for an answer, and created again"),
+        (102115, "a leaver was evicted before its release, and the oracle did not count the release"),
     ],
 )
 def test_a_life_that_found_a_bug_breaks_no_rule(seed: int, found: str) -> None:
