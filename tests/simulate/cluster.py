@@ -102,6 +102,7 @@ class Cluster:
         self._program = program
         self._addresses = 0
         self._scheduling = False
+        self._deleted: set[str] = set()  # UIDs of jobs
         server.listeners.append(self._on_change)
 
     def add_node(self, name: str, gpus: int) -> None:
@@ -184,10 +185,15 @@ class Cluster:
 
     def _on_change(self, change: Change, client: str) -> None:
         plural = change.key[1]
+        if change.before is None and change.after is not None:
+            for owner in change.after.body["metadata"].get("ownerReferences", []):
+                if owner["uid"] in self._deleted:  # this request was on its way when the owner was deleted
+                    self._collect_soon(owner["uid"])
         if plural == "pods":
             self._on_pod(change)
         elif plural == "pipetrainingjobs" and change.after is None and change.before is not None:
-            self._later(self._soon(0.1, 2.0), self._collect, change.before.body["metadata"]["uid"])
+            self._deleted.add(change.before.body["metadata"]["uid"])
+            self._collect_soon(change.before.body["metadata"]["uid"])
         elif plural == "nodes":
             self._wake_scheduler()
 
@@ -364,6 +370,9 @@ class Cluster:
             if pod.get("status", {}).get("phase") == "Running" and len(healthy) <= budget["spec"]["minAvailable"]:
                 return False
         return True
+
+    def _collect_soon(self, owner: str) -> None:
+        self._later(self._soon(0.1, 2.0), self._collect, owner)
 
     def _collect(self, owner: str) -> None:
         """Deletes what a deleted job owned."""

@@ -157,8 +157,8 @@ class SeededLoop(asyncio.BaseEventLoop):
         """Runs until the loop is told to stop: one call for each callback would take a tenth of a life."""
         ready, scheduled, pick = self._ready, self._scheduled, self._pick
         while not self._stopping:  # type: ignore[attr-defined]
-            if not ready and scheduled:
-                self._now = max(self._now, scheduled[0][0])
+            if not ready and scheduled and scheduled[0][0] > self._now:
+                self._now = scheduled[0][0]
             while scheduled and scheduled[0][0] <= self._now:
                 ready.append(heapq.heappop(scheduled)[2])
             if not ready:

@@ -73,7 +73,7 @@ class Operator:
         self._network = network
         sources = Sources(
             now=virtual_now,
-            seconds=lambda: asyncio.get_running_loop().time(),
+            seconds=asyncio.get_running_loop().time,
             token=lambda size: f"{random.getrandbits(8 * size):0{2 * size}x}",
         )
         settings = Settings(

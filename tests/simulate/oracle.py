@@ -228,7 +228,8 @@ class Oracle:
                 self.violate("order", f"{job.name}: {name} fell from {old[name]} to {status.get(name, 0)}")
         if status.get("gpus", {}).get("released", 0) < old.get("gpus", {}).get("released", 0):
             self.violate("accounting", f"{job.name}: released fell")
-        self._releasing.setdefault(job.uid, set()).update(status.get("releasingIds", []))
+        releasing = self._releasing.setdefault(job.uid, set())
+        releasing.update(status.get("releasingIds", []), self._released_without_pod(job, status, old))
         # A job that has ended does not wait for the cluster to say whether a silent node is lost.
         if status.get("failures", 0) > self._failures[job.uid] and not status.get("completionTime"):
             self.violate(
@@ -247,6 +248,13 @@ class Oracle:
         checkpoint = status.get("checkpoint")
         if checkpoint and (job.durable is None or checkpoint["step"] > job.durable.step + job.lost):
             self.violate("truth", f"{job.name} is said to have a checkpoint of step {checkpoint['step']}")
+
+    def _released_without_pod(self, job: Job, status: Object, old: Object) -> set[int]:
+        """Ids of workers whose pods another client removed before they were released: no status says that they go."""
+        numbers = {(one.get("generation") or {}).get("layoutGeneration") for one in (status, old)}
+        if len(numbers) > 1 or not status.get("workerIds"):
+            return set()
+        return set(old.get("surplusIds", [])) - set(status["workerIds"]) - _ids(self._pods(job.name))
 
     def _judge_generation(self, job: Job, body: Object, old: Object) -> None:
         generation = body["status"].get("generation")
@@ -339,9 +347,12 @@ class Oracle:
             self.violate("accounting", f"{name} holds {status['gpus']['held']}, and {len(holding)} pods hold a GPU")
         if status.get("workers", 0) != len(pods):
             self.violate("accounting", f"{name} has {status.get('workers', 0)} workers, and {len(pods)} pods exist")
-        ids = {int(pod["metadata"]["labels"]["training.pipetransformer.io/worker-id"]) for pod in pods}
-        released = self._releasing.get(uid, set()) - ids
+        released = self._releasing.get(uid, set()) - _ids(pods)
         if status["gpus"].get("released", 0) != len(released):
             self.violate(
                 "accounting", f"{name} released {status['gpus'].get('released', 0)}, and {len(released)} were released"
             )
+
+
+def _ids(pods: list[Object]) -> set[int]:
+    return {int(pod["metadata"]["labels"]["training.pipetransformer.io/worker-id"]) for pod in pods}

@@ -399,6 +399,11 @@ class JobStatus(Wire):
         default=0, description="Number of the newest published generation. It never falls."
     )
     next_worker_id: Count = Field(default=0, description="Id that the next worker gets. Ids are never reused.")
+    first_new_worker_id: Count = Field(
+        default=0,
+        description="`nextWorkerId` when the newest generation was published. A worker with a lower id may have been a"
+        " member. So it is not created again once its pod is gone.",
+    )
     num_shards: Positive | None = Field(
         default=None,
         description="Maximum number of pipelines until the job starts again. It is what the spec allowed at the start,"

@@ -22,17 +22,17 @@ def template_errors(spec: JobSpec) -> list[FieldError]:
 def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
     """Errors of containers beside the trainer that ask for an accelerator, except init containers that end before the
     trainer starts."""
-    trainer, accelerator = spec.pod_template.trainer().name, spec.accelerator_resource
-    pod = spec.pod_template.spec.model_dump(mode="json", by_alias=True)
-    sidecars = [one for one in _objects(pod.get("initContainers")) if one.get("restartPolicy") == "Always"]
-    for field, containers in (("containers", pod["containers"]), ("initContainers", sidecars)):
-        for container in containers:
-            limits = (container.get("resources") or {}).get("limits") or {}
-            if container.get("name") != trainer and str(limits.get(accelerator, 0)) != "0":
-                message = (
-                    f"{container.get('name')} must not ask for {accelerator}: a worker has only one, for its trainer"
-                )
-                yield FieldError(f"spec.podTemplate.spec.{field}", message)
+    pod, trainer, accelerator = spec.pod_template.spec, spec.pod_template.trainer().name, spec.accelerator_resource
+    inits = _objects((pod.model_extra or {}).get("initContainers"))
+    sidecars = [one for one in inits if one.get("restartPolicy") == "Always"]
+    asking = [
+        *(("containers", one.name, one.resources.limits) for one in pod.containers),
+        *(("initContainers", one.get("name"), (one.get("resources") or {}).get("limits") or {}) for one in sidecars),
+    ]
+    for field, name, limits in asking:
+        if name != trainer and str(limits.get(accelerator, 0)) != "0":
+            message = f"{name} must not ask for {accelerator}: a worker has only one, for its trainer"
+            yield FieldError(f"spec.podTemplate.spec.{field}", message)
 
 
 def _hidden_channel(spec: JobSpec) -> Iterator[FieldError]:

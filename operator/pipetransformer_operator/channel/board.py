@@ -136,11 +136,18 @@ class Board:
 
     # What the loop says.
 
+    def learn(self, workers: Iterable[Worker]) -> None:
+        """Notes which workers exist now. A worker that is new between this call and `show` is not forgotten."""
+        there = list(workers)
+        self._workers = {worker.uid: worker.name for worker in there}
+        speaking = sum(worker.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING) for worker in there)
+        self._count(workers=speaking, jobs=self._counted[1])
+
     async def show(
         self, generation: Generation | None, *, ended: bool, stop: bool = False, checkpoint_request: str = ""
     ) -> None:
-        """Shows the durable generation to workers, and forgets workers that are gone. Returns once all waiting polls
-        that it concerns are answered.
+        """Shows the durable generation to workers, and forgets workers that `learn` did not name. Returns once all
+        waiting polls that it concerns are answered.
 
         Args:
             generation: from the written status.
@@ -155,8 +162,8 @@ class Board:
         changed = generation != present or ended != self._ended
         if changed:
             self._announced, self._ended = Announcement(generation) if generation else None, ended
+            self._count(workers=self._counted[0], jobs=0 if ended else 1)
             await self._tell()
-        self._learn_workers()
         for memory in (self._ready, self._heard, self._beats, self._lost_peers, self._polls):
             for uid in memory.keys() - self._workers.keys():
                 del memory[uid]
@@ -192,7 +199,7 @@ class Board:
     def knows(self, reporter: Reporter) -> bool:
         """Whether the reporter is a worker of this job, even one that was created after the last turn."""
         if reporter.uid not in self._workers:
-            self._learn_workers()
+            self.learn(self._owner.workers())
         return self._workers.get(reporter.uid) == reporter.name
 
     def belongs(self, reporter: Reporter) -> bool:
@@ -314,12 +321,6 @@ class Board:
         for uid, beat in self._beats.items():
             since = beat.waiting_since and min(beat.waiting_since, now)
             self._beats[uid] = replace(beat, time=min(beat.time, now), waiting_since=since)
-
-    def _learn_workers(self) -> None:
-        workers = list(self._owner.workers())
-        self._workers = {worker.uid: worker.name for worker in workers}
-        speaking = sum(worker.phase in (WorkerPhase.PENDING, WorkerPhase.RUNNING) for worker in workers)
-        self._count(workers=speaking, jobs=0 if self._ended else 1)
 
     def _count(self, *, workers: int, jobs: int) -> None:
         """Tells the pulse how many workers speak. Jobs and pods that have ended do not count."""

@@ -174,6 +174,7 @@ class JobLoop:
             return None  # a user who orphans the pods wants them to stay as they are
         arrived = self.board.arrived
         observed = self.observe(job)
+        self.board.learn(observed.workers)
         try:
             decided, words_wait = await self._decide(job, observed)
         except Invalid as error:

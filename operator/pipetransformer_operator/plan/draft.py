@@ -90,8 +90,9 @@ class Draft:
 
     def update(self, **fields: Any) -> None:
         """Replaces fields of the status. If it has these values, the view stays, and what it has computed."""
-        if any(getattr(self.status, name) != value for name, value in fields.items()):
-            self.view = self.view.with_status(self.status.model_copy(update=fields))
+        status = self.view.status
+        if any(getattr(status, name) != value for name, value in fields.items()):
+            self.view = self.view.with_status(status.model_copy(update=fields))
 
     def tell(self, reason: Reason, message: str, kind: EventType = EventType.NORMAL) -> None:
         """Adds a Kubernetes event."""

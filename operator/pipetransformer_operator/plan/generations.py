@@ -29,7 +29,8 @@ def publish(
     leavers, _ = parted(candidates[layout.workers :], names(draft.view.state_holders))
     generation = _generation(draft.view, layout, candidates[: layout.workers], leavers, reason, broken_before)
     _note_leavers(draft, generation)
-    draft.update(generation=generation, layout_generation=number)
+    new = draft.status.next_worker_id
+    draft.update(generation=generation, layout_generation=number, first_new_worker_id=new)
     draft.enter(ResizePhase.COMMIT, layout, reason, before.layout if before else None)
     leave = f"; workers that leave: {len(leavers)}" if leavers else ""
     draft.tell(Reason.GENERATION_PUBLISHED, f"Generation {number} ({reason.value}): {layout.words}{leave}")

@@ -235,6 +235,11 @@ class View:
         """Ids of workers that will join and do not exist yet."""
         return tuple(key for key in self.joining_ids if self.name_of(key) not in self.by_name)
 
+    @property
+    def vanished_ids(self) -> frozenset[int]:
+        """Ids of workers that would join, may have been members, and are gone, although no turn saw their pods end."""
+        return frozenset(key for key in self.missing_ids if key < self.status.first_new_worker_id)
+
     @cached_property
     def ready_joiners(self) -> list[Member]:
         """Joiners that have warmed up and still send heartbeats, as members for the next generation."""

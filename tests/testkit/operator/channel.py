@@ -57,6 +57,8 @@ def report(**changes: Any) -> dict[str, object]:
 
 
 async def show(board: Board, published: Generation | None, *, ended: bool = False) -> None:
+    """What a turn of the job's loop tells its board."""
+    board.learn(board._owner.workers())
     await board.show(published, ended=ended)
 
 

@@ -22,7 +22,7 @@ from pipetransformer_operator.channel.limits.entrance import Entrance, allow_fil
 from pipetransformer_operator.channel.tls import buffers as tls_buffers
 from pipetransformer_operator.channel.tls.certificate import load_new_certificate, new_authority, server_context
 from pipetransformer_operator.plan import Worker
-from tests.testkit.operator.channel import Loop, new_board
+from tests.testkit.operator.channel import Loop, new_board, show
 from tests.testkit.operator.scale.request import ChannelClient
 
 NAMESPACE, JOB, JOB_UID = "research", "transformer", "00000000-0000-0000-0000-000000000000"
@@ -127,7 +127,7 @@ async def _serve(pipe: Connection, workers: int) -> None:
     pods = [Worker(number, _name(number), _uid(number)) for number in range(workers)]
     tokens = TokenTable({_token(number): Identity(NAMESPACE, _name(number), _uid(number)) for number in range(workers)})
     board = new_board(Loop(pods))
-    await board.show(None, ended=False)
+    await show(board, None)
     channel = Channel({(NAMESPACE, JOB): board}, tokens, most_polls=entrance.most_polls)
     runner = await serve(channel.application(), entrance.guard(listen("127.0.0.1", 0)), context)
     pipe.send((runner.addresses[0][1], authority.certificate.decode()))
@@ -136,7 +136,7 @@ async def _serve(pipe: Connection, workers: int) -> None:
     before = _forget_peak()
     lag = asyncio.create_task(_longest_lag())
     pipe.send(time.monotonic())
-    await board.show(_generation(workers), ended=False)
+    await show(board, _generation(workers))
     await asyncio.to_thread(pipe.recv)
     await asyncio.sleep(2 * LOOK_SECONDS)  # it sees the last delay, too
     lag.cancel()

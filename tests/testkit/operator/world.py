@@ -63,6 +63,7 @@ class World:
         self._committed: dict[str, int] = {}
         self._waiting: dict[str, tuple[int, datetime]] = {}
         self._leaving: set[str] = set()
+        self._once_members: set[str] = set()
         self.sees_drains = True
         self.stubborn: set[str] = set()
         self.unsaved: dict[str, str] = {}
@@ -150,12 +151,14 @@ class World:
         if self.status.generation is not None and self.status.layout_generation != before.layout_generation:
             self._leaving |= {member.uid for member in self.status.generation.leavers}
             self._leaving -= {member.uid for member in self.status.generation.members}
+            self._once_members |= {member.name for member in self.status.generation.members}
         if not executed:
             return replace(decided, create=(), delete=())
         self.told += decided.events
         for worker_id in decided.create:
             name = worker_name(JOB, worker_id)
             assert name not in self.workers
+            assert name not in self._once_members, "the name of a former member comes back"
             self._uids += 1
             phase = WorkerPhase.PENDING if self.unschedulable else WorkerPhase.RUNNING
             waiting = "Unschedulable: 0/3 nodes are available" if self.unschedulable else ""

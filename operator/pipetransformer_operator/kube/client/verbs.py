@@ -1,5 +1,7 @@
 """Verb, resource and namespace of a request to the API server, as RBAC names them."""
 
+from functools import lru_cache
+
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -28,6 +30,7 @@ def namespace_of(path: str) -> str:
     return namespace
 
 
+@lru_cache(maxsize=1024)  # two questions a request, and most requests renew the Lease
 def _split(path: str) -> tuple[str, list[str]]:
     """Namespace of a path, and its parts after the namespace, or after group and version."""
     root, *parts = path.partition("?")[0].strip("/").split("/")

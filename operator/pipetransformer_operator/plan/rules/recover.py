@@ -44,6 +44,8 @@ _NO_REPLACEMENTS = "too few workers are left to train, and the next attempt to r
 
 def recover(draft: Draft) -> None:
     """Stops wanting lost workers, counts the failure if it is one, and publishes a generation of the survivors."""
+    if vanished := draft.view.vanished_ids:
+        draft.keep_workers(draft.view.wanted_ids - vanished, "its pod is gone")
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids

@@ -247,6 +247,17 @@ async def test_answers_to_heartbeats_and_reports_name_the_checkpoint_that_is_ask
         assert board.checkpoint_request == ""
 
 
+async def test_a_worker_that_is_new_since_the_turn_began_is_not_forgotten_at_its_end() -> None:
+    loop = Loop([])
+    board, reporter = new_board(loop), Reporter("digits-w0", "uid-0")
+    board.learn(loop.workers())
+    loop.pods = [Worker(0, "digits-w0", "uid-0")]
+    assert board.knows(reporter)
+    board.put_ready(reporter, Ready(address="10.0.0.1:29500"))
+    await board.show(None, ended=False)
+    assert "uid-0" in board.ready
+
+
 async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
     workers: list[Worker] = []
     board = new_board(Loop(workers))

@@ -12,7 +12,7 @@ from pipetransformer_operator.channel.tls import buffers
 from pipetransformer_operator.channel.tls.certificate import server_context
 from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker, WorkerPhase
-from tests.testkit.operator.channel import Loop
+from tests.testkit.operator.channel import Loop, show
 
 
 def board_of(pulse: Pulse, *sizes: int) -> Board:
@@ -32,21 +32,17 @@ class Looks(Loop):
         return [Worker(number, f"digits-w{number}", f"uid-{number}", phase) for number, phase in enumerate(phases)]
 
 
-async def show(board: Board, *, ended: bool = False) -> None:
-    await board.show(None, ended=ended)
-
-
 async def test_workers_beat_the_more_rarely_the_more_there_are() -> None:
     pulse = Pulse()
     first = board_of(pulse, 8, 10 * BEATS_PER_SECOND)
     second = board_of(pulse, 50 * BEATS_PER_SECOND - 8, 8)
-    await show(first)
+    await show(first, None)
     assert pulse.beat_seconds == 2.0
-    await show(second)
+    await show(second, None)
     assert pulse.beat_seconds == 50.0
-    await show(second)
+    await show(second, None)
     assert pulse.beat_seconds == 2.0
-    await show(first)
+    await show(first, None)
     first.close()
     assert pulse.beat_seconds == 2.0
 
@@ -65,11 +61,11 @@ async def test_finished_jobs_and_the_pods_that_they_keep_slow_nobody() -> None:
     looks = Looks([WorkerPhase.RUNNING] * pods)
     boards = [Board(looks, utc_now, pulse) for _ in range(100)]
     for board in boards:
-        await show(board)
+        await show(board, None)
     assert (pulse.beat_seconds, pulse.report_seconds) == (100 * 10.0, 10.0)
     looks.looks = [[WorkerPhase.SUCCEEDED, WorkerPhase.FAILED] * (pods // 2)]
     for board in boards:
-        await show(board, ended=True)
+        await show(board, None, ended=True)
     assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)
     assert boards[0].knows(Reporter("digits-w0", "uid-0")), "one that is evicted has something to say yet"
     assert pulse.beat_seconds == 2.0

@@ -69,6 +69,19 @@ def test_a_held_worker_is_a_spare_once_it_waits_and_one_that_ends_as_older_train
     assert sorted(world.workers) == ["digits-w0", "digits-w1", "digits-w4", "digits-w5"]
 
 
+def test_a_spare_that_goes_before_the_operator_looks_is_replaced_under_a_new_name() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    world.end("digits-w0", exit_code=1)
+    world.settle()
+    world.commit()
+    assert (world.shape, world.status.leaving_ids) == ((2, 1), [])
+    assert sorted(world.workers) == ["digits-w1", "digits-w2", "digits-w3", "digits-w4"], "w3 is a spare, w4 is new"
+    world.kill("digits-w3")
+    world.settle()
+    assert sorted(world.workers) == ["digits-w1", "digits-w2", "digits-w4", "digits-w5"]
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_who_is_left_over_by_a_failure_waits_for_the_replacement_and_is_not_replaced_itself(checkpoint: bool) -> None:
     job = make_job().stages(2).workers(4, least=2)
