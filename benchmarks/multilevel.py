@@ -191,11 +191,9 @@ def evaluations(run: Ran) -> list[tuple[int, float]]:
     return [(event["step"], event["metrics"]["loss"]) for event in run.events("Evaluated")]
 
 
-def best_rate(run: Whole, rates: Sequence[float], known: Curves) -> Whole:
-    """The run at the rate of the least final loss."""
-    runs = [replace(run, rate=rate) for rate in rates]
-    finals = {each: curve.final for each, curve in zip(runs, known.of(runs), strict=True)}
-    return min(runs, key=lambda each: finals[each])
+def best(runs: Sequence[Whole], known: Curves) -> Whole:
+    """The run of the least final loss."""
+    return min(zip(known.of(runs), runs, strict=True), key=lambda pair: pair[0].final)[1]
 
 
 def level_change(folder: Path, width: int) -> dict[str, Any]:
@@ -268,17 +266,17 @@ def main() -> int:
         change = level_change(Path(temporary), arguments.width)
     print(f"level change {change['level_change_seconds']:.3f} s, regroup {change['regroup_seconds']:.3f} s", flush=True)
     known = Curves(arguments.keep, arguments.at_once)
-    best = [
-        best_rate(Whole(BIG, plan.large, 0.0, 0, plan), RATES, known),
-        best_rate(Whole(LITTLE, plan.small, 0.0, 0, plan), SMALL_RATES, known),
-        best_rate(Whole(BIG, plan.cycle, 0.0, 0, plan, levels=True), CYCLE_RATES, known),
+    chosen = [
+        best([Whole(BIG, plan.large, rate, 0, plan) for rate in RATES], known),
+        best([Whole(LITTLE, plan.small, rate, 0, plan) for rate in SMALL_RATES], known),
+        best([Whole(BIG, plan.cycle, rate, 0, plan, levels=True) for rate in CYCLE_RATES], known),
     ]
-    found = known.of([replace(run, seed=seed) for seed in range(arguments.seeds) for run in best])
+    found = known.of([replace(run, seed=seed) for seed in range(arguments.seeds) for run in chosen])
     curves = {LARGE: found[0::3], SMALL: found[1::3], CYCLE: found[2::3]}
     figures = {
         **change,
         **compared(curves, plan),
-        "learning_rates": dict(zip(curves, (run.rate for run in best), strict=True)),
+        "learning_rates": dict(zip(curves, (run.rate for run in chosen), strict=True)),
     }
     print_table(
         f"{arguments.seeds} seeds: final held-out loss",

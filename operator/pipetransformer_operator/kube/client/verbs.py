@@ -31,10 +31,10 @@ def namespace_of(path: str) -> str:
 
 
 @lru_cache(maxsize=1024)  # two questions a request, and most requests renew the Lease
-def _split(path: str) -> tuple[str, list[str]]:
+def _split(path: str) -> tuple[str, tuple[str, ...]]:
     """Namespace of a path, and its parts after the namespace, or after group and version."""
     root, *parts = path.partition("?")[0].strip("/").split("/")
     parts = parts[1:] if root == "api" else parts[2:]
     if parts[:1] == ["namespaces"] and len(parts) > 2:
-        return parts[1], parts[2:]
-    return "", parts
+        return parts[1], tuple(parts[2:])
+    return "", tuple(parts)

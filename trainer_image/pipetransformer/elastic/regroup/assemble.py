@@ -28,7 +28,7 @@ from .transfer import (
     Parts,
     Progress,
     StateCargo,
-    move_units,
+    Transfer,
     start_moves,
     units_in_host,
 )
@@ -209,16 +209,15 @@ class Assembly:
         mirror = self.sources.mirrors.at(self._point)
         mirrored = {} if mirror is None else mirror.units
         sources = self.sources
-        received = self._move(CopiesCargo(mirrored, sources.codec, sources.shells, new.control.boundary))
+        cargo = CopiesCargo(mirrored, sources.codec, sources.shells, new.control.boundary)
+        received = self._start_moves(cargo).finish()
         for index in wanted:
             parts = received.get(index) or mirrored[index]
             self._take(new, index, [part.to(self._device_of(index), copy=index not in received) for part in parts])
 
     def _from_peers(self, new: WorkerState, wanted: Sequence[int]) -> None:
         """Take each unit that a peer sends. Keep units that this worker holds, and add those that it has read ahead."""
-        moving = start_moves(
-            self.plan.moves, self.rank, self.transfer, self._held_cargo(new.control.boundary), self.progress
-        )
+        moving = self._start_moves(self._held_cargo(new.control.boundary))
         # Make the modules while their tensors are on the way, because all workers wait for the slowest in the vote.
         blanks = {index: self.sources.job.blank_unit(index) for index in moving.received}
         received = moving.finish()
@@ -237,7 +236,7 @@ class Assembly:
     def _mapped(self, new: WorkerState, wanted: Sequence[int], state_map: StateMap) -> None:
         """Make each new unit from old ones, which this worker receives, holds or has read ahead."""
         boundary = int(self.plan.control["boundary"])
-        received = self._move(self._held_cargo(boundary))
+        received = self._start_moves(self._held_cargo(boundary)).finish()
         old: dict[int, Mapping[str, Tensor]] = {}
         for index in sources_of(wanted, state_map):
             if index in received:
@@ -270,8 +269,8 @@ class Assembly:
         codec = self.sources.codec_for(self.state_map)
         return StateCargo(codec, self.sources.shells, self.state, boundary, self.device, in_host)
 
-    def _move(self, cargo: Cargo) -> dict[int, Parts]:
-        return move_units(self.plan.moves, self.rank, self.transfer, cargo, self.progress)
+    def _start_moves(self, cargo: Cargo) -> Transfer:
+        return start_moves(self.plan.moves, self.rank, self.transfer, cargo, self.progress)
 
     def _read_ahead(self, index: int) -> dict[str, Tensor]:
         read = self.sources.read_ahead.units[index].tensors

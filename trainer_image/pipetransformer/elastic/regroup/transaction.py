@@ -423,7 +423,7 @@ class _Attempt(Progress):
     def _forget(self, keys: Sequence[str]) -> None:
         """Delete keys that all participants have read. Otherwise they would stay as long as the leader's process lives.
         A thread does it, because each key takes a message to the store and back."""
-        threading.Thread(target=_delete, args=(self.store, keys), name="forget-keys", daemon=True).start()
+        threading.Thread(target=_delete, args=(self.store, keys), name="forget-keys").start()
 
     def _compare_data(self, inventories: Sequence[Inventory]) -> None:
         """Refuse the generation if its members see different data.
