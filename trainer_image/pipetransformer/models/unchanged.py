@@ -5,9 +5,10 @@ counters of tensors show most changes at little cost. A unit's first forward is 
 `.data` does not change the version, and torch does not see a write by numpy or a user's kernel at all.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -49,25 +50,46 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A tensor as it was at a place before some forwards. It keeps the memory alive, so that no other tensor can get
-    the same address."""
+    """Tensors as they were at their places before some forwards. It keeps their memory alive, so that no other tensor
+    can get the same address.
 
-    place: _Place
-    tensor: Tensor
-    version: int
-    storage: torch.UntypedStorage | None
+    This runs twice in each round, so it fills one list after another. An object for each tensor takes three times as
+    long.
+    """
+
+    places: Sequence[_Place]
+    tensors: Sequence[Tensor]
+    versions: Sequence[int]
+    storages: Sequence[torch.UntypedStorage | None]
 
     @classmethod
-    def at(cls, place: _Place) -> "_Seen | None":
-        tensor = place.tensors.get(place.name)
-        return None if tensor is None else cls(place, tensor, tensor._version, _storage(tensor))
+    def at(cls, places: Iterable[_Place]) -> "_Seen":
+        """The tensors that stand at these places now. A place may be empty."""
+        found = [(place, tensor) for place in places if (tensor := place.tensors.get(place.name)) is not None]
+        tensors = [tensor for _, tensor in found]
+        return cls([place for place, _ in found], tensors, *_state_of(tensors))
 
-    @property
-    def changed(self) -> bool:
-        now = _storage(self.tensor)
-        moved = None not in (now, self.storage) and now._cdata != self.storage._cdata  # type: ignore[union-attr]
-        replaced = self.place.tensors.get(self.place.name) is not self.tensor
-        return self.tensor._version != self.version or (self.place.lasts and (moved or replaced))
+    def check(self) -> None:
+        """Check that the forwards changed none of them.
+
+        Raises:
+            SpecError: a version is another, or a tensor that lasts was replaced or has other memory.
+        """
+        versions, storages = _state_of(self.tensors)
+        now = [place.tensors.get(place.name) for place in self.places]
+        if versions == self.versions and all(map(is_, now, self.tensors)) and all(map(is_, storages, self.storages)):
+            return
+        for number, place in enumerate(self.places):
+            old, new = self.storages[number], storages[number]
+            moved = old is not None and new is not None and old._cdata != new._cdata
+            replaced = now[number] is not self.tensors[number]
+            if versions[number] != self.versions[number] or (place.lasts and (moved or replaced)):
+                raise place.refuse()
+
+
+def _state_of(tensors: Sequence[Tensor]) -> tuple[list[int], list[torch.UntypedStorage | None]]:
+    """The version counters and the storages of tensors. A tensor with several storages, as a sparse one, has None."""
+    return [tensor._version for tensor in tensors], [_storage(tensor) for tensor in tensors]
 
 
 class Unchanged:
@@ -87,9 +109,9 @@ class Unchanged:
         Raises:
             SpecError: on exit, if one of them changed a parameter or a buffer.
         """
-        seen = _look(self._places)
+        seen = _Seen.at(self._places)
         yield
-        _check(seen)
+        seen.check()
 
 
 @contextmanager
@@ -104,16 +126,16 @@ def watching(unit: nn.Module, name: str, *, exactly: bool) -> Iterator[None]:
     Raises:
         SpecError: on exit, if the forward wrote to a parameter or a buffer.
     """
-    seen = _look(list(_places(name, unit)))
-    copies = [each.tensor.detach().clone() for each in seen] if exactly else []
+    seen = _Seen.at(_places(name, unit))
+    copies = [tensor.detach().clone() for tensor in seen.tensors] if exactly else []
     with _Writes(seen) as writes:
         yield
     if writes.place is not None:
         raise writes.place.refuse()
-    _check(seen)
-    for each, copy in zip(seen, copies, strict=False):
-        if not _same(copy, each.tensor):
-            raise each.place.refuse()
+    seen.check()
+    for place, tensor, copy in zip(seen.places, seen.tensors, copies, strict=False):
+        if not _same(copy, tensor):
+            raise place.refuse()
 
 
 def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
@@ -124,16 +146,6 @@ def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
         for own in module._buffers:
             lasts = own not in module._non_persistent_buffers_set
             yield _Place(f"{prefix}.{own}", module._buffers, own, "buffer", lasts)
-
-
-def _look(places: Sequence[_Place]) -> list[_Seen]:
-    return [seen for place in places if (seen := _Seen.at(place)) is not None]
-
-
-def _check(seen: Sequence[_Seen]) -> None:
-    for each in seen:
-        if each.changed:
-            raise each.place.refuse()
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -155,13 +167,13 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place: the place of the tensor that was written to; None if none was.
     """
 
-    def __init__(self, seen: Sequence[_Seen]) -> None:
+    def __init__(self, seen: _Seen) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.place: _Place | None = None
         self._held: dict[int, list[tuple[range, _Place]]] = {}
-        for each in seen:
-            if each.storage is not None:
-                self._held.setdefault(each.storage._cdata, []).append((_extent(each.tensor), each.place))
+        for place, tensor, storage in zip(seen.places, seen.tensors, seen.storages, strict=True):
+            if storage is not None:
+                self._held.setdefault(storage._cdata, []).append((_extent(tensor), place))
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -33,7 +33,15 @@ class Exchange:
         self._group = group
         self.values = values
         self._tag = tag
-        self._rows = torch.empty(0)
+        self._rank, self._size = group.rank(), group.size()
+        #: The values of this rank, then of the ranks after it.
+        self._rows = torch.empty(self._size, values, dtype=torch.float64)
+        #: How many rows this rank holds before each message, and how many it then sends and receives.
+        self._messages: list[tuple[int, int]] = []
+        held = 1
+        while held < self._size:
+            self._messages.append((held, min(held, self._size - held)))
+            held *= 2
         self._receiving: list[Any] = []
 
     def expect(self) -> None:
@@ -45,14 +53,9 @@ class Exchange:
         """
         if self._receiving:
             return
-        rank, size = self._group.rank(), self._group.size()
-        self._rows = torch.empty(size, self.values, dtype=torch.float64)  # of this rank, then of the ranks after it
-        held = 1
-        while held < size:
-            taken = min(held, size - held)
-            part = self._rows[held : held + taken]
-            self._receiving.append(self._group.recv([part], (rank + held) % size, self._tag))
-            held += taken
+        for held, count in self._messages:
+            rows = self._rows[held : held + count]
+            self._receiving.append(self._group.recv([rows], (self._rank + held) % self._size, self._tag))
 
     def __call__(self, row: Tensor) -> Tensor:
         """Gather the rows of all ranks.
@@ -67,17 +70,13 @@ class Exchange:
             RuntimeError: a connection broke, or a rank did not take part within the group's timeout.
         """
         self.expect()
-        rank, size = self._group.rank(), self._group.size()
-        rows, receiving, self._receiving = self._rows, self._receiving, []
-        rows[0] = row
-        held = 1
-        for received in receiving:
-            taken = min(held, size - held)
-            sending = self._group.send([rows[:taken]], (rank - held) % size, self._tag)
+        receiving, self._receiving = self._receiving, []
+        self._rows[0] = row
+        for (held, count), received in zip(self._messages, receiving, strict=True):
+            sending = self._group.send([self._rows[:count]], (self._rank - held) % self._size, self._tag)
             received.wait()
             sending.wait()
-            held += taken
-        return torch.roll(rows, rank, dims=0)
+        return torch.roll(self._rows, self._rank, dims=0)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum over all ranks. Each rank adds the rows in the same order, so all get the same bits on any processor.
@@ -85,7 +84,7 @@ class Exchange:
         Raises:
             RuntimeError: as for a call.
         """
-        if self._group.size() == 1:
+        if self._size == 1:
             return list(values)
         first, *others = self(torch.tensor(values, dtype=torch.float64))
         total = first.clone()
