@@ -17,8 +17,7 @@ from .dataset import (
 )
 from .digest import digest, inputs_change
 from .load import check_data_spec, load_dataset, makes_bytes, task_before_reading
-from .micro_batches import MicroBatch, deal, default_micro_batch_size, pipelines_of, shards_of, weights_of
-from .order import EpochOrder
+from .order import EpochOrder, MicroBatch, deal, default_micro_batch_size, pipelines_of, shards_of, weights_of
 from .own import Table, own_dataset
 from .readers import Readers, Wanted, importing_main
 from .tokens import BYTE_VOCABULARIES
