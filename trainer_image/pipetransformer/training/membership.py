@@ -20,7 +20,7 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
 from .commit import Committer
-from .gradient_reduction import GradientReducer
+from .gradients import GradientReducer
 from .leader import Leader
 from .vote import Vote
 
