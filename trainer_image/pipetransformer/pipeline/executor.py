@@ -21,11 +21,10 @@ from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation
 from pipetransformer.schedules.order import given
 
 from . import split
-from .chunk import Chunks
+from .chunk import Chunks, Target
 from .hooks import RoundHooks
 from .stage import Passage, Span
 from .stopwatch import Stopwatch
-from .target import Target
 
 _BACKWARD = RunningModel("backward")
 
