@@ -4,9 +4,8 @@ from pipetransformer.errors import ModelError
 
 from .chunk import Chunk, Loss, Target
 from .executor import Executor
-from .hooks import RoundHooks
 from .runner import RoundSums, StageRunner
-from .stage import Span, StageSpec
+from .stage import RoundHooks, Span, StageSpec
 
 __all__ = [
     "Chunk",

@@ -22,8 +22,7 @@ from pipetransformer.schedules.order import given
 
 from . import split
 from .chunk import Chunks, Target
-from .hooks import RoundHooks
-from .stage import Passage, Span
+from .stage import Passage, RoundHooks, Span
 from .stopwatch import Stopwatch
 
 _BACKWARD = RunningModel("backward")

@@ -33,9 +33,8 @@ from .ahead import FrozenAhead
 from .batch import Batch, sample_ids_of
 from .chunk import Chunk, Loss, Scores, StepChunks, Target
 from .executor import Executor
-from .hooks import RoundHooks
 from .probe import Probe
-from .stage import Span, StageSpec
+from .stage import RoundHooks, Span, StageSpec
 from .stopwatch import make_stopwatch
 
 logger = logging.getLogger(__name__)
