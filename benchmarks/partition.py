@@ -70,7 +70,7 @@ def measuring() -> dict[str, float]:
         reason=ResizeReason.START,
     )  # fmt: skip
     layout = StageLayout(generation, 0, [(0, 0)], Cut([range(len(units))], job.micro_batch_size))
-    micro_batches = job.training_micro_batches(0, 1, job.micro_batch_size)[0]
+    micro_batches = job.dealer.train(0, 1, job.micro_batch_size)[0]
     steps, measurements, predicted, waits = [], [], [], []
     for turn in range(_TURNS + 1):
         started = time.perf_counter()

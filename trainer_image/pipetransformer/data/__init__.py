@@ -17,7 +17,7 @@ from .dataset import (
 )
 from .digest import digest, inputs_change
 from .load import check_data_spec, load_dataset, makes_bytes, task_before_reading
-from .order import EpochOrder, MicroBatch, deal, default_micro_batch_size, pipelines_of, shards_of, weights_of
+from .order import Dealer, EpochOrder, MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
 from .own import Table, own_dataset
 from .readers import Readers, Wanted, importing_main
 from .tokens import BYTE_VOCABULARIES
@@ -27,6 +27,7 @@ __all__ = [
     "AugmentedSplit",
     "DataInfo",
     "Dataset",
+    "Dealer",
     "EpochOrder",
     "MicroBatch",
     "PaddedLengths",
@@ -50,7 +51,6 @@ __all__ = [
     "makes_bytes",
     "own_dataset",
     "padded_lengths",
-    "pipelines_of",
     "read_batch",
     "shards_of",
     "task_before_reading",

@@ -7,6 +7,8 @@ so that each sample is in a short batch equally often. All micro-batches of one 
 every layout.
 """
 
+import random
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .dataset import PaddedLengths
+from .dataset import Dataset, PaddedLengths, padded_lengths
 
 #: Micro-batches of a pipeline for each of its stages in the first layout, if the spec sets no micro-batch size.
 _MICRO_BATCHES_PER_STAGE = 2
+#: Number of training samples with which a freeze policy compares a layer with an earlier copy.
+_PROBE_SAMPLES = 16
 
 
 class EpochOrder:
@@ -219,3 +223,49 @@ def _cut(ids: list[int], size: int, padding: int, length: int | None = None) -> 
         MicroBatch(tuple(padded[start : start + size]), max(0, min(size, len(ids) - start)), length)
         for start in range(0, len(padded), size)
     ]
+
+
+class Dealer:
+    """Deals the samples of a job to the pipelines, as micro-batches."""
+
+    def __init__(self, dataset: Dataset, order: EpochOrder, *, total_steps: int, steps_per_round: int = 1) -> None:
+        """
+        Args:
+            dataset: training and held-out samples.
+            order: the order of the training samples.
+            total_steps: global steps of the whole job.
+            steps_per_round: the most steps that a round has.
+        """
+        self._dataset, self._order, self._total_steps = dataset, order, total_steps
+        self._lengths = padded_lengths(dataset.train, dataset.info)
+        # Several callers need the same steps: a round trains them, the ledger notes them, the next two are read ahead.
+        self._dealt = lru_cache(maxsize=3 + steps_per_round)(self._deal)
+
+    def train(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
+        """Micro-batches of each pipeline at one global step; none after the last step."""
+        return self._dealt(step, pipelines, micro_batch_size) if step < self._total_steps else [[]] * pipelines
+
+    def _deal(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
+        return deal(self._order.batch(step), pipelines, micro_batch_size, self._lengths)
+
+    def test(self, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
+        """Micro-batches of each pipeline for an evaluation of the whole held-out split."""
+        count = len(self._dataset.test)
+        shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
+        return deal(shards, pipelines, micro_batch_size, padded_lengths(self._dataset.test, self._dataset.info))
+
+    def probe(self, micro_batch_size: int) -> list[MicroBatch]:
+        """Micro-batches of a few fixed training samples. A freeze policy compares a layer's outputs for them with the
+        outputs of an earlier copy of the layer."""
+        count = len(self._dataset.train)
+        ids = random.Random(self._order.seed).sample(range(count), min(count, _PROBE_SAMPLES))
+        return deal([ids], 1, micro_batch_size, self._lengths)[0]
+
+    def user(self, split: str, sample_id: int, pipelines: int) -> int:
+        """The pipeline that uses a sample of a split (`train` or `test`)."""
+        if split == "train":
+            return pipelines_of(pipelines, self._order.num_shards)[self._order.shard(sample_id)]
+        # Held-out samples are dealt as one shard for each pipeline.
+        ends = range(1, pipelines + 1)
+        part = bisect_right(ends, sample_id, key=lambda end: end * len(self._dataset.test) // pipelines)
+        return pipelines_of(pipelines, pipelines)[part]

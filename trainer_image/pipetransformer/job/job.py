@@ -4,11 +4,9 @@ import contextlib
 import copy
 import logging
 import math
-import random
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,13 +16,10 @@ from pipetransformer.callbacks.callback import Callback
 from pipetransformer.data import (
     AugmentedSplit,
     Dataset,
+    Dealer,
     EpochOrder,
-    MicroBatch,
-    deal,
     digest,
     inputs_change,
-    padded_lengths,
-    pipelines_of,
     shards_of,
 )
 from pipetransformer.errors import SpecError
@@ -51,7 +46,6 @@ from pipetransformer.partition.slices import default_grain, equal_slices, in_tok
 from pipetransformer.schedules import Ahead, OwnsSpans, Schedule, TeraPipe, make_schedule
 from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
-from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.optimizer import learning_rate, moment_shapes
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.layout import Layout
@@ -68,8 +62,6 @@ from pipetransformer_contract.spec import (
 from .script_parts import Overruled
 
 logger = logging.getLogger(__name__)
-
-_PROBE_SAMPLES = 16
 
 
 @dataclass(frozen=True)
@@ -239,6 +231,15 @@ class Job:
     def predicts(self) -> bool:
         """Whether some layout of the job computes forwards with predicted weights (schedule PipeOptim)."""
         return self.spec.pipeline.schedule is ScheduleName.PIPE_OPTIM and self.spec.pipeline.stages > 1
+
+    @cached_property
+    def dealer(self) -> Dealer:
+        """Deals the samples to the pipelines. All levels have the same one."""
+        if self.whole is not None:
+            return self.whole.dealer
+        return Dealer(
+            self.dataset, self.order, total_steps=self.total_steps, steps_per_round=self.spec.pipeline.most_steps
+        )
 
     @cached_property
     def inputs_change(self) -> bool:
@@ -516,46 +517,3 @@ class Job:
             case ScheduleName.PIPE_DREAM:
                 return self.spec.pipeline.stages
         return 0
-
-    def training_micro_batches(self, step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
-        """Micro-batches of each pipeline at one global step."""
-        return self._deal(step, pipelines, micro_batch_size)
-
-    @cached_property
-    def _deal(self) -> Callable[[int, int, int], list[list[MicroBatch]]]:
-        lengths = padded_lengths(self.dataset.train, self.dataset.info)
-
-        # Several callers need the same steps: a round trains them, the ledger notes them, the next two are read ahead.
-        @lru_cache(maxsize=3 + self.spec.pipeline.most_steps)
-        def dealt(step: int, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
-            return deal(self.order.batch(step), pipelines, micro_batch_size, lengths)
-
-        return dealt
-
-    def training_share(self, step: int, layout: StageLayout) -> list[MicroBatch]:
-        """Micro-batches of this worker's pipeline at a global step; none after the last step."""
-        if step >= self.total_steps:
-            return []
-        return self.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
-
-    def test_micro_batches(self, pipelines: int, micro_batch_size: int) -> list[list[MicroBatch]]:
-        """Micro-batches of each pipeline for an evaluation of the whole held-out split."""
-        count = len(self.dataset.test)
-        shards = [list(range(p * count // pipelines, (p + 1) * count // pipelines)) for p in range(pipelines)]
-        return deal(shards, pipelines, micro_batch_size, padded_lengths(self.dataset.test, self.dataset.info))
-
-    def user(self, split: str, sample_id: int, pipelines: int) -> int:
-        """The pipeline that uses a sample of a split (`train` or `test`)."""
-        if split == "train":
-            return pipelines_of(pipelines, self.order.num_shards)[self.order.shard(sample_id)]
-        # Held-out samples are dealt as one shard for each pipeline.
-        ends = range(1, pipelines + 1)
-        part = bisect_right(ends, sample_id, key=lambda end: end * len(self.dataset.test) // pipelines)
-        return pipelines_of(pipelines, pipelines)[part]
-
-    def probe_micro_batches(self, micro_batch_size: int) -> list[MicroBatch]:
-        """Micro-batches of a few fixed training samples. A freeze policy compares a layer's outputs for them with the
-        outputs of an earlier copy of the layer."""
-        count = len(self.dataset.train)
-        ids = random.Random(self.spec.training.seed).sample(range(count), min(count, _PROBE_SAMPLES))
-        return deal([ids], 1, micro_batch_size, padded_lengths(self.dataset.train, self.dataset.info))[0]

@@ -228,7 +228,7 @@ class Committer:
     def _note(self, control: Control, layout: StageLayout, pipelines: Iterable[int]) -> None:
         """Write what these pipelines trained in the last committed round into the ledger."""
         for step in range(control.step - 1 - len(control.earlier_steps), control.step):
-            dealt = self._job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
+            dealt = self._job.dealer.train(step, layout.pipelines, layout.micro_batch_size)
             for pipeline in pipelines:
                 self._ledger.append(
                     step=step,

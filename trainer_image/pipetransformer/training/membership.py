@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.cache import ActivationCache
-from pipetransformer.data import Readers
+from pipetransformer.data import MicroBatch, Readers
 from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store, drop_groups
@@ -120,9 +120,11 @@ class Membership:
         if spec.token_slices:
             logger.info("the longest samples run in slices of %s tokens", ", ".join(map(str, spec.token_slices)))
         units = [state.units[index] for index in layout.units]
-        self.runner = StageRunner(
-            spec, job.model, units, activations, lambda step: job.training_share(step, layout), readers
-        )
+
+        def micro_batches_of(step: int) -> list[MicroBatch]:
+            return job.dealer.train(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
+
+        self.runner = StageRunner(spec, job.model, units, activations, micro_batches_of, readers)
         self._run_ahead(job, state, cached=activations is not None)
         if self.reducer is not None:
             self.reducer.close()

@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pipetransformer.data import MicroBatch
 from pipetransformer.elastic.transport.exchange import SIMILARITIES, Exchange
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint
 from pipetransformer.state.control import Control
+from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation
 
@@ -127,7 +129,7 @@ class Rounds:
         """Compute the gradients of one global batch. The optimizer steps later, after the vote."""
         kit, reducer = self._kit, member.reducer
         assert reducer is not None
-        own = kit.job.training_share(step, member.layout)
+        own = self._own(step, member.layout)
         reducer.begin(member.runner.num_chunks(own))
         member.ballots.expect()
         sums = member.runner.train(step, own, kit.job.dataset.train, reducer if reducer.sums else None)
@@ -141,7 +143,7 @@ class Rounds:
         kit, layout, runner = self._kit, member.layout, member.runner
         assert member.reducer is not None
         kit.committer.begin_steps()
-        dealt = [kit.job.training_share(step, layout) for step in range(first, first + steps)]
+        dealt = [self._own(step, layout) for step in range(first, first + steps)]
         staleness = runner.staleness(dealt)
         hooks = WEIGHTS[layout.schedule](
             kit.committer,
@@ -157,6 +159,10 @@ class Rounds:
         norms = hooks.norms or [[0.0] * layout.cut.num_units] * steps
         *earlier, last = (StepSums(one.loss, one.weight, sum(own)) for one, own in zip(sums, norms, strict=True))
         return _Computed(last, norms[-1], earlier, staleness.by_step)
+
+    def _own(self, step: int, layout: StageLayout) -> list[MicroBatch]:
+        """The micro-batches of this worker's pipeline at a step."""
+        return self._kit.job.dealer.train(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
 
     def agree(self, control: Control, member: Membership, *, waits: bool) -> Vote:
         """Vote without training a step, on whether a newer generation exists and whether a member leaves.
@@ -200,7 +206,7 @@ class Rounds:
             return []
         if not policy.needs_similarities(control.step + steps):
             return []
-        micro_batches = job.probe_micro_batches(layout.micro_batch_size)
+        micro_batches = job.dealer.probe(layout.micro_batch_size)
         front = state.units.get(control.boundary + 1)
         train, tells = job.dataset.train, layout.pipeline == 0
         own = similarities(member.runner, front, micro_batches, train, tells=tells)
