@@ -81,7 +81,7 @@ def measuring() -> dict[str, float]:
             steps.append(trained - started)
             measurements.append(time.perf_counter() - trained)
             waits.append(costs.not_before)
-            predicted.append(job.step_model(costs).step_seconds(0, layout.cut, 1))
+            predicted.append(job.layouts.step_model(costs).step_seconds(0, layout.cut, 1))
     step, measurement = statistics.median(steps), statistics.median(measurements)
     return {
         "step_seconds": step,

@@ -15,7 +15,7 @@ from .dataset import (
     padded_lengths,
     read_batch,
 )
-from .digest import digest, inputs_change
+from .digest import digest
 from .load import check_data_spec, load_dataset, makes_bytes, task_before_reading
 from .order import Dealer, EpochOrder, MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
 from .own import Table, own_dataset
@@ -45,7 +45,6 @@ __all__ = [
     "default_micro_batch_size",
     "digest",
     "importing_main",
-    "inputs_change",
     "lengths_of",
     "load_dataset",
     "makes_bytes",

@@ -80,7 +80,7 @@ class Committer:
             state.moments,
             job.no_decay,
             self.gradients.packs,
-            predicts=job.predicts,
+            predicts=job.spec.pipeline.predicts,
         )
         self.layout = layout
         return self.gradients
@@ -129,7 +129,7 @@ class Committer:
         self.gradients.scale(scale)
         set_learning_rate(self.optimizer, self.rate(step))
         with RunningModel("step of the optimizer"):
-            if self._job.predicts:
+            if self._job.spec.pipeline.predicts:
                 keep_last_gradients(self.optimizer)
             self.optimizer.step()
 

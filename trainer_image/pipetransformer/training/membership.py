@@ -109,13 +109,13 @@ class Membership:
             spans=layout.spans,
             owners=layout.owners,
             boundary=state.control.boundary,
-            schedule=job.schedule_of(layout.cut),
+            schedule=job.layouts.schedule_of(layout.cut),
             group=self.groups.pipeline,
             device=device,
             dtype=job.dtype,
             autocast=job.autocast,
             recompute=job.spec.training.activation_checkpointing,
-            token_slices=job.token_slices(state.control, layout.cut, layout.pipelines),
+            token_slices=job.layouts.token_slices(state.control, layout.cut, layout.pipelines),
         )
         if spec.token_slices:
             logger.info("the longest samples run in slices of %s tokens", ", ".join(map(str, spec.token_slices)))
@@ -138,7 +138,7 @@ class Membership:
         the next regroup. Until then frozen forwards run in place, as part of their own round.
         """
         cut, boundary = self.layout.cut, state.control.boundary
-        ahead = job.ahead(cut, state.control)
+        ahead = job.layouts.ahead(cut, state.control)
         frozen = 0 if ahead is None else first_trainable(boundary)
         if frozen > self.copied_units:
             logger.info("%d layers are frozen: the frozen forwards run in place until the next regroup", boundary)

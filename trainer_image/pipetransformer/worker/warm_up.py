@@ -38,7 +38,7 @@ def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
     try:
         _train(job, device)
         if device.type == "cpu":
-            reserve.fill(job.stage_bytes)
+            reserve.fill(job.layouts.stage_bytes)
     except Exception as error:  # noqa: BLE001 - judged below
         _pass_over(error, "this worker is not warm")
 

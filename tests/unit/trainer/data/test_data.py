@@ -20,7 +20,6 @@ from pipetransformer.data import (
     TensorSplit,
     augmentation_key,
     deal,
-    inputs_change,
     lengths_of,
     load_dataset,
     read_batch,
@@ -278,9 +277,9 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     flipped = Flipped(plain.inputs, plain.targets)
     info = DataInfo((3,), 40)
 
-    assert not inputs_change(Dataset(plain, plain, info))
-    assert inputs_change(Dataset(flipped, plain, info))
-    assert inputs_change(Dataset(plain, flipped, info))
+    assert not Dataset(plain, plain, info).inputs_change
+    assert Dataset(flipped, plain, info).inputs_change
+    assert Dataset(plain, flipped, info).inputs_change
 
 
 def test_a_sample_as_it_is_shares_no_cached_activation_with_its_variants() -> None:

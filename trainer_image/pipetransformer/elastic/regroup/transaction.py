@@ -482,7 +482,7 @@ class _LeadersSources:
     def cut(self, control: Control) -> Cut:
         generation, job = self._generation, self._tools.job.at(control.visit)
         costs = ModelCosts.model_validate(control.costs) if control.costs else None
-        return job.cut(control.boundary, generation.stages, generation.pipelines, costs, control.cached_layers)
+        return job.layouts.cut(control.boundary, generation.stages, generation.pipelines, costs, control.cached_layers)
 
     def unit_bytes(self, control: Control) -> Sequence[int]:
         key = control.visit, control.boundary
