@@ -24,9 +24,10 @@ from pipetransformer.checkpoint.level_weights import LevelWeights
 from pipetransformer.data import Readers
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
+from pipetransformer.elastic.regroup.agreement import RegroupError
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
-from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupError, change_level, regroup
+from pipetransformer.elastic.regroup.transaction import Regrouped, change_level, regroup
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
