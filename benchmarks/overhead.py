@@ -132,7 +132,7 @@ def _rank(rank: int, port: int, case: Case, run_dir: str, pipe: Connection) -> N
     alternating = Alternating(make_baseline(case.baseline, job, rank, group), case.steps_a_block)
     source: Chooser | Follower
     if rank == 0:
-        bounds = Bounds(layout, layout.workers, layout.workers, 1, layout.pipelines, job.bytes_budget)
+        bounds = Bounds(layout, layout.workers, layout.workers, 1, layout.pipelines, job.layouts.bytes_budget)
         source = Chooser(world, bounds, Packing.PAPER, first=1, run_uid="fixed-1")
         watcher = GenerationWatcher(source.watched())
     else:

@@ -50,7 +50,7 @@ class Pipelining:
 
     def __init__(self, job: Job, rank: int, group: dist.ProcessGroup) -> None:
         stages, size = group.size(), job.micro_batch_size
-        span = job.cut(0, stages, 1, None).spans[rank]
+        span = job.layouts.cut(0, stages, 1, None).spans[rank]
         module = nn.Sequential(*job.build_units(span).values())
         inputs = torch.zeros(size, *job.dataset.info.input_shape)
         hidden = torch.zeros(job.model.activation_shape(size), requires_grad=True)

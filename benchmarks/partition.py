@@ -70,7 +70,7 @@ def measuring() -> dict[str, float]:
         reason=ResizeReason.START,
     )  # fmt: skip
     layout = StageLayout(generation, 0, [(0, 0)], Cut([range(len(units))], job.micro_batch_size))
-    micro_batches = job.training_micro_batches(0, 1, job.micro_batch_size)[0]
+    micro_batches = job.dealer.train(0, 1, job.micro_batch_size)[0]
     steps, measurements, predicted, waits = [], [], [], []
     for turn in range(_TURNS + 1):
         started = time.perf_counter()
@@ -81,7 +81,7 @@ def measuring() -> dict[str, float]:
             steps.append(trained - started)
             measurements.append(time.perf_counter() - trained)
             waits.append(costs.not_before)
-            predicted.append(job.step_model(costs).step_seconds(0, layout.cut, 1))
+            predicted.append(job.layouts.step_model(costs).step_seconds(0, layout.cut, 1))
     step, measurement = statistics.median(steps), statistics.median(measurements)
     return {
         "step_seconds": step,

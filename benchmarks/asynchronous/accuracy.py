@@ -65,7 +65,7 @@ def train(way: str, optimizer: str, rate: float, micro_batches: int, seed: int) 
             }
         )
     )  # fmt: skip
-    spans = job.cut(0, STAGES, 1, None).spans
+    spans = job.layouts.cut(0, STAGES, 1, None).spans
     replay, epoch = Replay(job, extra), job.order.steps_per_epoch
     for first, steps in _rounds(epoch * EPOCHS, epoch, 1 if way == SYNCHRONOUS else STEPS_PER_ROUND):
         replay.run(Round(first, steps, 0, 1, spans))

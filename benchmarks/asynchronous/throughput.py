@@ -21,7 +21,7 @@ from pipetransformer.schedules import Asynchronous, RoundShape, staleness
 from pipetransformer.state.packed_parameters import Pack
 from pipetransformer.training.asynchronous import Newest, Predicted, Stashed
 from pipetransformer.training.commit import Committer
-from pipetransformer.training.gradient_reduction import GradientReducer
+from pipetransformer.training.gradients import GradientReducer
 from tests.testkit.trainer.ranks import run_ranks
 
 _WORKERS, _CHUNKS, _STEPS = 4, 8, 16

@@ -8,7 +8,8 @@ from benchmarks.virtual import UnitTimes
 from pipetransformer.partition.contiguous import partition
 from pipetransformer.schedules import ActionKind, RoundShape, Schedule
 from pipetransformer.schedules.ahead import Ahead
-from pipetransformer.schedules.order import Operation, planned
+from pipetransformer.schedules.operations import Operation
+from pipetransformer.schedules.order import planned
 from pipetransformer.schedules.simulate import RoundCosts, Simulated, simulate
 
 #: Seconds of a unit's forward on these devices, so long that Python's own time between two units is small beside it.

@@ -200,5 +200,5 @@ def _limits(spec: JobSpec, forecast: "Forecast") -> Bounds:
         max_workers=elastic.ceiling,
         min_pipelines=elastic.min_pipelines,
         max_pipelines=spec.max_pipelines,
-        bytes_budget=forecast.job.bytes_budget,
+        bytes_budget=forecast.job.layouts.bytes_budget,
     )

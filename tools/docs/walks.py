@@ -17,7 +17,11 @@ PACKAGES = (
     REPOSITORY / "trainer_image" / "pipetransformer",
 )
 #: The title of each walk, and the most files that it may pass.
-BARS = {"The walk of a freeze report": 40, "The walk of a micro-batch": 18}
+BARS = {
+    "The walk of a freeze report": 40,
+    "The walk of a micro-batch": 18,
+    "Beside the walk of a micro-batch": 17,
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def main() -> int:
     found = walks()
     for walk in found:
         said = "met" if walk.met else "past the bar"
-        print(f"{walk.title:30} {len(walk.names):4} files, at most {walk.bar}: {said}")
+        print(f"{walk.title:34} {len(walk.names):4} files, at most {walk.bar}: {said}")
     return int(any(not walk.met for walk in found))
 
 

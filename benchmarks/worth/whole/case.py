@@ -55,7 +55,7 @@ class Case:
     @property
     def device_bytes(self) -> int:
         """Memory of a device."""
-        trained = self.forecast(_LONE).job.step_model(None).trained_bytes[1]
+        trained = self.forecast(_LONE).job.layouts.step_model(None).trained_bytes[1]
         return round((self.layers + SLACK_LAYERS) * trained)
 
     def static(self) -> Layout:

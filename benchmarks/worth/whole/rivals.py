@@ -112,7 +112,7 @@ class DataParallel:
     def step(self, step: int) -> float:
         """One step. Returns this rank's part of the mean loss."""
         ranks = self._group.size()
-        share = self._job.training_micro_batches(step, ranks, self._job.order.global_batch // ranks)
+        share = self._job.dealer.train(step, ranks, self._job.order.global_batch // ranks)
         (batch,) = share[self._group.rank()]
         ids = list(batch.sample_ids)
         inputs, labels = read_batch(self._job.dataset.train, ids, step)

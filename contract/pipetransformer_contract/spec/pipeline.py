@@ -179,6 +179,11 @@ class Pipeline(SpecModel):
         return self.spans_per_worker or (_DEFAULT_SPANS if self.schedule in _WITH_SPANS else 1)
 
     @property
+    def predicts(self) -> bool:
+        """Whether some layout computes forwards with predicted weights (schedule PipeOptim)."""
+        return self.schedule is ScheduleName.PIPE_OPTIM and self.stages > 1
+
+    @property
     def most_steps(self) -> int:
         """Largest number of steps in a round."""
         return (self.steps_per_round or DEFAULT_STEPS_PER_ROUND) if self.schedule in ASYNCHRONOUS else 1

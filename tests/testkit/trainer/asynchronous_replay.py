@@ -148,7 +148,7 @@ class Replay:
         for stage in stages:
             stage.note([self._direction(one) for one in stage.parameters])
         dealt = [
-            self.job.training_micro_batches(step, round_.pipelines, self.job.micro_batch_size)
+            self.job.dealer.train(step, round_.pipelines, self.job.micro_batch_size)
             for step in range(round_.first, round_.first + round_.steps)
         ]
         for pipeline in range(round_.pipelines):

@@ -119,7 +119,7 @@ def test_the_best_static_layout_is_that_of_the_design(case: Case, layout: tuple[
 
 
 def test_a_device_has_memory_for_three_layers_that_train() -> None:
-    model = EIGHT.forecast(STATIC, EIGHT.device_bytes).job.step_model(None)
+    model = EIGHT.forecast(STATIC, EIGHT.device_bytes).job.layouts.step_model(None)
 
     assert 3 < EIGHT.device_bytes / model.trained_bytes[1] < 4
 

@@ -259,7 +259,7 @@ def test_pipelines_get_shorter_once_frozen_layers_have_left_the_gpu(
 ) -> None:
     """A GPU has room for four layers that train and one frozen layer. Eight of twelve layers freeze at step 100."""
     job = packing_job().set("training.epochs", 20).set("pipeline.packing", "Measured")
-    units = load_job(trainer_spec(job.job().spec)).step_model(None)
+    units = load_job(trainer_spec(job.job().spec)).layouts.step_model(None)
     room = sum(units.trained_bytes[9:]) + units.unit_bytes[1]
     costs = tmp_path / "costs.json"
     measured = assumed_costs(12).model_copy(update={"worker_bytes": room, "host_apart": True})

@@ -191,7 +191,7 @@ class Checkpointer:
             layout_generation=control.lasting_generation(layout.number),
             nonce=layout.generation.nonce,
             num_layers=job.num_layers,
-            min_stages=job.min_stages(control.settled_boundary),
+            min_stages=job.layouts.min_stages(control.settled_boundary),
             num_shards=job.order.num_shards,
             state=control.to_file(),
             run=job.identity,

@@ -15,10 +15,9 @@ from .dataset import (
     padded_lengths,
     read_batch,
 )
-from .digest import digest, inputs_change
+from .digest import digest
 from .load import check_data_spec, load_dataset, makes_bytes, task_before_reading
-from .micro_batches import MicroBatch, deal, default_micro_batch_size, pipelines_of, shards_of, weights_of
-from .order import EpochOrder
+from .order import Dealer, EpochOrder, MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
 from .own import Table, own_dataset
 from .readers import Readers, Wanted, importing_main
 from .tokens import BYTE_VOCABULARIES
@@ -28,6 +27,7 @@ __all__ = [
     "AugmentedSplit",
     "DataInfo",
     "Dataset",
+    "Dealer",
     "EpochOrder",
     "MicroBatch",
     "PaddedLengths",
@@ -45,13 +45,11 @@ __all__ = [
     "default_micro_batch_size",
     "digest",
     "importing_main",
-    "inputs_change",
     "lengths_of",
     "load_dataset",
     "makes_bytes",
     "own_dataset",
     "padded_lengths",
-    "pipelines_of",
     "read_batch",
     "shards_of",
     "task_before_reading",

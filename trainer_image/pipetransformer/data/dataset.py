@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -17,6 +17,8 @@ from pipetransformer.errors import SpecError, meant
 _IDS_NAMED = 16
 #: Augmentation key of a sample that is read without augmentation.
 _AS_IT_IS = -1
+#: Largest number of samples that tell whether data differ.
+_COMPARED = 32
 
 
 class Task(StrEnum):
@@ -176,6 +178,12 @@ def _reading(ids: Sequence[int]) -> Iterator[None]:
         raise SpecError("spec.data", message, reason="DataUnreadable") from error
 
 
+def spread(split: Split) -> list[int]:
+    """Ids of up to 32 samples, spread evenly over the split."""
+    count = min(_COMPARED, len(split))
+    return [number * len(split) // count for number in range(count)]
+
+
 def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | None:
     """The number of a sample's variant at `step`: 0 if the split is not augmented, -1 without augmentation (step None).
 
@@ -210,6 +218,18 @@ class Dataset:
     test: Split
     info: DataInfo
     processor: Processor | None = None
+
+    @cached_property
+    def inputs_change(self) -> bool:
+        """Whether some samples differ when they are read twice, because they are augmented at random.
+
+        Call this before the first step, because it reads samples.
+        """
+        return any(
+            not torch.equal(*(read_batch(split, spread(split), None)[0] for _ in range(2)))
+            for split in (self.train, self.test)
+            if len(split)
+        )
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def next_level(job: Job, earlier: EarlierWeights | None, control: Control, stage
     if not control.visit_done:
         return None
     larger = job.grows_into(control.visit)
-    return level_map(job, control.visit, earlier) if larger is None or larger.fits(stages) else None
+    return level_map(job, control.visit, earlier) if larger is None or larger.layouts.fits(stages) else None
 
 
 def level_map(job: Job, visit: int, earlier: EarlierWeights | None) -> LevelMap:

@@ -18,7 +18,7 @@ def make_cache(job: Job, worker: str) -> ActivationCache | None:
     settings = job.spec.cache
     if settings.policy is CachePolicy.NEVER or settings.memory_bytes + settings.disk_bytes == 0:
         return None
-    if job.inputs_change:
+    if job.dataset.inputs_change:
         logger.warning(
             "no cache: inputs change between two reads. To use a cache, number their variants, as AugmentedSplit does"
         )

@@ -75,8 +75,8 @@ class Forecast:
         job = self.job.at(visit)
         if job is self.job:
             return self
-        whole = self.job.cut(0, 1, 1, None)
-        assumed = self.job.step_model(None).step_seconds(0, whole, 1)
+        whole = self.job.layouts.cut(0, 1, 1, None)
+        assumed = self.job.layouts.step_model(None).step_seconds(0, whole, 1)
         unit = self.step_seconds(0, whole, 1) / assumed
         layers, all_layers = job.unit_bytes[1:-1], self.job.unit_bytes[1:-1]
         share = (sum(layers) / len(layers)) / (sum(all_layers) / len(all_layers))
@@ -117,7 +117,7 @@ class Forecast:
             return [Instant(None, boundary, boundary) for boundary in range(self.job.num_layers + 1)]
         steps = {0, *(step for step, _ in moves)}
         run = segments(moves, self.job.total_steps, self.job.order.steps_per_epoch)
-        offloads = self.job.step_model(self.costs).offloads
+        offloads = self.job.layouts.step_model(self.costs).offloads
         return [
             Instant(segment.first_step, segment.boundary, segment.off if offloads else 0)
             for segment in run
@@ -133,23 +133,23 @@ class Forecast:
             pipelines: number of pipelines (R).
             cached_layers: number of leading layers whose outputs for all samples have been in the caches.
         """
-        off = self.job.step_model(self.costs, cached_layers).off_layers(boundary, pipelines)
+        off = self.job.layouts.step_model(self.costs, cached_layers).off_layers(boundary, pipelines)
         return cut.prefix_layers(off)
 
     def cut(self, boundary: int, layout: Layout, cached_layers: int = 0) -> Cut:
         """The cut that the trainer would make for a layout. `cached_layers` is as in `off_layers`."""
-        costs = None if self.job.cuts_by_paper else self.costs
-        return self.job.cut(boundary, layout.stages, layout.pipelines, costs, cached_layers)
+        costs = None if self.job.layouts.cuts_by_paper else self.costs
+        return self.job.layouts.cut(boundary, layout.stages, layout.pipelines, costs, cached_layers)
 
     def candidates(self, boundary: int, layout: Layout, cached_layers: int = 0) -> list[Candidate]:
         """The ways to run a layout among which the trainer chooses, its choice first.
 
         Empty if costs are not measured, or if packing `Paper` ignores them. `cached_layers` is as in `off_layers`.
         """
-        if self.costs is None or self.job.cuts_by_paper:
+        if self.costs is None or self.job.layouts.cuts_by_paper:
             return []
         try:
-            return self.job.candidates(boundary, layout.stages, layout.pipelines, self.costs, cached_layers)
+            return self.job.layouts.candidates(boundary, layout.stages, layout.pipelines, self.costs, cached_layers)
         except MemoryBoundError:  # the trainer then cuts by assumed costs
             return []
 
@@ -160,7 +160,7 @@ class Forecast:
         """
         if cut.schedule not in ASYNCHRONOUS or cut.stages == 1:
             return []
-        chunks = self.job.step_model(self.costs).step(boundary, cut.micro_batch_size, pipelines).micro_batches
+        chunks = self.job.layouts.step_model(self.costs).step(boundary, cut.micro_batch_size, pipelines).micro_batches
         frozen = sum(cut.frozen_layers(boundary)[stage] == cut.stage_layers[stage] for stage in range(cut.stages - 1))
         steps = (chunks,) * min(self.job.spec.pipeline.most_steps, cut.stages)
         shape = RoundShape(cut.owners, sum(steps), frozen, steps=steps)
@@ -169,12 +169,12 @@ class Forecast:
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Predicted seconds of a step. Without costs the unit is the forward of one sample through one layer."""
-        seconds = self.job.step_model(self.costs).step_seconds(boundary, cut, pipelines)
+        seconds = self.job.layouts.step_model(self.costs).step_seconds(boundary, cut, pipelines)
         return seconds * self.unit_seconds
 
     def starting_step_seconds(self, first: Layout) -> float | None:
         """Predicted seconds of a step in the job's first layout with no frozen layers, as the leader would report."""
-        return self.job.starting_step_seconds(self.costs, first)
+        return self.job.layouts.starting_step_seconds(self.costs, first)
 
     def present(self, boundary: int, cut: Cut, layout: Layout, remaining_steps: int | None) -> Present:
         """What the leader would report about `layout` while the job trains in it.
@@ -185,18 +185,20 @@ class Forecast:
             layout: the layout.
             remaining_steps: steps until the job's end; None if unknown.
         """
-        seconds = self.job.choice_model(self.costs).step_seconds(boundary, cut, layout.pipelines)
+        seconds = self.job.layouts.choice_model(self.costs).step_seconds(boundary, cut, layout.pipelines)
         return Present(layout, seconds, remaining_steps)
 
     def offers(self, boundary: int, cached_layers: int = 0) -> list[Offer]:
         """The offers that the leader would report before it has measured a pause. Without costs pauses count as 0,
         because step times are then not in seconds. `cached_layers` is as in `off_layers`."""
         pause = 0.0 if self.costs is None else ASSUMED_PAUSE_SECONDS
-        return self.job.offers(boundary, self.costs, scale=1.0, pause_seconds=pause, cached_layers=cached_layers)
+        return self.job.layouts.offers(
+            boundary, self.costs, scale=1.0, pause_seconds=pause, cached_layers=cached_layers
+        )
 
     def ideal(self, bounds: Bounds) -> Ideal:
         """The shortest run that layouts within `bounds` could reach."""
-        return Ideal(self.job.step_model(self.costs), bounds, self.job.spec.pipeline.packing)
+        return Ideal(self.job.layouts.step_model(self.costs), bounds, self.job.spec.pipeline.packing)
 
     def segments(self) -> list[Segment] | None:
         """The run, split where layers freeze or train again and, with a cache, where it has the outputs of new frozen
@@ -204,12 +206,12 @@ class Forecast:
         moves = self.boundaries()
         if moves is None:
             return None
-        caught_up_after = self.job.order.steps_per_epoch if self.job.step_model(self.costs).cache_bytes else 0
+        caught_up_after = self.job.order.steps_per_epoch if self.job.layouts.step_model(self.costs).cache_bytes else 0
         return segments(moves, self.job.total_steps, caught_up_after)
 
     def segment_seconds(self, segment: Segment, cut: Cut, pipelines: int) -> float:
         """Predicted seconds of a step in a segment, with the outputs that the cache has in it."""
-        model = with_cache_of(self.job.step_model(self.costs), segment.boundary, segment.cached, segment.off)
+        model = with_cache_of(self.job.layouts.step_model(self.costs), segment.boundary, segment.cached, segment.off)
         return model.step_seconds(segment.boundary, cut, pipelines)
 
 

@@ -139,7 +139,7 @@ def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Pa
     stages = spec.pipeline.stages
     initial = Layout(stages, min(size // stages, spec.num_shards))
     _warn_of_idle(initial, size, resumed)
-    bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.bytes_budget)
+    bounds = Bounds(initial, 1, size, 1, spec.num_shards, job.layouts.bytes_budget)
     first = 1
     if resumed is not None:  # later generations than the checkpoint's may be in the record only
         first += max(Checkpointer(job).newest_generation(), newest_generation(run_dir))

@@ -2,12 +2,10 @@
 
 from pipetransformer.errors import ModelError
 
-from .chunk import Chunk
+from .chunk import Chunk, Loss, Target
 from .executor import Executor
-from .hooks import RoundHooks
 from .runner import RoundSums, StageRunner
-from .stage import Span, StageSpec
-from .target import Loss, Target
+from .stage import RoundHooks, Span, StageSpec
 
 __all__ = [
     "Chunk",

@@ -1,14 +1,20 @@
-"""A chunk: what passes through the spans of one worker, a micro-batch or a slice of its tokens."""
+"""A chunk: what passes through the spans of one worker, a micro-batch or a slice of its tokens. At the end of the last
+span a target takes its output: the loss in training, metrics in an evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from pipetransformer.cache import PrefixOutputs
-from pipetransformer.models import MicroBatchContext
+from pipetransformer.errors import ModelError, RunningModel
+from pipetransformer.models import MicroBatchContext, PipelineModel
+from pipetransformer.models.metrics import Metric, name_of
 from pipetransformer.schedules import RoundShape
+
+_LOSS = RunningModel("loss")
 
 
 @dataclass(slots=True)
@@ -78,3 +84,72 @@ class StepChunks:
         while len(self._made) <= number:
             self._made += self.make(self.shape.step_of(len(self._made)))
         return self._made[number]
+
+
+class Target(Protocol):
+    """Takes the outputs of the last span."""
+
+    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+        """Take the last span's output of a chunk. Returns the tensor where the chunk's backward starts."""
+        ...
+
+
+class Loss:
+    """Computes each chunk's loss."""
+
+    def __init__(self, model: PipelineModel) -> None:
+        self._model = model
+
+    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+        """Compute the chunk's summed loss and its weight, and keep both in the chunk. Returns the loss."""
+        assert chunk.labels is not None and chunk.weights is not None
+        with _LOSS:
+            sums = self._model.loss(output, chunk.labels, chunk.weights)
+            if not isinstance(sums[0], Tensor):
+                raise TypeError(
+                    f"the sum of losses is a {type(sums[0]).__name__}, which has no gradient. Return a tensor"
+                )
+            loss, weight = _scalars("loss", sums, output.device)
+            # If all samples have weight 0, the loss may not depend on the output. Then make it depend, with gradient 0.
+            if output.requires_grad and not loss.requires_grad and not weight:
+                loss = loss + output.flatten()[:0].sum()
+            chunk.loss, chunk.weight = loss.detach(), weight.detach()
+        chunk.labels = chunk.weights = None  # a round of many steps keeps its chunks to the end
+        return loss
+
+
+class Scores:
+    """Sums metrics over all chunks.
+
+    Attributes:
+        sums: (metrics, 2) sums of numerators and denominators in float64, on the CPU.
+    """
+
+    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
+        self._metrics = metrics
+        self.sums = torch.zeros(len(metrics), 2, dtype=torch.float64)
+
+    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+        """Add the chunk's samples to the sums."""
+        assert chunk.labels is not None and chunk.weights is not None
+        for index, metric in enumerate(self._metrics):
+            with RunningModel(f"metric {name_of(metric)}"):
+                parts = _scalars(name_of(metric), metric(output, chunk.labels, chunk.weights), output.device)
+                self.sums[index] += torch.stack([part.double() for part in parts]).cpu()
+        return output
+
+
+def _scalars(what: str, sums: Iterable[Tensor | float], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The two sums that the loss or metric named `what` returned, as tensors.
+
+    Raises:
+        ModelError: they are not scalars.
+    """
+    first, second = (
+        each.to(device) if isinstance(each, Tensor) else torch.tensor(each, dtype=torch.float64, device=device)
+        for each in sums
+    )
+    if first.dim() or second.dim():
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ModelError(f"{what} returned sums of the shapes {shapes}: both must be scalars")
+    return first, second

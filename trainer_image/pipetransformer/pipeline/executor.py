@@ -18,14 +18,12 @@ from pipetransformer.cache import run_frozen
 from pipetransformer.device_copies import to_device
 from pipetransformer.errors import RunningModel
 from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation, Receive, RoundShape, Send, Value
-from pipetransformer.schedules.order import given
+from pipetransformer.schedules.operations import given
 
 from . import split
-from .chunk import Chunks
-from .hooks import RoundHooks
-from .stage import Passage, Span
+from .chunk import Chunks, Target
+from .stage import Passage, RoundHooks, Span
 from .stopwatch import Stopwatch
-from .target import Target
 
 _BACKWARD = RunningModel("backward")
 

@@ -1,6 +1,7 @@
-"""The stage that one worker of a pipeline holds: its facts, and the spans of units that the worker runs."""
+"""The stage that one worker of a pipeline holds: its facts, the spans that the worker runs, and hooks around them."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,7 +15,8 @@ from pipetransformer.models import run_unit
 from pipetransformer.schedules import RoundShape, Schedule
 
 from .chunk import Chunk
-from .hooks import RoundHooks
+
+_PLAIN = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,35 @@ class StageSpec:
         """
         frozen = sum(self.num_frozen(span) == len(span) for span in self.spans)
         return RoundShape(self.owners, chunks, frozen if training else len(self.owners), slices)
+
+
+class RoundHooks:
+    """Called around the computations of a round, for code that sums gradients or changes weights within the round.
+
+    The methods do nothing; a subclass overrides those that it needs.
+    """
+
+    def weights(self, span: int, chunk: int) -> AbstractContextManager[None]:
+        """A context for the forward of a chunk on a span. It may put other weights in place for the forward."""
+        return _PLAIN
+
+    def weights_back(self, span: int, chunk: int) -> AbstractContextManager[None]:
+        """A context for the backward of a chunk on a span. It may put other weights in place for the backward.
+        Gradients still add up in the `grad` of the parameters."""
+        return _PLAIN
+
+    def step(self, span: int, step: int, weight: Tensor) -> None:
+        """Step the optimizer on the span's weights: the schedule has a `STEP` action here.
+
+        Args:
+            span: index of the span.
+            step: number of the step in the round.
+            weight: summed weight of the losses of the step's chunks in this pipeline, float64.
+        """
+
+    def passed(self, unit: int) -> None:
+        """Called when a chunk's backward has passed this unit. The chunk's gradients of the unit's weights are then
+        complete."""
 
 
 class Passage:

@@ -1,11 +1,22 @@
 """Schedules of a pipeline as data: each worker's list of computations, and the messages between workers in order."""
 
-from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
 from .ahead import Ahead, RoundSeconds
 from .asynchronous import Asynchronous, staleness
 from .flushed import GPipe, OneForwardOneBackward
 from .make import make_schedule
-from .order import MessageKind, Operation, Receive, Send, Value, planned
+from .operations import (
+    Action,
+    ActionKind,
+    MessageKind,
+    Operation,
+    Receive,
+    RoundShape,
+    Schedule,
+    ScheduleError,
+    Send,
+    Value,
+)
+from .order import planned
 from .owners import Fitted, OwnsSpans, fit, one_each
 from .simulate import Program, RoundCosts, Simulated, simulate
 from .tera import TeraPipe

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
-from .order import Value, given, needed
+from .operations import Action, ActionKind, RoundShape, Schedule, ScheduleError, Value, given, needed
 
 #: Ways to fill gaps; `Ahead` tries each and takes the shortest round, because none is always best. The first number is
 #: the share of a frozen unit's forward that a gap must have room for. With 0 a worker is never idle, but its input may

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from .actions import Action, ActionKind, RoundShape
 from .flushed import OneForwardOneBackward
+from .operations import Action, ActionKind, RoundShape
 
 
 @dataclass(frozen=True, slots=True)

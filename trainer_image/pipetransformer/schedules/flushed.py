@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .actions import Action, ActionKind, RoundShape, ScheduleError
+from .operations import Action, ActionKind, RoundShape, ScheduleError
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 
 from pipetransformer_contract.spec import ScheduleName
 
-from .actions import Action, ActionKind, RoundShape, ScheduleError
 from .flushed import OneForwardOneBackward
+from .operations import Action, ActionKind, RoundShape, ScheduleError
 from .owners import owners_of
 
 _KINDS = {

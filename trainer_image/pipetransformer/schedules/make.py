@@ -5,9 +5,9 @@ from collections.abc import Hashable
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import ScheduleName
 
-from .actions import Schedule, ScheduleError
 from .asynchronous import Asynchronous
 from .flushed import GPipe, OneForwardOneBackward
+from .operations import Schedule, ScheduleError
 from .tera import TeraPipe
 
 _DEFAULT_SPANS = 2

@@ -10,12 +10,22 @@ operation in the shared order that is not done: all operations that it waits for
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
 
-from .actions import Action, ActionKind, RoundShape, Schedule, ScheduleError
+from .operations import (
+    Action,
+    ActionKind,
+    Operation,
+    Receive,
+    RoundShape,
+    Schedule,
+    ScheduleError,
+    Send,
+    Value,
+    given,
+    needed,
+)
 
 #: Assumed durations. They only decide which worker's computation comes first in the shared order.
 _TURNS = {
@@ -33,77 +43,6 @@ _TRAINED = (
     (ActionKind.FORWARD, ActionKind.BACKWARD),
     (ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT),
 )
-
-
-class MessageKind(StrEnum):
-    ACTIVATION = "Activation"
-    GRADIENT = "Gradient"
-    PREFIX = "Prefix"
-    WEIGHT = "Weight"
-
-
-#: What a computation on one span takes from the same kind of computation on the next span.
-_PASSED_DOWN = {
-    ActionKind.BACKWARD: MessageKind.GRADIENT,
-    ActionKind.INPUT_GRADIENT: MessageKind.GRADIENT,
-    ActionKind.STEP: MessageKind.WEIGHT,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor that one computation makes for another. `span` is the span that takes it, for `chunk`.
-
-    An `ACTIVATION` is the span's input. A `GRADIENT` is the gradient of the span's output. A `PREFIX` is the output of
-    the last frozen unit; for a chunk of the next round, that round uses it. A `WEIGHT` is the sum of the weights of a
-    step's samples, by which a `STEP` divides its gradients; its `chunk` is the number of the step.
-    """
-
-    kind: MessageKind
-    span: int
-    chunk: int
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send `value` to the worker `peer`."""
-
-    value: Value
-    peer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Post the receive of `value` from the worker `peer`, without waiting. The computation that needs it waits."""
-
-    value: Value
-    peer: int
-
-
-Operation = Action | Send | Receive
-
-
-def needed(action: Action, shape: RoundShape) -> Value | None:
-    """The value that this computation takes from another one of this round; None if it takes none."""
-    if action.kind is ActionKind.FORWARD:
-        if action.span > 0:
-            return Value(MessageKind.ACTIVATION, action.span, action.chunk)
-        made_now = shape.prefix_units and not shape.prefix_made
-        return Value(MessageKind.PREFIX, 0, action.chunk) if made_now else None
-    if action.kind in _PASSED_DOWN and action.span < len(shape.owners) - 1:
-        return Value(_PASSED_DOWN[action.kind], action.span, action.chunk)
-    return None
-
-
-def given(action: Action, shape: RoundShape) -> Value | None:
-    """The value that this computation makes for another one; None if it makes none."""
-    if action.kind is ActionKind.FORWARD and action.span < len(shape.owners) - 1:
-        return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)
-    if action.kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
-        return Value(MessageKind.PREFIX, 0, action.chunk)
-    if action.kind in _PASSED_DOWN and shape.gives_gradient(action.span):
-        return Value(_PASSED_DOWN[action.kind], action.span - 1, action.chunk)
-    return None
 
 
 @lru_cache(maxsize=256)

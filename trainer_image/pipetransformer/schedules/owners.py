@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from pipetransformer_contract.spec import ScheduleName
 
-from .actions import Schedule
+from .operations import Schedule
 
 #: Schedules of torch that need the micro-batches in equal rounds: M must be a multiple of max(1, M // K).
 _IN_ROUNDS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE})

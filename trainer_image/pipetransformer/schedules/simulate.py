@@ -11,8 +11,17 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .actions import Action, ActionKind, RoundShape, ScheduleError
-from .order import MessageKind, Operation, Receive, Send, Value
+from .operations import (
+    Action,
+    ActionKind,
+    MessageKind,
+    Operation,
+    Receive,
+    RoundShape,
+    ScheduleError,
+    Send,
+    Value,
+)
 
 #: What determines a node's seconds: (kind, span, slice) of a computation, the units of a `PREFIX`, or the slice number
 #: of a message.

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from .actions import Action, RoundShape, ScheduleError
 from .flushed import in_turns, there_and_back
+from .operations import Action, RoundShape, ScheduleError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pipetransformer.state.prediction import predict
 from pipetransformer_contract.spec import ScheduleName
 
 from .commit import Committer
-from .gradient_reduction import GradientReducer
+from .gradients import GradientReducer
 
 
 @dataclass(slots=True)

@@ -80,7 +80,7 @@ class Committer:
             state.moments,
             job.no_decay,
             self.gradients.packs,
-            predicts=job.predicts,
+            predicts=job.spec.pipeline.predicts,
         )
         self.layout = layout
         return self.gradients
@@ -129,7 +129,7 @@ class Committer:
         self.gradients.scale(scale)
         set_learning_rate(self.optimizer, self.rate(step))
         with RunningModel("step of the optimizer"):
-            if self._job.predicts:
+            if self._job.spec.pipeline.predicts:
                 keep_last_gradients(self.optimizer)
             self.optimizer.step()
 
@@ -228,7 +228,7 @@ class Committer:
     def _note(self, control: Control, layout: StageLayout, pipelines: Iterable[int]) -> None:
         """Write what these pipelines trained in the last committed round into the ledger."""
         for step in range(control.step - 1 - len(control.earlier_steps), control.step):
-            dealt = self._job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)
+            dealt = self._job.dealer.train(step, layout.pipelines, layout.micro_batch_size)
             for pipeline in pipelines:
                 self._ledger.append(
                     step=step,

@@ -39,7 +39,7 @@ def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     layout, test = member.layout, job.dataset.test
-    micro_batches = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]
+    micro_batches = job.dealer.test(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]
     with watchdog.timing("rehearsal", member.groups.connections):
         member.runner.evaluate(micro_batches, test, list(job.metrics.values()), name="test")
 
@@ -67,7 +67,7 @@ def evaluate(
         StorageError: the best model cannot be written, and waiting will not help.
     """
     layout, control = member.layout, state.control
-    dealt = job.test_micro_batches(layout.pipelines, layout.micro_batch_size)
+    dealt = job.dealer.test(layout.pipelines, layout.micro_batch_size)
     own, metrics = dealt[layout.pipeline], list(job.metrics.values())
     with watchdog.timing("evaluation", member.groups.connections, ROUND) as timing:
         slices = _Slices(member, list(map(member.runner.lengths_of_parts, dealt)), hooks, timing)

@@ -90,7 +90,7 @@ class Kit:
         if not layout.is_first:
             return False
         awaited = layout.cut.prefix_layers(control.awaited_layers)
-        leave = self.host_apart and self.job.offloads and awaited > control.cached_layers
+        leave = self.host_apart and self.job.layouts.offloads and awaited > control.cached_layers
         return not (leave and self.cache.holds_epoch(layout, awaited))
 
     def place(self, state: WorkerState, member: Membership) -> None:

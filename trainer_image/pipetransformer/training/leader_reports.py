@@ -170,7 +170,7 @@ class Forecast:
         predict new offers."""
         if self._offered.holds_for(control, self._job.level):
             self._offered.offers = self._offered.lengths()
-            model = self._job.choice_model(_costs(control), control.settled_cached_layers)
+            model = self._job.layouts.choice_model(_costs(control), control.settled_cached_layers)
             self._predict_present(control, model, scale=None)
         else:
             self.predict(control)
@@ -202,13 +202,13 @@ class Forecast:
         """Make new offers, and predict the time of a step in the present layout. As long as `step_seconds` is None, the
         offers have no step times."""
         job, costs = self._job, _costs(control)
-        model = job.choice_model(costs, control.settled_cached_layers)
-        scale = self._scale(model) if job.cuts_by_paper or costs is not None else None
+        model = job.layouts.choice_model(costs, control.settled_cached_layers)
+        scale = self._scale(model) if job.layouts.cuts_by_paper or costs is not None else None
         self._costs = control.costs
         self._offered.boundary = control.settled_boundary
         self._offered.cached_layers = control.settled_cached_layers
         self._offered.level = job.level
-        self._offered.offers = job.offers(
+        self._offered.offers = job.layouts.offers(
             control.settled_boundary,
             costs,
             scale=scale,
@@ -222,7 +222,7 @@ class Forecast:
         self.idle_share = model.idle_share(control.boundary, self._cut, pipelines)
         present = model.step_seconds(control.settled_boundary, self._cut, pipelines)
         self.step_seconds = None if scale is None else scale * present
-        starting = None if scale is None else self._job.starting_step_seconds(_costs(control), control.began_in)
+        starting = None if scale is None else self._job.layouts.starting_step_seconds(_costs(control), control.began_in)
         self.starting_step_seconds = None if scale is None or starting is None else scale * starting
 
     def _scale(self, model: StepModel) -> float | None:
@@ -277,8 +277,8 @@ class LevelAhead:
         """Offers for the larger model: the numbers of stages in which it fits. They have no step times, because none
         were measured."""
         assert self._grows_into is not None
-        offers = self._grows_into.offers(0, None, scale=None, pause_seconds=ASSUMED_PAUSE_SECONDS)
-        return [offer for offer in offers if self._grows_into.fits(offer.stages)]
+        offers = self._grows_into.layouts.offers(0, None, scale=None, pause_seconds=ASSUMED_PAUSE_SECONDS)
+        return [offer for offer in offers if self._grows_into.layouts.fits(offer.stages)]
 
 
 class OperatorReports:
@@ -360,7 +360,7 @@ class OperatorReports:
             why_schedule=layout.cut.why_schedule,
             frozen_forward=layout.cut.frozen_forward,
             why_frozen_forward=layout.cut.why_in_place,
-            bytes_budget=job.bytes_budget,
+            bytes_budget=job.layouts.bytes_budget,
             offers=self._forecast.offers if upcoming is None else self._level_ahead.offers,
             level=job.level,
             upcoming=upcoming,

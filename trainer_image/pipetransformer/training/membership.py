@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.cache import ActivationCache
-from pipetransformer.data import Readers
+from pipetransformer.data import MicroBatch, Readers
 from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store, drop_groups
@@ -20,7 +20,7 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
 from .commit import Committer
-from .gradient_reduction import GradientReducer
+from .gradients import GradientReducer
 from .leader import Leader
 from .vote import Vote
 
@@ -109,20 +109,22 @@ class Membership:
             spans=layout.spans,
             owners=layout.owners,
             boundary=state.control.boundary,
-            schedule=job.schedule_of(layout.cut),
+            schedule=job.layouts.schedule_of(layout.cut),
             group=self.groups.pipeline,
             device=device,
             dtype=job.dtype,
             autocast=job.autocast,
             recompute=job.spec.training.activation_checkpointing,
-            token_slices=job.token_slices(state.control, layout.cut, layout.pipelines),
+            token_slices=job.layouts.token_slices(state.control, layout.cut, layout.pipelines),
         )
         if spec.token_slices:
             logger.info("the longest samples run in slices of %s tokens", ", ".join(map(str, spec.token_slices)))
         units = [state.units[index] for index in layout.units]
-        self.runner = StageRunner(
-            spec, job.model, units, activations, lambda step: job.training_share(step, layout), readers
-        )
+
+        def micro_batches_of(step: int) -> list[MicroBatch]:
+            return job.dealer.train(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
+
+        self.runner = StageRunner(spec, job.model, units, activations, micro_batches_of, readers)
         self._run_ahead(job, state, cached=activations is not None)
         if self.reducer is not None:
             self.reducer.close()
@@ -136,7 +138,7 @@ class Membership:
         the next regroup. Until then frozen forwards run in place, as part of their own round.
         """
         cut, boundary = self.layout.cut, state.control.boundary
-        ahead = job.ahead(cut, state.control)
+        ahead = job.layouts.ahead(cut, state.control)
         frozen = 0 if ahead is None else first_trainable(boundary)
         if frozen > self.copied_units:
             logger.info("%d layers are frozen: the frozen forwards run in place until the next regroup", boundary)

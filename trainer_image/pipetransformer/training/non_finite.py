@@ -47,7 +47,7 @@ def find_beginning(job: Job, control: Control, vote: Vote, member: Membership, w
         assert unit is not None
         return Beginning("gradient", job.at(control.visit).model.unit_name(unit))
     layout, step = member.layout, control.step - 1
-    micro_batches = job.training_micro_batches(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
+    micro_batches = job.dealer.train(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
     with watchdog.timing("search", member.groups.connections, ROUND):
         own = member.runner.first_non_finite(step, micro_batches, job.dataset.train)
         first = torch.tensor(math.inf if own is None else own, dtype=torch.float64)

@@ -9,18 +9,21 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from pipetransformer.data import MicroBatch
 from pipetransformer.elastic.transport.exchange import SIMILARITIES, Exchange
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint
+from pipetransformer.job.job import Job
 from pipetransformer.state.control import Control
+from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation
+from pipetransformer_contract.spec import ASYNCHRONOUS
 
 from .asynchronous import WEIGHTS
 from .kit import Kit
 from .leader import wall_clock
 from .membership import Membership
-from .round_length import steps_of_round
 from .similarity import similarities
 from .vote import StepSums, Vote
 
@@ -59,7 +62,7 @@ class Rounds:
         Raises:
             SpecError: the policy failed.
         """
-        return steps_of_round(self._kit.job, state.control, member.layout, policy, member.first_step)
+        return _steps_of_round(self._kit.job, state.control, member.layout, policy, member.first_step)
 
     def train(self, state: WorkerState, policy: PolicyCopy, member: Membership, steps: int = 1) -> Vote:
         """Train a round of `steps` global batches, one for each step, and commit it. Returns the vote.
@@ -127,7 +130,7 @@ class Rounds:
         """Compute the gradients of one global batch. The optimizer steps later, after the vote."""
         kit, reducer = self._kit, member.reducer
         assert reducer is not None
-        own = kit.job.training_share(step, member.layout)
+        own = self._own(step, member.layout)
         reducer.begin(member.runner.num_chunks(own))
         member.ballots.expect()
         sums = member.runner.train(step, own, kit.job.dataset.train, reducer if reducer.sums else None)
@@ -141,7 +144,7 @@ class Rounds:
         kit, layout, runner = self._kit, member.layout, member.runner
         assert member.reducer is not None
         kit.committer.begin_steps()
-        dealt = [kit.job.training_share(step, layout) for step in range(first, first + steps)]
+        dealt = [self._own(step, layout) for step in range(first, first + steps)]
         staleness = runner.staleness(dealt)
         hooks = WEIGHTS[layout.schedule](
             kit.committer,
@@ -157,6 +160,10 @@ class Rounds:
         norms = hooks.norms or [[0.0] * layout.cut.num_units] * steps
         *earlier, last = (StepSums(one.loss, one.weight, sum(own)) for one, own in zip(sums, norms, strict=True))
         return _Computed(last, norms[-1], earlier, staleness.by_step)
+
+    def _own(self, step: int, layout: StageLayout) -> list[MicroBatch]:
+        """The micro-batches of this worker's pipeline at a step."""
+        return self._kit.job.dealer.train(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
 
     def agree(self, control: Control, member: Membership, *, waits: bool) -> Vote:
         """Vote without training a step, on whether a newer generation exists and whether a member leaves.
@@ -200,7 +207,7 @@ class Rounds:
             return []
         if not policy.needs_similarities(control.step + steps):
             return []
-        micro_batches = job.probe_micro_batches(layout.micro_batch_size)
+        micro_batches = job.dealer.probe(layout.micro_batch_size)
         front = state.units.get(control.boundary + 1)
         train, tells = job.dataset.train, layout.pipeline == 0
         own = similarities(member.runner, front, micro_batches, train, tells=tells)
@@ -239,3 +246,42 @@ class Rounds:
         self._kit.reserve.release()
         # All members have voted, so the first worker of each pipeline has put its address into the store.
         self._kit.cache.hand_over(member.layout, member.store)
+
+
+def _steps_of_round(job: Job, control: Control, layout: StageLayout, policy: PolicyCopy, first_step: int) -> int:
+    """The number of steps in the next round: as many as the spec allows, but only up to the next step that other work
+    follows.
+
+    Such work is an evaluation, a checkpoint, a mirror or a decision of the freeze policy. A round also ends with an
+    epoch and with the job. It has a single step in these cases:
+
+    - The schedule is synchronous.
+    - The pipeline has one stage, which never waits for another.
+    - A longer round had a step that was not finite. Its steps are trained again.
+    - It is the first round after a regroup or a level change, because its end also ends the pause.
+
+    Args:
+        job: the job that trains.
+        control: the control state.
+        layout: layout of the generation.
+        policy: the freeze policy, which tells after which step it decides next.
+        first_step: number of committed steps when this worker's membership began (`Membership.first_step`).
+
+    Raises:
+        SpecError: the policy failed.
+    """
+    spec, step = job.spec, control.step
+    if layout.schedule not in ASYNCHRONOUS or layout.stages == 1:
+        return 1
+    if step == first_step or step < control.one_a_round_until:
+        return 1
+    intervals = [job.order.steps_per_epoch, job.evaluation_steps]
+    ends = [step + spec.pipeline.most_steps, job.total_steps]
+    if spec.checkpoint is not None and spec.checkpoint.every_steps is not None:
+        intervals.append(spec.checkpoint.every_steps)
+    if spec.mirror is not None:
+        intervals.append(spec.mirror.every_steps)
+    if (decision := policy.next_decision(step)) is not None:
+        ends.append(decision)
+    ends += [step + interval - step % interval for interval in intervals]
+    return min(ends) - step

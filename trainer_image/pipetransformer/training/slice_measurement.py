@@ -23,7 +23,7 @@ from .cost_measurement import WARM_UP_STEPS
 def slices_due(job: Job, control: Control, layout: StageLayout) -> bool:
     """Whether to measure slices now: early in a job, and after layers have thawed, whose backward was not measured.
     Never if measured times do not decide the slices, or with one stage."""
-    if not job.plans_slices or layout.stages == 1:
+    if not job.layouts.plans_slices or layout.stages == 1:
         return False
     before = control.slice_costs
     if before is None:

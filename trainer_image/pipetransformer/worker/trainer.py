@@ -24,9 +24,10 @@ from pipetransformer.checkpoint.level_weights import LevelWeights
 from pipetransformer.data import Readers
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
+from pipetransformer.elastic.regroup.agreement import RegroupError
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
-from pipetransformer.elastic.regroup.transaction import Regrouped, RegroupError, change_level, regroup
+from pipetransformer.elastic.regroup.transaction import Regrouped, change_level, regroup
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
@@ -309,10 +310,10 @@ class Trainer:
         """In the last steps before the model grows, begin to read what the next level keeps of this worker's units."""
         control, multi_level = self._state.control, self._job.spec.multi_level
         larger = self._job.grows_into(control.visit)
-        if larger is None or multi_level is None or multi_level.alpha == 1 or not larger.fits(layout.stages):
+        if larger is None or multi_level is None or multi_level.alpha == 1 or not larger.layouts.fits(layout.stages):
             return
         if control.step >= self._job.visits[control.visit].end - _READ_AHEAD_STEPS:
-            cut = larger.cut(0, layout.stages, layout.pipelines, None)
+            cut = larger.layouts.cut(0, layout.stages, layout.pipelines, None)
             self._level_weights.read_ahead(larger.level, cut.held_by(layout.stage))
 
     def _leave(self, member: Membership) -> Ending | None:
@@ -333,7 +334,7 @@ class Trainer:
         generation comes whose pipelines hold it, so that what is trained never depends on the cluster."""
         kit, state, between = self._kit, self._state, self._between
         larger = kit.job.grows_into(state.control.visit)
-        fits = larger is None or larger.fits(member.layout.stages)
+        fits = larger is None or larger.layouts.fits(member.layout.stages)
         began = time.perf_counter()
         if fits and not between.end_visit(state, member):
             return self._leave(member)

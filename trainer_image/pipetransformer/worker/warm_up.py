@@ -38,7 +38,7 @@ def warm_up(job: Job, device: torch.device, reserve: Reserve) -> None:
     try:
         _train(job, device)
         if device.type == "cpu":
-            reserve.fill(job.stage_bytes)
+            reserve.fill(job.layouts.stage_bytes)
     except Exception as error:  # noqa: BLE001 - judged below
         _pass_over(error, "this worker is not warm")
 
@@ -69,7 +69,7 @@ def _train(job: Job, device: torch.device) -> None:
         recompute=job.spec.training.activation_checkpointing,
     )
     runner = StageRunner(spec, job.model, list(state.units.values()))
-    micro_batch = job.training_micro_batches(0, 1, job.micro_batch_size)[0][0]
+    micro_batch = job.dealer.train(0, 1, job.micro_batch_size)[0][0]
     runner.train(0, [micro_batch], job.dataset.train)
     optimizer = make_optimizer(job.spec.training.optimizer, state.trained_parameters(), state.moments, job.no_decay)
     assert optimizer is not None

@@ -20,14 +20,13 @@ from pipetransformer.data import (
     TensorSplit,
     augmentation_key,
     deal,
-    inputs_change,
     lengths_of,
     load_dataset,
-    pipelines_of,
     read_batch,
     shards_of,
     weights_of,
 )
+from pipetransformer.data.order import pipelines_of
 from pipetransformer.errors import SpecError
 from pipetransformer.job.load import load_job
 from pipetransformer_contract.spec import Data
@@ -183,23 +182,29 @@ def test_dealing_gives_every_sample_once_whatever_the_width(
 
 @pytest.mark.parametrize("pipelines", [1, 3, 4])
 def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> None:
-    job = load_job(make_spec(ADAMW))
+    dealer = load_job(make_spec(ADAMW)).dealer
     for split, dealt in (
-        ("train", job.training_micro_batches(2, pipelines, 5)),
-        ("test", job.test_micro_batches(pipelines, 5)),
+        ("train", dealer.train(2, pipelines, 5)),
+        ("test", dealer.test(pipelines, 5)),
     ):
         for pipeline, micro_batches in enumerate(dealt):
-            assert {job.user(split, i, pipelines) for micro_batch in micro_batches for i in micro_batch.real_ids} == {
-                pipeline
-            }
+            assert {
+                dealer.user(split, i, pipelines) for micro_batch in micro_batches for i in micro_batch.real_ids
+            } == {pipeline}
 
 
 @pytest.mark.parametrize("pipelines", [1, 2, 3, 4, 7])
 def test_every_held_out_sample_is_scored_once_whatever_the_width(pipelines: int) -> None:
     job = load_job(make_spec(ADAMW))
-    dealt = job.test_micro_batches(pipelines, 5)
+    dealt = job.dealer.test(pipelines, 5)
     scored = [i for micro_batches in dealt for micro_batch in micro_batches for i in micro_batch.real_ids]
     assert sorted(scored) == list(range(len(job.dataset.test)))
+
+
+def test_nothing_is_dealt_after_the_last_step() -> None:
+    job = load_job(make_spec(ADAMW))
+    assert all(job.dealer.train(job.total_steps - 1, 2, 5))
+    assert job.dealer.train(job.total_steps, 2, 5) == [[], []]
 
 
 def test_samples_weigh_one_and_padding_nothing() -> None:
@@ -272,9 +277,9 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     flipped = Flipped(plain.inputs, plain.targets)
     info = DataInfo((3,), 40)
 
-    assert not inputs_change(Dataset(plain, plain, info))
-    assert inputs_change(Dataset(flipped, plain, info))
-    assert inputs_change(Dataset(plain, flipped, info))
+    assert not Dataset(plain, plain, info).inputs_change
+    assert Dataset(flipped, plain, info).inputs_change
+    assert Dataset(plain, flipped, info).inputs_change
 
 
 def test_a_sample_as_it_is_shares_no_cached_activation_with_its_variants() -> None:

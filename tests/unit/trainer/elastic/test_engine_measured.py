@@ -57,13 +57,13 @@ def test_every_length_and_width_is_offered_as_soon_as_it_is_measured(run: Ran) -
 
 def test_a_cut_in_a_pause_reads_no_samples(spec: TrainerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     job = load_job(spec)
-    assert not job.inputs_change, "as its cache asks before the first step"
+    assert not job.dataset.inputs_change, "as its cache asks before the first step"
 
     def fail(*_: object) -> None:
         raise AssertionError
 
     monkeypatch.setattr(type(job.dataset.train), "batch", fail)
-    job.cut(0, 2, 2, assumed_costs(job.num_layers))
+    job.layouts.cut(0, 2, 2, assumed_costs(job.num_layers))
 
 
 def test_the_present_layout_cut_by_the_same_measurements_promises_no_gain(run: Ran) -> None:

@@ -10,10 +10,11 @@ from torch import nn
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from pipetransformer.elastic.regroup import assemble
+from pipetransformer.elastic.regroup.agreement import RegroupError
 from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
-from pipetransformer.elastic.regroup.transaction import RegroupError, regroup
+from pipetransformer.elastic.regroup.transaction import regroup
 from pipetransformer.elastic.regroup.transfer import UNHEARD, Transfer
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, make_plan
 from pipetransformer.elastic.transport.connections import Connections

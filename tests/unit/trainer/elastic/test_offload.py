@@ -239,7 +239,7 @@ def test_measured_offers_obey_declared_bytes_and_count_what_has_left(tmp_path: P
     costs = measure_here(job).model_copy(update={"host_apart": True})
     needed = []
     for cached_layers in (0, 3):
-        model = job.step_model(costs, cached_layers)
+        model = job.layouts.step_model(costs, cached_layers)
         needed.append(model.bytes_per_worker(4, model.cut(4, 1, 1), 1))
     assert needed[1] < needed[0]
 

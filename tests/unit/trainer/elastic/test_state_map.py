@@ -156,8 +156,8 @@ class Published:
 
 def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
     watchdog, codec = Watchdog(), UnitCodec(ADAMW, LAYERS)
-    job = mock.Mock(spec_set=["at", "cut", "codec", "data_digest", "shells"])  # nothing comes from the seed
-    job.cut, job.codec, job.data_digest = cut_halved, codec, ""
+    job = mock.Mock(spec_set=["at", "layouts", "codec", "data_digest", "shells"])  # nothing comes from the seed
+    job.layouts, job.codec, job.data_digest = mock.Mock(cut=cut_halved), codec, ""
     job.shells = [block().to("meta") for _ in range(LAYERS + 2)]
     job.at = lambda visit: job
     return RegroupTools(

@@ -48,8 +48,7 @@ def test_decisions_by_plasticity_do_not_depend_on_the_layout(tmp_path: Path) -> 
 def test_the_probe_is_the_same_whatever_the_micro_batch() -> None:
     job = load_job(spec_of())
     probes = [
-        [sample for micro_batch in job.probe_micro_batches(size) for sample in micro_batch.real_ids]
-        for size in (3, 16, 50)
+        [sample for micro_batch in job.dealer.probe(size) for sample in micro_batch.real_ids] for size in (3, 16, 50)
     ]
     assert probes[0] == probes[1] == probes[2]
     assert len(set(probes[0])) == 16

@@ -21,13 +21,13 @@ TINY = COSTS.model_copy(update={"worker_bytes": 1})
     ],
 )
 def test_without_a_choice_1f1b_runs_and_the_cut_says_why(stages: int, costs: ModelCosts | None, why: str) -> None:
-    cut = load_job(make_spec("Auto")).cut(0, stages, 1, costs)
+    cut = load_job(make_spec("Auto")).layouts.cut(0, stages, 1, costs)
     assert (cut.schedule, cut.why_schedule) == ("OneForwardOneBackward", why)
 
 
 def test_a_choice_and_a_schedule_of_the_spec_need_no_reason() -> None:
-    assert load_job(make_spec("Auto")).cut(0, 4, 1, COSTS).why_schedule == ""
-    assert load_job(make_spec("OneForwardOneBackward")).cut(0, 4, 1, None).why_schedule == ""
+    assert load_job(make_spec("Auto")).layouts.cut(0, 4, 1, COSTS).why_schedule == ""
+    assert load_job(make_spec("OneForwardOneBackward")).layouts.cut(0, 4, 1, None).why_schedule == ""
 
 
 def make_spec(schedule: str) -> TrainerSpec:

@@ -129,7 +129,9 @@ def test_a_level_is_a_job_with_another_model_and_the_same_run(tmp_path: Path) ->
     assert [level.num_layers for level in levels] == [8, 4, 2, 4, 8]
     assert [level.model.activation[-1] for level in levels] == [32, 16, 8, 16, 32]
     assert levels[1] is levels[3] and levels[4] is job
-    assert all(level.identity == job.identity and level.bytes_budget == job.bytes_budget for level in levels)
+    assert all(
+        level.identity == job.identity and level.layouts.bytes_budget == job.layouts.bytes_budget for level in levels
+    )
     assert sum(levels[1].unit_bytes) < sum(job.unit_bytes) / 4
     assert "blocks.0.mlp.0.bias" in levels[2].no_decay and "blocks.0.mlp.0.weight" not in levels[2].no_decay
     assert job.identity["multiLevel"]["descentSteps"] == 2
@@ -162,13 +164,13 @@ def test_a_level_knows_the_data_of_the_whole_job(tmp_path: Path, monkeypatch: py
     job = level_job("own-vit", tmp_path)
     asked = Mock(return_value="read once")
     monkeypatch.setattr("pipetransformer.job.job.digest", asked)
-    monkeypatch.setattr("pipetransformer.job.job.inputs_change", asked)
-    of_the_job = (job.data_digest, job.training_digest, job.inputs_change, job.offloads)
+    of_the_job = (job.data_digest, job.training_digest)
     count = asked.call_count
 
     small = job.at(1)
 
-    assert (small.data_digest, small.training_digest, small.inputs_change, small.offloads) == of_the_job
+    assert (small.data_digest, small.training_digest) == of_the_job
+    assert small.dataset is job.dataset, "it knows whether inputs change"
     assert asked.call_count == count
     assert small.whole is job and small.at(0) is job and small.at(1) is small
 

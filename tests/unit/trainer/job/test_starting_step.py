@@ -21,19 +21,20 @@ SPEC = TrainerSpec.model_validate(
 
 def test_a_job_that_began_smaller_is_compared_with_its_slower_start() -> None:
     job, costs = load_job(SPEC), assumed_costs(LAYERS)
-    asked, began = job.starting_step_seconds(costs, None), job.starting_step_seconds(costs, Layout(4, 1))
+    asked = job.layouts.starting_step_seconds(costs, None)
+    began = job.layouts.starting_step_seconds(costs, Layout(4, 1))
     assert asked is not None and began is not None
-    assert asked == job.starting_step_seconds(costs, Layout(4, 2))
+    assert asked == job.layouts.starting_step_seconds(costs, Layout(4, 2))
     assert began > 1.5 * asked
 
 
 def test_a_start_that_fits_only_with_frozen_layers_is_compared_with_the_layout_of_the_spec() -> None:
     job, costs = load_job(SPEC), assumed_costs(LAYERS)
-    model = job.choice_model(costs)
+    model = job.layouts.choice_model(costs)
     fits_four_stages = model.bytes_per_worker(0, model.cut(0, 4, 2), 2)
     small = costs.model_copy(update={"worker_bytes": fits_four_stages})
-    asked = job.starting_step_seconds(small, None)
+    asked = job.layouts.starting_step_seconds(small, None)
     assert asked is not None
-    assert job.starting_step_seconds(small, Layout(1, 2)) == asked
+    assert job.layouts.starting_step_seconds(small, Layout(1, 2)) == asked
     tiny = costs.model_copy(update={"worker_bytes": 1})
-    assert job.starting_step_seconds(tiny, Layout(1, 2)) is None
+    assert job.layouts.starting_step_seconds(tiny, Layout(1, 2)) is None

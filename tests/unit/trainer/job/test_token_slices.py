@@ -91,22 +91,22 @@ CUT = Cut([range(2), range(2, 4)], 2, schedule=ScheduleName.TERA_PIPE)
 )
 def test_slices_follow_the_spec_until_costs_are_measured(pipeline: dict[str, Any], lengths: tuple[int, ...]) -> None:
     job = load_job(make_spec(CAUSAL, TOKENS, **pipeline))
-    assert job.token_slices(Control(), CUT, 1) == lengths
-    assert job.token_slices(Control(), Cut([range(4)], 2, schedule=CUT.schedule), 1) == ()
+    assert job.layouts.token_slices(Control(), CUT, 1) == lengths
+    assert job.layouts.token_slices(Control(), Cut([range(4)], 2, schedule=CUT.schedule), 1) == ()
 
 
 def test_measured_costs_plan_slices_unless_the_spec_counts_them() -> None:
     cost = SliceCost(fixed=1e-3, token=1e-4, pair=1e-3, square=5e-4)
     costs = SliceCosts(forward=[cost] * 4, backward=[cost + cost] * 4)
     control = Control(slice_costs=costs.model_dump())
-    planned = load_job(make_spec(CAUSAL, TOKENS, sliceMultiple=1)).token_slices(control, CUT, 1)
+    planned = load_job(make_spec(CAUSAL, TOKENS, sliceMultiple=1)).layouts.token_slices(control, CUT, 1)
     assert sum(planned) == 16
     assert planned[0] > planned[-1]
     counted = load_job(make_spec(CAUSAL, TOKENS, tokenSlices=2))
-    assert not counted.plans_slices
-    assert counted.token_slices(control, CUT, 1) == (8, 8)
+    assert not counted.layouts.plans_slices
+    assert counted.layouts.token_slices(control, CUT, 1) == (8, 8)
 
 
 def test_other_schedules_run_whole_samples() -> None:
     job = load_job(make_spec(CAUSAL, TOKENS, schedule="GPipe"))
-    assert job.token_slices(Control(), Cut(CUT.spans, 2, schedule=ScheduleName.GPIPE), 1) == ()
+    assert job.layouts.token_slices(Control(), Cut(CUT.spans, 2, schedule=ScheduleName.GPIPE), 1) == ()

@@ -25,7 +25,7 @@ from pipetransformer import (
     PipelineModel,
     Training,
 )
-from pipetransformer.elastic.regroup.transaction import RegroupError
+from pipetransformer.elastic.regroup.agreement import RegroupError
 from pipetransformer.errors import (
     BrokenGroupError,
     CallbackError,

@@ -216,7 +216,7 @@ def test_steps_are_predicted_by_what_the_schedule_is_and_not_by_who_brings_it(
     )
 
     job = load_job(spec, Parts(schedule=own))
-    model, cut = job.step_model(None), job.cut(0, 2, 1, None)
+    model, cut = job.layouts.step_model(None), job.layouts.cut(0, 2, 1, None)
     like = ScheduleName.ONE_FORWARD_ONE_BACKWARD if in_turns else ScheduleName.GPIPE
     assert cut.schedule == name
     assert model.predict(0, cut, 1) == model.predict(0, replace(cut, schedule=like), 1)

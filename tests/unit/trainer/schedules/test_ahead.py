@@ -25,7 +25,7 @@ from pipetransformer.schedules import (
     Value,
     planned,
 )
-from pipetransformer.schedules.order import needed
+from pipetransformer.schedules.operations import needed
 from pipetransformer.schedules.simulate import RoundCosts, simulate
 from tests.testkit.trainer.judge_schedule import judge
 from tests.testkit.trainer.judged_schedules import document

@@ -29,7 +29,7 @@ from pipetransformer.schedules import (
     planned,
 )
 from pipetransformer.schedules.from_torch import FromTorch, Interleaved, ZeroBubble, ZeroBubbleV
-from pipetransformer.schedules.order import needed
+from pipetransformer.schedules.operations import needed
 from tests.testkit.trainer import judge_schedule, schedule_mutants
 from tests.testkit.trainer.judge_schedule import judge
 from tests.testkit.trainer.judged_schedules import MOST_WORKERS, document, generators, owners_of, shape_of

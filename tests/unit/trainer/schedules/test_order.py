@@ -20,7 +20,8 @@ from pipetransformer.schedules import (
     Value,
     planned,
 )
-from pipetransformer.schedules.order import add_messages, needed
+from pipetransformer.schedules.operations import needed
+from pipetransformer.schedules.order import add_messages
 
 
 @st.composite

@@ -17,8 +17,7 @@ from pipetransformer.models import Tie, Ties
 from pipetransformer.partition import Cut
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
-from pipetransformer.training.gradient_reduction import GradientReducer
-from pipetransformer.training.gradients import Gradients
+from pipetransformer.training.gradients import GradientReducer, Gradients
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.testkit.trainer.ranks import run_ranks
 

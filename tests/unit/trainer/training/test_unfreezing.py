@@ -126,7 +126,7 @@ def test_going_back_to_a_mirror_goes_back_to_its_boundary(
 
 def test_a_restart_begins_with_the_pipeline_that_its_boundary_needs() -> None:
     job = load_job(spec_of(ADAMW))
-    assert [job.min_stages(boundary) for boundary in (0, 2, 4, 6)] == [4, 3, 2, 1]
+    assert [job.layouts.min_stages(boundary) for boundary in (0, 2, 4, 6)] == [4, 3, 2, 1]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,22 @@ from .state_map import MapOf, no_map
 from .transfer_plan import DurablePoint
 
 
+class Cutter(Protocol):
+    """Cuts a job's model. `job.Layouts` implements it."""
+
+    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
+        """Cut the model into stages, and choose micro-batches.
+
+        Args:
+            boundary: number of frozen layers.
+            stages: number of stages.
+            pipelines: number of pipelines.
+            costs: measured costs of units; None before the measurement.
+            cached_layers: as in `Control`.
+        """
+        ...
+
+
 class ElasticJob(UnitMaker, Protocol):
     """What a regroup needs from a job. `job.Job` implements it."""
 
@@ -30,16 +46,9 @@ class ElasticJob(UnitMaker, Protocol):
         """Digest of the data that this worker sees. It must be the same on all workers."""
         ...
 
-    def cut(self, boundary: int, stages: int, pipelines: int, costs: ModelCosts | None, cached_layers: int = 0) -> Cut:
-        """Cut the model into stages, and choose micro-batches.
-
-        Args:
-            boundary: number of frozen layers.
-            stages: number of stages.
-            pipelines: number of pipelines.
-            costs: measured costs of units; None before the measurement.
-            cached_layers: as in `Control`.
-        """
+    @property
+    def layouts(self) -> Cutter:
+        """Cuts the model for a layout."""
         ...
 
 

@@ -1,16 +1,14 @@
 """Takes a worker from one generation to the next, as a transaction. A job's first generation takes the same path.
 
-The workers meet, make groups beside the old ones, and tell the leader what they hold. They follow the leader's plan,
+The workers meet, make groups beside the old ones, and agree on the leader's plan. They follow it: they
 move units into new buffers, and vote. A failure before the vote costs only time, because state and old groups are
 unchanged. A worker whose connections break in the vote cannot know its result. It keeps both its old and its assembled
 state, until the next regroup or round shows which one counts.
 """
 
-import contextlib
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -27,44 +25,22 @@ from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousH
 from pipetransformer.elastic.transport.barrier import Work
 from pipetransformer.elastic.transport.groups import GenerationGroups, PrefixStore, Store
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
-from pipetransformer.errors import WorkersDifferError
 from pipetransformer.hooks import HookPoint
-from pipetransformer.partition import Cut, ModelCosts
-from pipetransformer.record import newest_generation
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
+from .agreement import Agreement, RegroupError
 from .assemble import Assembly, copies_of, off_device, units_of
 from .from_storage import Alone
 from .phases import Phases
 from .state_map import StateMap
 from .tools import RegroupTools, Unsettled, catch_up
 from .transfer import Progress
-from .transfer_plan import DurablePoint, Inventory, Mirrored, Origin, TransferPlan, make_plan, who_differs
+from .transfer_plan import Origin, TransferPlan
 
 T = TypeVar("T")
-
-#: Key of the leader's plan in the generation's store. The value is empty if the leader first has to read the storage.
-#: It is `_NO_PLAN` and a reason if there is no plan.
-_PLAN = "plan"
-_NO_PLAN = "none: "
-#: Key of the plan, if the leader has read the storage for it.
-_PLAN_BY_STORAGE = "plan/by-storage"
-
-
-class RegroupError(RuntimeError):
-    """This worker did not commit the generation. Its state is unchanged.
-
-    Attributes:
-        in_doubt: the state of the new role, if the vote broke after this worker had assembled it. Other workers may
-            have committed it. Otherwise None.
-    """
-
-    def __init__(self, message: str, in_doubt: WorkerState | None = None) -> None:
-        super().__init__(message)
-        self.in_doubt = in_doubt
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +230,6 @@ class _Attempt(Progress):
     def is_member(self) -> bool:
         return self.rank < len(self.generation.members)
 
-    @property
-    def _leads(self) -> bool:
-        return self.is_member and self.generation.members[self.rank].name == self.generation.leader
-
     def enter(self) -> Regrouped:
         """Do everything after the rendezvous. Raises as `regroup` does."""
         generation, handler = self.generation, self.tools.handler
@@ -287,7 +259,8 @@ class _Attempt(Progress):
             self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
         # Agree on a plan. Use the model that it starts from, and catch up with the state that it starts from.
-        plan = self._agree()
+        agreement = Agreement(tools, self.generation, self.rank, self.store, self.groups, self.deadline)
+        plan = agreement.reach(self.state, self.unsettled, self._doubted)
         self.phases.lap("plan")
         tools = self._turn_to(plan)
         state_map = None
@@ -309,8 +282,7 @@ class _Attempt(Progress):
         tools.hooks.on_point(HookPoint.ASSEMBLED, number)
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
-        if self._leads:
-            self._forget([_PLAN, _PLAN_BY_STORAGE])
+        agreement.forget_plan()
         self.phases.lap("vote")
         return plan, new_state
 
@@ -365,155 +337,10 @@ class _Attempt(Progress):
         self.transfers = [(*pair, size) for pair, size in totals.items()]
         self.deadline.put_off(self.tools.watchdog.limit_to_move(sum(totals.values())))
 
-    def _agree(self) -> TransferPlan:
-        """Tell the leader what this worker holds, and return the leader's plan. Raises `RegroupError` if the leader has
-        refused the generation."""
-        # Tell what this worker holds.
-        tools, state, store, doubted = self.tools, self.state, self.store, self._doubted
-        control = state.control
-        inventory = Inventory(
-            units=sorted(state.units),
-            copies=sorted(state.copies),
-            step=control.step if state.units else -1,
-            pending=self.unsettled.pending,
-            pending_steps=self.unsettled.pending_steps,
-            control=control.to_dict(),
-            data=tools.job.data_digest,
-            mirrors=tools.mirrors.describe(),
-            in_doubt=None if doubted is None else _brought(doubted),
-            frozen={index: read.step for index, read in dict(tools.read_ahead.units).items()},
-        )
-        store.set(f"inventory/{self.rank}", inventory.model_dump_json())
-        # Make the plan, or read that of the leader. It may have to read the storage first.
-        if self._leads:
-            return self.plan_for_all()
-        content = store.get(_PLAN).decode()
-        if content.startswith(_NO_PLAN):
-            raise RegroupError(content.removeprefix(_NO_PLAN))
-        if not content:
-            self.pass_barrier(None)
-            content = store.get(_PLAN_BY_STORAGE).decode()
-        return TransferPlan.model_validate_json(content)
-
-    def plan_for_all(self) -> TransferPlan:
-        """On the leader, make the plan, and put it into the store for the other participants."""
-        # Read and check what the participants hold.
-        generation, store = self.generation, self.store
-        total = len(generation.members) + len(generation.leavers)
-        inventories = [
-            Inventory.model_validate_json(content)
-            for content in store.multi_get([f"inventory/{other}" for other in range(total)])
-        ]
-        self._forget([f"inventory/{other}" for other in range(total)])
-        self._compare_data(inventories)
-        # Make the plan.
-        sources = _LeadersSources(self)
-        plan = make_plan(
-            inventories,
-            sources,
-            num_members=len(generation.members),
-            pipelines=generation.pipelines,
-        )
-        plan.kept_step, plan.earlier_generations = sources.kept_step, sources.earlier_generations
-        if plan.control and sources.asked_storage:  # an older state, whose best model may have been replaced
-            plan.control["kept_step"] = sources.kept_step
-        store.set(_PLAN_BY_STORAGE if sources.asked_storage else _PLAN, plan.model_dump_json())
-        return plan
-
-    def _forget(self, keys: Sequence[str]) -> None:
-        """Delete keys that all participants have read. Otherwise they would stay as long as the leader's process lives.
-        A thread does it, because each key takes a message to the store and back."""
-        threading.Thread(target=_delete, args=(self.store, keys), name="forget-keys").start()
-
-    def _compare_data(self, inventories: Sequence[Inventory]) -> None:
-        """Refuse the generation if its members see different data.
-
-        A joiner cannot end a job that trains. If only members without state differ, the workers that hold state return
-        to the generation before.
-
-        Raises:
-            RegroupError: only members without state differ.
-            WorkersDifferError: a member with state differs, or no participant holds state.
-        """
-        generation = self.generation
-        if not (differing := who_differs(inventories, len(generation.members))):
-            return
-        advice = (
-            "targets, or the order of samples, differ between workers. Seed all random choices in the data, and do not"
-            " move the checkpoints of a running job"
-        )
-        if any(inventories[rank].units for rank in differing) or not any(each.units for each in inventories):
-            raise WorkersDifferError(advice)
-        names = ", ".join(generation.members[rank].name for rank in differing)
-        why = f"{names} would train on other data than the present workers: {advice}"
-        self.store.set(_PLAN, _NO_PLAN + why)
-        raise RegroupError(why)
-
     def pass_barrier(self, work: Work[T] | None) -> T | None:
-        """Do `work` in a thread and return its result. Meanwhile all participants, which all call this, vote on whether
-        any of them still works."""
-        transfer = self.groups.transfer
-        assert transfer is not None
-        return self.tools.barrier.pass_within(work, transfer, self.deadline)
-
-
-def _delete(store: Store, keys: Sequence[str]) -> None:
-    with contextlib.suppress(dist.DistError):  # the store is gone, and the keys with it
-        for key in keys:
-            store.delete_key(key)
-
-
-class _LeadersSources:
-    """Looks up what the leader needs for its plan. Implements `PlanSources`.
-
-    Attributes:
-        asked_storage: whether the storage was read, because the participants do not hold all units of the newest state.
-        kept_step: committed steps of the best model in the storage; 0 without one, or if the storage was not read.
-        earlier_generations: the highest layout generation of earlier jobs, in the storage or in the run's record.
-    """
-
-    def __init__(self, attempt: _Attempt) -> None:
-        self._attempt = attempt
-        self._tools, self._generation = attempt.tools, attempt.generation
-        self.asked_storage = False
-        self.kept_step = self.earlier_generations = 0
-        self._sizes: dict[tuple[int, int], Sequence[int]] = {}
-
-    def cut(self, control: Control) -> Cut:
-        generation, job = self._generation, self._tools.job.at(control.visit)
-        costs = ModelCosts.model_validate(control.costs) if control.costs else None
-        return job.cut(control.boundary, generation.stages, generation.pipelines, costs, control.cached_layers)
-
-    def unit_bytes(self, control: Control) -> Sequence[int]:
-        key = control.visit, control.boundary
-        if key not in self._sizes:
-            codec, shells = self._tools.at(control.visit).codec, self._tools.at(control.visit).shells
-            self._sizes[key] = [codec.size(index, shell, control.boundary) for index, shell in enumerate(shells)]
-        return self._sizes[key]
-
-    def durable(self) -> DurablePoint | None:
-        """Tell the other participants to wait, because the storage may be slow. Then read it."""
-        self._attempt.store.set(_PLAN, "")
-        self.asked_storage = True
-        asked = self._attempt.pass_barrier(self._ask)
-        assert asked is not None
-        found, self.kept_step, self.earlier_generations = asked
-        return found
-
-    def map_of(self, control: Control) -> StateMap | None:
-        return self._tools.map_of(control, self._generation.stages)
-
-    def _ask(self) -> tuple[DurablePoint | None, int, int]:
-        checkpoints = self._tools.checkpoints
-        found, kept_step, generation = checkpoints.durable(), checkpoints.kept_step(), checkpoints.newest_generation()
-        # The record also names generations that wrote nothing to the storage. If no generation wrote there, the record
-        # is that of another run.
-        return found, kept_step, max(generation, newest_generation(self._tools.run_dir)) if generation else 0
-
-
-def _brought(doubted: WorkerState) -> Mirrored:
-    control = doubted.control
-    return Mirrored(step=control.step, units=sorted(doubted.units), control=control.to_dict())
+        """Do `work` in a thread and return its result. Meanwhile all participants, which all call this, wait."""
+        assert self.groups.transfer is not None
+        return self.tools.barrier.pass_within(work, self.groups.transfer, self.deadline)
 
 
 def _commit(transfer: dist.ProcessGroup) -> None:

@@ -1,9 +1,9 @@
-"""Defines schedules: the order of each worker's computations in a round, as lists of actions.
+"""What the workers of a pipeline do in a round: computations (actions), which a schedule puts in order, and messages.
 
 A span is a contiguous part of the model that one worker computes as a whole; a worker may own several. A schedule only
-orders computations. `order.py` adds the messages, `pipeline.Executor` runs the result, and `simulate.py` predicts its
-time. Slices of tokens, several spans a worker, and optimizer steps within a round need other lists, but no other code
-to run them.
+orders computations, as a list of actions for each worker. `order.py` adds the messages, `pipeline.Executor` runs the
+result, and `simulate.py` predicts its time. Slices of tokens, several spans a worker, and optimizer steps within a
+round need other lists, but no other code to run them.
 """
 
 from bisect import bisect_right
@@ -101,6 +101,77 @@ class RoundShape:
     def spans_of(self, worker: int) -> list[int]:
         """The spans of a worker, in the order of the model."""
         return [span for span, owner in enumerate(self.owners) if owner == worker]
+
+
+class MessageKind(StrEnum):
+    ACTIVATION = "Activation"
+    GRADIENT = "Gradient"
+    PREFIX = "Prefix"
+    WEIGHT = "Weight"
+
+
+#: What a computation on one span takes from the same kind of computation on the next span.
+_PASSED_DOWN = {
+    ActionKind.BACKWARD: MessageKind.GRADIENT,
+    ActionKind.INPUT_GRADIENT: MessageKind.GRADIENT,
+    ActionKind.STEP: MessageKind.WEIGHT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor that one computation makes for another. `span` is the span that takes it, for `chunk`.
+
+    An `ACTIVATION` is the span's input. A `GRADIENT` is the gradient of the span's output. A `PREFIX` is the output of
+    the last frozen unit; for a chunk of the next round, that round uses it. A `WEIGHT` is the sum of the weights of a
+    step's samples, by which a `STEP` divides its gradients; its `chunk` is the number of the step.
+    """
+
+    kind: MessageKind
+    span: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send `value` to the worker `peer`."""
+
+    value: Value
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Post the receive of `value` from the worker `peer`, without waiting. The computation that needs it waits."""
+
+    value: Value
+    peer: int
+
+
+Operation = Action | Send | Receive
+
+
+def needed(action: Action, shape: RoundShape) -> Value | None:
+    """The value that this computation takes from another one of this round; None if it takes none."""
+    if action.kind is ActionKind.FORWARD:
+        if action.span > 0:
+            return Value(MessageKind.ACTIVATION, action.span, action.chunk)
+        made_now = shape.prefix_units and not shape.prefix_made
+        return Value(MessageKind.PREFIX, 0, action.chunk) if made_now else None
+    if action.kind in _PASSED_DOWN and action.span < len(shape.owners) - 1:
+        return Value(_PASSED_DOWN[action.kind], action.span, action.chunk)
+    return None
+
+
+def given(action: Action, shape: RoundShape) -> Value | None:
+    """The value that this computation makes for another one; None if it makes none."""
+    if action.kind is ActionKind.FORWARD and action.span < len(shape.owners) - 1:
+        return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)
+    if action.kind is ActionKind.PREFIX and action.units.stop == shape.prefix_units:
+        return Value(MessageKind.PREFIX, 0, action.chunk)
+    if action.kind in _PASSED_DOWN and shape.gives_gradient(action.span):
+        return Value(_PASSED_DOWN[action.kind], action.span - 1, action.chunk)
+    return None
 
 
 class ScheduleError(ValueError):
