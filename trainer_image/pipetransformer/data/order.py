@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -53,7 +53,7 @@ class EpochOrder:
         sizes = [len(shard) for shard in self._shards]
         self._shard_of = np.empty(num_samples, dtype=np.int64)
         self._shard_of[everything] = np.repeat(np.arange(num_shards), sizes)
-        self._firsts = np.cumsum([0, *sizes[:-1]])
+        self._firsts = [0, *accumulate(sizes[:-1])]
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
         #: Sample ids of a global step, one list for each of the C shards.
         self.batch = lru_cache(maxsize=2)(self._batch)
@@ -82,14 +82,22 @@ class EpochOrder:
 
     def _batch(self, step: int) -> list[list[int]]:
         epoch, place = divmod(step, self.steps_per_epoch)
-        first = place * self.global_batch
-        turns = np.arange(first, min(first + self.global_batch, self.num_samples))
-        turns = (turns + self._first_turn(epoch)) % self.num_samples
-        turns = turns[np.argsort(turns % self.num_shards, kind="stable")]  # shards give one sample each, in turn
-        shards = turns % self.num_shards
-        ids = self._shuffled(epoch)[self._firsts[shards] + turns // self.num_shards].tolist()
-        ends = np.cumsum(np.bincount(shards, minlength=self.num_shards)).tolist()
-        return [ids[start:end] for start, end in pairwise([0, *ends])]
+        ids = self._shuffled(epoch)
+        first = (place * self.global_batch + self._first_turn(epoch)) % self.num_samples
+        over = first + self.batch_size(step) - self.num_samples
+        if over <= 0:
+            return self._of_turns(ids, first, self.num_samples + over)
+        # After the last turn, the turns go on from 0.
+        parts = self._of_turns(ids, first, self.num_samples), self._of_turns(ids, 0, over)
+        return [[*before, *after] for before, after in zip(*parts, strict=True)]
+
+    def _of_turns(self, ids: NDArray[np.int64], start: int, stop: int) -> list[list[int]]:
+        """The samples of each shard in these turns. Turn t takes sample t // C of shard t % C."""
+        count = self.num_shards
+        return [
+            ids[first - (shard - start) // count : first - (shard - stop) // count].tolist()
+            for shard, first in enumerate(self._firsts)
+        ]
 
     def _first_turn(self, epoch: int) -> int:
         """The first turn of an epoch. Turns number the samples of an epoch; the shards take turns.
