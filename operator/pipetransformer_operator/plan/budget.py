@@ -35,10 +35,8 @@ def count(draft: Draft, described: str) -> int:
 
     `described` says what failed, for the message of the job's end."""
     policy, steps = draft.spec.run_policy, draft.status.failure_steps
-    # The newest report may be at a later step than the status, because the status shows progress only now and then.
     # After a restart the job repeats steps. They are no progress, so the step of a failure never decreases.
-    reports = (draft.status.last_report, draft.observed.report)
-    step = max([0, *steps, *(one.step for one in reports if one is not None and one.job_uid == draft.observed.uid)])
+    step = max([*steps, draft.view.newest_step])
     steps = [*steps, step]
     draft.update(failures=draft.status.failures + 1, failure_steps=steps)
     if len(steps) > policy.backoff_limit and not draft.status.finished:

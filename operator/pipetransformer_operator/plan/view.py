@@ -15,7 +15,7 @@ from pipetransformer_contract.api.labels import label_errors
 from pipetransformer_contract.api.status import ConditionType, JobStatus, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
-from pipetransformer_contract.messages import Member, Offer, ResizeReason, Upcoming
+from pipetransformer_contract.messages import Member, Offer, Report, ResizeReason, Upcoming
 from pipetransformer_contract.wire import Wire
 
 from .clock import Clock, latest
@@ -122,6 +122,24 @@ class View:
         """Layouts that the leader last offered."""
         report = self.status.last_report
         return report.offers if report else ()
+
+    @property
+    def report(self) -> Report | None:
+        """The leader's newest report, before the status has it. None without one, or if an earlier job of the same name
+        sent it."""
+        report = self.observed.report
+        return report if report is not None and report.job_uid == self.observed.uid else None
+
+    @property
+    def newest_step(self) -> int:
+        """Number of committed steps, as far as the operator knows. The workers may have made a few more."""
+        return max((one.step for one in (self.report, self.status.last_report) if one is not None), default=0)
+
+    @property
+    def published_time(self) -> datetime:
+        """When the published generation was published."""
+        assert self.status.generation is not None and self.status.generation.published_time is not None
+        return self.status.generation.published_time
 
     @property
     def awaited_level(self) -> Upcoming | None:
@@ -301,15 +319,12 @@ class View:
 
     def waits(self, member: Member) -> bool:
         """Whether the worker is in no process group and waits for a newer generation than the published one."""
-        generation, after = self.status.generation, self.observed.beat(member.uid).waiting_after
-        return generation is not None and after is not None and after >= generation.layout_generation
+        after = self.observed.beat(member.uid).waiting_after
+        return after is not None and after >= self.status.layout_generation
 
     def has_left(self, member: Member) -> bool:
         """Whether this leaver of the published generation has dropped its state, because the vote committed it."""
-        generation = self.status.generation
-        return (
-            generation is not None and self.observed.beat(member.uid).layout_generation >= generation.layout_generation
-        )
+        return self.observed.beat(member.uid).layout_generation >= self.status.layout_generation
 
     def hears(self, uid: str, silence: timedelta = SILENCE) -> bool:
         """Whether the worker sent anything recently enough not to count as silent; see `patience`."""

@@ -28,8 +28,8 @@ def under_way(draft: Draft) -> bool:
     gone = draft.view.leaving_ids - spares
     _release(draft, gone, "which needs fewer workers")
     draft.update(leaving_ids=[])
-    if gone and status.next_resize_time and generation.published_time:  # only now can others use them
-        draft.update(next_resize_time=status.next_resize_time + (draft.now - generation.published_time))
+    if gone and status.next_resize_time:  # only now can others use them
+        draft.update(next_resize_time=status.next_resize_time + (draft.now - draft.view.published_time))
     if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
         draft.update(resize=None)
     return False

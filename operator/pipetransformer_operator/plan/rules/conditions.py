@@ -70,10 +70,7 @@ def describe(draft: Draft) -> None:
     unsaved.describe(draft)
     undeleted.describe(draft)
     number = draft.observed.metadata_generation  # conditions that no rule changed hold for the new spec too
-    conditions = [
-        one if one.observed_generation == number else one.model_copy(update={"observed_generation": number})
-        for one in draft.status.conditions
-    ]
+    conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
     draft.update(state=derive_state(conditions), conditions=conditions)
 
 
@@ -141,15 +138,14 @@ def _running(draft: Draft) -> None:
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        schedule = _schedule(status, generation)
-        message = f"generation {generation.layout_generation}: {generation.layout.words}{schedule}"
+        message = f"generation {generation.layout_generation}: {generation.layout.words}{_schedule(status)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
-def _schedule(status: JobStatus, generation: Generation | None) -> str:
-    """The schedule that a generation runs, as words to append to its layout; empty until its leader has reported."""
+def _schedule(status: JobStatus) -> str:
+    """The schedule that the generation runs, as words to append to its layout; empty until its leader has reported."""
     report = status.last_report
-    if report is None or generation is None or report.layout_generation != generation.layout_generation:
+    if report is None or report.layout_generation != status.layout_generation:
         return ""
     return report.schedule_words
 
@@ -183,7 +179,7 @@ def _resizing(draft: Draft) -> None:
         resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
-        schedule = _schedule(draft.status, draft.status.generation) if resize.phase is ResizePhase.CLEAN else ""
+        schedule = _schedule(draft.status) if resize.phase is ResizePhase.CLEAN else ""
         to = f"{resize.to.layout.words}{schedule}"
         message = f"{resize.from_.layout.words} to {to} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))

@@ -50,9 +50,9 @@ def stall_time(view: View) -> datetime | None:
     report, generation = view.status.last_report, view.status.generation
     if generation is None or view.awaited_level is not None:
         return None
-    last = latest((report.time if report else None, view.observed.since, generation.published_time))
-    patience = max(stall_timeout(view), REPORTS_AWAITED * view.observed.report_pace)
-    return None if last is None else last + patience
+    begin = view.counted_from(view.published_time)
+    last = max(begin, report.time) if report else begin
+    return last + max(stall_timeout(view), REPORTS_AWAITED * view.observed.report_pace)
 
 
 def is_stalled(view: View) -> bool:
@@ -88,9 +88,8 @@ def last_words(view: View) -> str:
 def _is_awaited(view: View) -> bool:
     """Whether the published generation should have been confirmed by now, but is not."""
     generation = view.status.generation
-    if generation is None or generation.confirmed or generation.published_time is None:
-        return False
-    return view.clock.reached(generation.published_time + SILENCE)
+    assert generation is not None
+    return not generation.confirmed and view.clock.reached(view.published_time + SILENCE)
 
 
 def hears_nobody(view: View) -> bool:
@@ -133,8 +132,10 @@ class _Suspect:
     member: Member
 
     @cached_property
-    def worker(self) -> Worker | None:
-        return self.view.worker(self.member)
+    def worker(self) -> Worker:
+        worker = self.view.worker(self.member)
+        assert worker is not None
+        return worker
 
     @property
     def named(self) -> bool:
@@ -149,7 +150,7 @@ class _Suspect:
     @property
     def unseen(self) -> bool:
         """Whether the member's node is silent, too."""
-        return self.worker is not None and self.worker.node_lost
+        return self.worker.node_lost
 
     @property
     def in_question(self) -> bool:
@@ -177,7 +178,7 @@ class _Suspect:
     @property
     def is_on_deleted_node(self) -> bool:
         """Whether the member's node was deleted, and its silence has lasted too long."""
-        return self.worker is not None and self.worker.node_gone and self.view.now >= self.due
+        return self.worker.node_gone and self.view.now >= self.due
 
     @property
     def outlived(self) -> bool:

@@ -14,9 +14,7 @@ _MAX_NAMES = 3
 
 def trouble(view: View) -> str:
     """Why members cannot write their checkpoints, each with the member's name; empty if all can."""
-    generation = view.status.generation
-    members = view.living(generation.members) if generation is not None else []
-    unsaved = ((member.name, view.observed.beat(member.uid).unsaved) for member in members)
+    unsaved = ((member.name, view.observed.beat(member.uid).unsaved) for member in view.living(view.members))
     return "; ".join([f"{name}: {why}" for name, why in unsaved if why][:_MAX_NAMES])
 
 
@@ -43,6 +41,4 @@ def describe(draft: Draft) -> None:
 
 def _hears_all(view: View) -> bool:
     """Whether each member has sent this operator a heartbeat. After a start of the operator that takes a moment."""
-    generation = view.status.generation
-    members = generation.members if generation is not None else []
-    return all(member.uid in view.observed.beats for member in view.living(members))
+    return all(member.uid in view.observed.beats for member in view.living(view.members))
