@@ -22,12 +22,10 @@ KEPT = timedelta(minutes=30)
 
 def forget(draft: Draft) -> None:
     """Forgets failures that are at least `forgetFailuresAfterSteps` steps old."""
-    report, steps = draft.status.last_report, draft.status.failure_steps
-    if report is None or not steps:
-        return
-    outlived = report.step - draft.spec.run_policy.forget_failures_after_steps
-    if steps[0] <= outlived:
-        draft.update(failure_steps=[step for step in steps if step > outlived])
+    report = draft.status.last_report
+    if report is not None:
+        outlived = report.step - draft.spec.run_policy.forget_failures_after_steps
+        draft.update(failure_steps=[step for step in draft.status.failure_steps if step > outlived])
 
 
 def count(draft: Draft, described: str) -> int:
@@ -63,30 +61,23 @@ def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
     `described` says what was lost, for the event that follows once the cause is known."""
     known = {silence.node: silence for silence in draft.status.silences}
     for node in dict.fromkeys(worker.node for worker in workers):
-        before = known.get(node)
-        if before is None:
-            known[node] = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_WORDS])
-        else:
-            known[node] = before.model_copy(update={"newest": draft.now})
+        new = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_WORDS])
+        known[node] = known.get(node, new).model_copy(update={"newest": draft.now})
     draft.update(silences=list(known.values()))
     judge(draft)
 
 
 def judge(draft: Draft) -> None:
     """Counts each silent node as a node loss or as a failure as soon as the cause is known; later forgets the node."""
-    before = draft.status.silences
-    if not before:
-        return
     lost = draft.observed.nodes.lost | set(draft.view.workers.that(lambda worker: worker.node_lost).nodes)
     kept = []
-    for silence in before:
+    for silence in draft.status.silences:
         silence = _decide(draft, silence, lost)
         # Heartbeats of the node's workers may be minutes apart in a large fleet, so they fall silent one by one.
         until = silence.newest + (KEPT if silence.node in lost else OVERDUE) + draft.observed.pace
         if not silence.decided or draft.now < until:
             kept.append(silence)
-    if kept != before:
-        draft.update(silences=kept)
+    draft.update(silences=kept)
 
 
 def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSilence:

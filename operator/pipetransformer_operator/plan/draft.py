@@ -194,6 +194,5 @@ class Draft:
         return deletion.worker_id not in self.explained_ids and deletion.uid not in self.observed.undeleted
 
     def _silent_nodes(self) -> set[str]:
-        by_name = self.view.by_name
-        nodes = {by_name[name].node for name in self.suspects if name in by_name}
+        nodes = {self.view.by_name[name].node for name in self.suspects}
         return nodes - {""}  # a late watch may not show yet where a worker is

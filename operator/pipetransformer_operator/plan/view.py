@@ -12,16 +12,16 @@ from typing import Any
 
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.labels import label_errors
-from pipetransformer_contract.api.status import ConditionType, JobStatus, Resize, ResizePhase
+from pipetransformer_contract.api.status import ConditionType, JobStatus, LastReport, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.messages import Member, Offer, Report, ResizeReason, Upcoming
 from pipetransformer_contract.wire import Wire
 
-from .clock import Clock, latest
+from .clock import Clock
 from .members import names
 from .quota import quota, requests
-from .types import SHORTEST_PACE, Observed, Worker, worker_name
+from .types import NEVER, SHORTEST_PACE, Observed, Worker, worker_name
 from .workers import Workers
 
 #: A worker with the shortest pace of heartbeats may be lost after this silence. At a longer pace it has more time.
@@ -94,7 +94,7 @@ class View:
 
     def counted_from(self, time: datetime) -> datetime:
         """`time`, or when this operator began to listen, whichever is later: it must first hear from workers."""
-        return max(time, self.observed.since or time)
+        return max(time, self.observed.since)
 
     @property
     def asleep(self) -> bool:
@@ -136,6 +136,14 @@ class View:
         return max((one.step for one in (self.report, self.status.last_report) if one is not None), default=0)
 
     @property
+    def present_report(self) -> LastReport | None:
+        """The last report in the status; None if it is not of the published generation."""
+        report, generation = self.status.last_report, self.status.generation
+        if report is None or generation is None or report.layout_generation != generation.layout_generation:
+            return None
+        return report
+
+    @property
     def published_time(self) -> datetime:
         """When the published generation was published."""
         assert self.status.generation is not None and self.status.generation.published_time is not None
@@ -144,10 +152,8 @@ class View:
     @property
     def awaited_level(self) -> Upcoming | None:
         """The next level's model, if the job makes no step until it has workers for that model; otherwise None."""
-        report, generation = self.status.last_report, self.status.generation
-        if report is None or report.upcoming is None or not report.upcoming.waits or generation is None:
-            return None
-        return report.upcoming if report.layout_generation == generation.layout_generation else None
+        report = self.present_report
+        return report.upcoming if report and report.upcoming and report.upcoming.waits else None
 
     @property
     def awaits_quota(self) -> bool:
@@ -328,8 +334,7 @@ class View:
 
     def hears(self, uid: str, silence: timedelta = SILENCE) -> bool:
         """Whether the worker sent anything recently enough not to count as silent; see `patience`."""
-        heard = self.observed.heard.get(uid)
-        return heard is not None and self.now < heard + self.patience(uid, silence)
+        return self.now < self.observed.heard.get(uid, NEVER) + self.patience(uid, silence)
 
     @cached_property
     def state_holders(self) -> list[Member]:
@@ -346,12 +351,12 @@ class View:
     def broken_since(self) -> datetime | None:
         """When a holder of state first began to wait for a newer generation than the published one, or None."""
         beats = (self.observed.beat(member.uid) for member in filter(self.waits, self.state_holders))
-        return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
+        return min(filter(None, (beat.waiting_since for beat in beats)), default=None)
 
     @cached_property
-    def newest_word(self) -> datetime | None:
-        """When a holder of state last sent anything; None if none ever did."""
-        return latest(self.observed.heard.get(member.uid) for member in self.state_holders)
+    def newest_word(self) -> datetime:
+        """When a holder of state last sent anything."""
+        return max((self.observed.heard.get(member.uid, NEVER) for member in self.state_holders), default=NEVER)
 
     @cached_property
     def hears_holders(self) -> bool:
@@ -379,5 +384,4 @@ def _until(now: datetime, status: JobStatus) -> JobStatus:
 
 def _not_after(now: datetime, part: Wire | None, field: str) -> Wire | None:
     """A part of the status, with `now` in its time field if that field holds a later time."""
-    time = getattr(part, field, None)
-    return part if part is None or time is None or time <= now else part.model_copy(update={field: now})
+    return part if part is None or getattr(part, field) <= now else part.model_copy(update={field: now})

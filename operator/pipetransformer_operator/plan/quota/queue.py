@@ -110,19 +110,15 @@ def tidy(draft: Draft) -> None:
 
     A start needs no quota of claims. A training job that waits after a failed attempt keeps the quota of its starting
     size for the next attempt."""
+    resize = draft.status.resize
     if not draft.status.quota_requests:
         return
     if draft.status.generation is None:
         _tidy_start(draft)
-    elif not _is_resizing(draft):
+    elif resize is None or (is_recovery(draft.view) and draft.view.asleep):
         _tidy_training(draft)
-    elif draft.status.resize is not None and draft.status.resize.reason is not ResizeReason.DRAIN:
+    elif resize.reason is not ResizeReason.DRAIN:
         _return_excess(draft)
-
-
-def _is_resizing(draft: Draft) -> bool:
-    """Whether a resize is under way. Replacing lost workers is none while it waits for its next attempt."""
-    return draft.status.resize is not None and not (is_recovery(draft.view) and draft.view.asleep)
 
 
 def _tidy_start(draft: Draft) -> None:

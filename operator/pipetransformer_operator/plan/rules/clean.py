@@ -21,8 +21,8 @@ def under_way(draft: Draft) -> bool:
     draining = draft.view.wanted.among(draft.view.leaving_ids).draining
     _release(draft, draining.ids, "and on a node that is being drained")
     if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
-        if status.resize is not None:
-            draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
+        assert status.resize is not None
+        draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
     spares = _spares(draft)
     gone = draft.view.leaving_ids - spares
@@ -49,8 +49,6 @@ def _spares(draft: Draft) -> set[int]:
 def _release(draft: Draft, ids: Set[int], why: str) -> None:
     status, generation = draft.status, draft.status.generation
     assert generation is not None
-    if not ids:
-        return
     draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(status.surplus_ids) & ids)}))
     why = f"not part of generation {generation.layout_generation} ({generation.reason.value}), {why}"
     draft.keep_workers(draft.view.wanted_ids - ids, why)

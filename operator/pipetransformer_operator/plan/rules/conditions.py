@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import TypeGuard
 
 from pipetransformer_contract.api.status import (
     Condition,
     ConditionStatus,
     ConditionType,
-    JobStatus,
     Reason,
     Resize,
     ResizePhase,
@@ -138,16 +138,13 @@ def _running(draft: Draft) -> None:
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        message = f"generation {generation.layout_generation}: {generation.layout.words}{_schedule(status)}"
+        message = f"generation {generation.layout_generation}: {generation.layout.words}{_schedule(draft.view)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
-def _schedule(status: JobStatus) -> str:
+def _schedule(view: View) -> str:
     """The schedule that the generation runs, as words to append to its layout; empty until its leader has reported."""
-    report = status.last_report
-    if report is None or report.layout_generation != status.layout_generation:
-        return ""
-    return report.schedule_words
+    return view.present_report.schedule_words if view.present_report else ""
 
 
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
@@ -179,7 +176,7 @@ def _resizing(draft: Draft) -> None:
         resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
-        schedule = _schedule(draft.status) if resize.phase is ResizePhase.CLEAN else ""
+        schedule = _schedule(draft.view) if resize.phase is ResizePhase.CLEAN else ""
         to = f"{resize.to.layout.words}{schedule}"
         message = f"{resize.from_.layout.words} to {to} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
@@ -247,7 +244,8 @@ def _no_room(draft: Draft) -> str:
 def _limit_of_pipelines(view: View, generation: Generation) -> str:
     """Why a job cannot have as many pipelines as its spec allows; empty if it can."""
     most, elastic = view.status.num_shards, view.spec.elastic_policy
-    if most is None or generation.pipelines < most or not view.on_pack.widens:
+    assert most is not None
+    if generation.pipelines < most or not view.on_pack.widens:
         return ""
     allowed = min(view.spec.max_pipelines, elastic.ceiling // generation.stages)
     if allowed <= most:
@@ -294,7 +292,7 @@ def _stalled(draft: Draft) -> None:
 
 def _not_stalled(draft: Draft, before: Condition | None) -> None:
     report = draft.status.last_report
-    if before and _stood(before) and (report is None or report.time < before.last_transition_time):
+    if _stood(before) and (report is None or report.time < before.last_transition_time):
         return  # a member was replaced, but Stalled stays until a step is made
     if hears_nobody(draft.view):
         _not_heard(draft)
@@ -302,7 +300,7 @@ def _not_stalled(draft: Draft, before: Condition | None) -> None:
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
 
 
-def _stood(condition: Condition | None) -> bool:
+def _stood(condition: Condition | None) -> TypeGuard[Condition]:
     """Whether this condition says that the job makes no progress."""
     return condition is not None and (condition.status, condition.reason) == (ConditionStatus.TRUE, Reason.NO_PROGRESS)
 

@@ -53,7 +53,8 @@ def clean(draft: Draft) -> None:
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
-    ended = status.completion_time or draft.now
+    ended = status.completion_time
+    assert ended is not None
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
     if draft.view.workers.holding:
@@ -112,8 +113,9 @@ def _ended_in_success(view: View) -> bool:
     generation = view.status.generation
     if generation is None:
         return False
-    leader = next(member for member in generation.members if member.name == generation.leader)
-    return not view.alive(leader) and any(says_succeeded(view.worker(member)) for member in generation.members)
+    return not view.alive(generation.leader_member()) and any(
+        says_succeeded(view.worker(member)) for member in generation.members
+    )
 
 
 def _check_deadline(draft: Draft) -> None:

@@ -3,7 +3,7 @@
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import saved_step
-from pipetransformer_operator.plan.types import EventType, Worker
+from pipetransformer_operator.plan.types import EventType, Worker, WorkerPhase
 from pipetransformer_operator.plan.view import View
 
 
@@ -22,7 +22,7 @@ def forget_generation(draft: Draft) -> None:
 
 def _may_save(worker: Worker) -> bool:
     """Whether a worker that is being deleted may still write a checkpoint."""
-    return worker.terminating and worker.holds and worker.exit_code is None
+    return worker.terminating and worker.phase is WorkerPhase.RUNNING
 
 
 def settle(draft: Draft, step: int) -> None:

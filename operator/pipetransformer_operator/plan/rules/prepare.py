@@ -84,7 +84,7 @@ def prepare(draft: Draft) -> None:
     generation = draft.status.generation
     assert generation is not None
     begin(draft, ResizeReason.CLAIM)  # drops the replacements of a drain that is over
-    if draft.status.resize is not None and is_late(draft):
+    if is_late(draft):
         cancel(draft, *why_not_ready(draft.view))
     to = target(draft)
     members = draft.view.ids_of(generation.members)
@@ -139,7 +139,8 @@ def go_on(draft: Draft) -> None:
 
     This happens at most `RENEWALS` times."""
     prepared = draft.view.preparation
-    if prepared is not None and may_go_on(draft.view):
+    assert prepared is not None
+    if may_go_on(draft.view):
         draft.update(resize=prepared.model_copy(update={"renewals": prepared.renewals + 1}))
         draft.prepare_anew(draft.now)
 

@@ -33,6 +33,7 @@ from .prepare import (
     enter,
     go_on,
     is_late,
+    is_recovery,
     sleep,
     try_at_once,
     why_not_ready,
@@ -224,9 +225,11 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
 def _attainable(draft: Draft, whole: Layout) -> Layout:
     """The layout to wait for: `whole`, or a smaller one if an attempt failed and nodes have no room for `whole`."""
     prepared, reach = draft.view.preparation, draft.observed.reach
-    if draft.view.joining_ids and prepared is not None and prepared.reason is ResizeReason.FAILURE:
+    if draft.view.joining_ids and is_recovery(draft.view):
+        assert prepared is not None
         workers = min(prepared.to.layout.workers, whole.workers)  # keep the target that this attempt began with
-    elif reach is not None and is_in_vain(draft, whole.workers):
+    elif is_in_vain(draft, whole.workers):
+        assert reach is not None
         workers = draft.view.num_placed + reach
     else:
         return whole

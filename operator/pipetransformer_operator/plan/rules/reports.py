@@ -22,7 +22,7 @@ def fold(draft: Draft) -> None:
 
     A repeated report, or one of an earlier job with the same name, changes nothing."""
     report, last = draft.view.report, draft.status.last_report
-    if report is None or report.layout_generation > draft.status.layout_generation or not report.newer_than(last):
+    if report is None or not report.newer_than(last):
         return
     mends = _mends(draft.status, report)
     if last is not None and not (mends or _decides(report, last) or _is_due(draft.view, last)):

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from pipetransformer_contract.messages import Member
-from pipetransformer_operator.plan.clock import latest
-from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.types import NEVER, Worker
 from pipetransformer_operator.plan.view import NAMED_SILENCE, SILENCE, View
 
 #: Default of `stallTimeoutSeconds`: the longest of this time, `STEPS_AWAITED` median steps, and `ROUNDS_AWAITED` rounds
@@ -101,13 +100,12 @@ def hears_nobody(view: View) -> bool:
 
 def _last_heard(view: View, member: Member) -> datetime:
     """When the member last sent anything, or when this operator began to listen, whichever is later."""
-    return latest((view.observed.heard.get(member.uid), view.observed.since)) or view.now
+    return max(view.observed.heard.get(member.uid, NEVER), view.observed.since)
 
 
 def _was_heard(view: View, member: Member) -> bool:
     """Whether this operator has heard the member since it began to listen."""
-    heard = view.observed.heard.get(member.uid)
-    return heard is not None and heard >= view.counted_from(heard)
+    return view.observed.heard.get(member.uid, NEVER) >= view.observed.since
 
 
 def suspicion(view: View, member: Member) -> str:
@@ -183,14 +181,14 @@ class _Suspect:
     @property
     def outlived(self) -> bool:
         """Whether the member's silence lasted too long while the operator heard another member."""
-        newest = self.view.newest_word
-        return newest is not None and newest >= self.due
+        return self.view.newest_word >= self.due
 
     @property
     def hangs(self) -> bool:
         """Whether peers have waited too long for the member to leave the broken generation."""
         broken, policy = self.view.broken_since, self.view.spec.run_policy
-        if broken is None or not self.deserted:
+        if not self.deserted:
             return False
+        assert broken is not None
         patience = timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
         return self.view.clock.reached(broken + patience)

@@ -38,7 +38,8 @@ def take_size(draft: Draft) -> Layout | None:
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
-    if status.layout_generation > 0 and status.num_shards is not None:
+    if status.layout_generation > 0:
+        assert status.num_shards is not None
         shards = status.checkpoint.num_shards if status.checkpoint else None
         num_shards = min(max(num_shards, status.num_shards), shards or status.num_shards)
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
@@ -107,7 +108,8 @@ def _is_in_vain(draft: Draft, layout: Layout) -> bool:
     if not is_in_vain(draft, layout.workers):
         return False
     draft.waits_for_room = True
-    room = draft.view.num_placed + (draft.observed.reach or 0)
+    assert draft.observed.reach is not None
+    room = draft.view.num_placed + draft.observed.reach
     message = f"nodes have room for {room} of {layout.workers} workers, even by preemption; the job starts once all fit"
     draft.set_condition(ConditionType.RUNNING, False, Reason.UNSCHEDULABLE, message)
     return True
@@ -144,7 +146,8 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
         first: how long to wait before the first replacement in a row; None for no wait.
     """
     again, wait = draft.status.next_resize_time, first or timedelta()
-    if again is not None and draft.view.asleep:
+    if draft.view.asleep:
+        assert again is not None
         begin = max(again, draft.now + wait)
     else:
         begin = draft.now + wait * (1 << min(_replaced_in_a_row(draft), 16))
@@ -161,8 +164,9 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
 def _replaced_in_a_row(draft: Draft) -> int:
     """How often workers were replaced in a row so far. The row ends if no worker was lost for `LONGEST_RETRY`."""
     resize = draft.status.resize
-    lasts = resize is not None and draft.now <= resize.start_time + LONGEST_RETRY
-    return resize.replacements if resize is not None and lasts else 0
+    if resize is None or draft.now > resize.start_time + LONGEST_RETRY:
+        return 0
+    return resize.replacements
 
 
 def _note_replacement(draft: Draft, begin: datetime, *, waits: bool) -> str:

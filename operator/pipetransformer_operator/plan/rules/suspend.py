@@ -20,7 +20,7 @@ def suspend(draft: Draft) -> None:
     kept_by = draft.observed.kept_by
     if kept_by is not None:
         reason = Reason.BEING_DELETED
-        message = f"the job is being deleted; other finalizers that keep it: {', '.join(kept_by) or 'none'}"
+        message = f"the job is being deleted; other finalizers that keep it: {', '.join(kept_by)}"
         if draft.status.reason(ConditionType.RUNNING) != reason:  # not that of Suspended, which may be DeletionRefused
             draft.tell(reason, "The job is being deleted: stopping all workers")
     else:
@@ -32,8 +32,6 @@ def suspend(draft: Draft) -> None:
             draft.tell(reason, "Suspended: stopping all workers")
     draft.update(quota_requests=list(admitted(draft.status)))  # withdraw requests that the queue has not admitted
     stop.give_back(draft, message)
-    if draft.status.finished:
-        return
     if not draft.observed.workers:
         draft.update(quota_requests=[], too_short=None)  # the user may choose other accelerators now
     message = "; ".join(filter(None, [message, stop.words(draft.view)]))

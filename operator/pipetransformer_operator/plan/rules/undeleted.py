@@ -60,6 +60,6 @@ def _undeleted(draft: Draft) -> Workers:
 def _take_back(draft: Draft, condition: Condition) -> None:
     """Replaces the reason and message of a condition whose refusal is over. The message before the refusal is lost."""
     again = draft.status.next_resize_time
-    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.view.asleep else ""
+    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if draft.view.asleep else ""
     reason = Reason.FINISHED if draft.status.finished else Reason.WAITING_FOR_WORKERS
     draft.set_condition(condition.type, condition.status is ConditionStatus.TRUE, reason, message)

@@ -102,10 +102,9 @@ def is_in_vain(draft: Draft, workers: int) -> bool:
         return False
     if granted is not None and granted.workers >= workers:
         return False
-    if draft.status.next_resize_time is None:  # another rule ended the wait: the day begins now
-        draft.update(next_resize_time=draft.now)
-    again = (draft.status.next_resize_time or draft.now) + LONGEST_WAIT
-    return not draft.clock.reached(again)
+    begin = draft.status.next_resize_time or draft.now  # if another rule ended the wait, the day begins now
+    draft.update(next_resize_time=begin)
+    return not draft.clock.reached(begin + LONGEST_WAIT)
 
 
 def _lacks_room(draft: Draft, workers: int) -> bool:

@@ -218,4 +218,5 @@ def _speeds(draft: Draft) -> dict[int, float]:
 
 def _grows_to(draft: Draft, workers: int) -> int:
     best = layouts.best(draft.view, workers)
-    return best.workers if best else 0
+    assert best is not None
+    return best.workers
