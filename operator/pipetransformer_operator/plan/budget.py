@@ -75,7 +75,7 @@ def judge(draft: Draft) -> None:
         silence = _decide(draft, silence, lost)
         # Heartbeats of the node's workers may be minutes apart in a large fleet, so they fall silent one by one.
         until = silence.newest + (KEPT if silence.node in lost else OVERDUE) + draft.observed.pace
-        if not silence.decided or draft.now < until:
+        if draft.now < until:
             kept.append(silence)
     draft.update(silences=kept)
 
@@ -86,7 +86,7 @@ def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSil
     if silence.node in lost:
         # If the cluster took longer than `DOUBT` to see it, the silence was counted as a failure. Take that back.
         steps = list(draft.status.failure_steps)
-        if silence.failure_step is not None and silence.failure_step in steps:
+        if silence.failure_step in steps:
             steps.remove(silence.failure_step)
         draft.update(node_losses=draft.status.node_losses + 1, failure_steps=steps)
         draft.failures.append(NodeFailure(silence.node, FailureCause.LOST))

@@ -30,7 +30,7 @@ def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
     the last members leave first."""
     groups = _by_node(view, members)
     share = view.status.share
-    asked = share.node if share is not None and share.for_others else ""
+    asked = share.node if share else ""
     emptied = _emptied(view, groups)
     chosen: list[str] = [member.name for member in groups.pop(asked, ())][:number]
     for node in _smallest(groups, emptied):

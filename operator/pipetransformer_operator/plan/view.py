@@ -15,7 +15,7 @@ from pipetransformer_contract.api.labels import label_errors
 from pipetransformer_contract.api.status import ConditionType, JobStatus, LastReport, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
-from pipetransformer_contract.messages import Member, Offer, Report, ResizeReason, Upcoming
+from pipetransformer_contract.messages import DurableCheckpoint, Member, Offer, Report, ResizeReason, Upcoming
 from pipetransformer_contract.wire import Wire
 
 from .clock import Clock
@@ -82,6 +82,11 @@ class View:
         return self.spec.suspend or self.observed.kept_by is not None
 
     @property
+    def active(self) -> bool:
+        """Whether this operator manages the job, and it has not stopped or ended."""
+        return self.spec.managed and not (self.stopped or self.status.finished)
+
+    @property
     def suspended(self) -> bool:
         """Whether the status says that the job is suspended."""
         return self.status.is_true(ConditionType.SUSPENDED)
@@ -91,6 +96,11 @@ class View:
         """The resize or start that workers are prepared for; None without one."""
         resize = self.status.resize
         return resize if resize is not None and resize.phase is ResizePhase.PREPARE else None
+
+    @property
+    def prepared_resize(self) -> Resize | None:
+        """The resize of a job that trains, while workers are prepared for it; None without one."""
+        return self.preparation if self.status.generation is not None else None
 
     def counted_from(self, time: datetime) -> datetime:
         """`time`, or when this operator began to listen, whichever is later: it must first hear from workers."""
@@ -154,6 +164,12 @@ class View:
         """The next level's model, if the job makes no step until it has workers for that model; otherwise None."""
         report = self.present_report
         return report.upcoming if report and report.upcoming and report.upcoming.waits else None
+
+    def shards_of(self, checkpoint: DurableCheckpoint | None) -> int:
+        """How many pipelines the data order of a checkpoint allows; without one, as many as the job may have now."""
+        assert self.status.num_shards is not None
+        shards = checkpoint.num_shards if checkpoint else None
+        return shards or self.status.num_shards
 
     @property
     def awaits_quota(self) -> bool:
@@ -246,8 +262,8 @@ class View:
     @cached_property
     def joining_ids(self) -> list[int]:
         """Ids of wanted workers that are neither members nor leaving: they will join. Some may not exist yet."""
-        ids = (key for key in self.status.worker_ids if key not in self.leaving_ids)
-        return [key for key in ids if self.name_of(key) not in self.member_names]
+        known = self.status.worker_ids
+        return [key for key in known if key not in self.leaving_ids and self.name_of(key) not in self.member_names]
 
     @cached_property
     def joiners(self) -> Workers:

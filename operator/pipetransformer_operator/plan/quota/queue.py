@@ -25,7 +25,7 @@ from .requests import Requests, admitted, of_kind
 def follow(draft: Draft) -> None:
     """Writes the queue's answers to the status, and returns the quota of released workers whose pods are gone."""
     status, queue = draft.status, draft.observed.queue
-    if queue is None or not status.quota_requests:
+    if queue is None:
         return
     there = draft.view.workers.ids | draft.view.wanted_ids
     answered = filter(None, [_answered(draft, queue, request) for request in status.quota_requests])
@@ -173,7 +173,7 @@ def _drop_joiners(draft: Draft) -> None:
     going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
-    if draft.view.preparation and draft.status.generation is not None:
+    if draft.view.prepared_resize:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
     draft.keep_workers(set(draft.status.worker_ids) - going, "the queue reclaims their quota before they joined")
 

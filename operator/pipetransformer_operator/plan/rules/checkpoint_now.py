@@ -31,10 +31,8 @@ def _answer(draft: Draft, request: CheckpointRequest) -> CheckpointRequest:
     """The request with its answer, if there is one now."""
     if draft.spec.checkpoint is None:
         return _refused(draft, request, NO_CHECKPOINT)
-    report = draft.view.report
-    known = (draft.status.checkpoint, report.checkpoint if report else None)
-    durable = next((one for one in known if one is not None and one.request == request.token), None)
-    if durable is not None:
+    durable = draft.status.checkpoint
+    if durable is not None and durable.request == request.token:
         draft.tell(Reason.CHECKPOINT_MADE, f"The checkpoint {request.token} is durable, of step {durable.step}")
         return request.model_copy(update={"step": durable.step, "served_time": draft.now})
     return _refused(draft, request, ENDED) if draft.status.finished else request

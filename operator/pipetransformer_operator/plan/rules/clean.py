@@ -30,8 +30,6 @@ def under_way(draft: Draft) -> bool:
     draft.update(leaving_ids=[])
     if gone and status.next_resize_time:  # only now can others use them
         draft.update(next_resize_time=status.next_resize_time + (draft.now - draft.view.published_time))
-    if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
-        draft.update(resize=None)
     return False
 
 

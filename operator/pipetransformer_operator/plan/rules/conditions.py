@@ -19,7 +19,7 @@ from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import says_succeeded
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.quota.requests import admitted
-from pipetransformer_operator.plan.types import EventType, Queue
+from pipetransformer_operator.plan.types import Queue
 from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted, unsaved
@@ -151,9 +151,7 @@ def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
     """Returns whether the cluster refuses to create workers. If so, sets the condition, and sends an event once."""
     refusal = draft.observed.refusal
     if refusal:
-        if draft.status.reason(kind) != Reason.CREATION_REFUSED:
-            draft.tell(Reason.CREATION_REFUSED, refusal, EventType.WARNING)
-        draft.set_condition(kind, status, Reason.CREATION_REFUSED, refusal)
+        draft.warn(kind, status, Reason.CREATION_REFUSED, refusal)
     return bool(refusal)
 
 
@@ -243,15 +241,14 @@ def _no_room(draft: Draft) -> str:
 
 def _limit_of_pipelines(view: View, generation: Generation) -> str:
     """Why a job cannot have as many pipelines as its spec allows; empty if it can."""
-    most, elastic = view.status.num_shards, view.spec.elastic_policy
-    assert most is not None
+    most, elastic = view.shards_of(None), view.spec.elastic_policy
     if generation.pipelines < most or not view.on_pack.widens:
         return ""
     allowed = min(view.spec.max_pipelines, elastic.ceiling // generation.stages)
     if allowed <= most:
         return ""
     durable = view.status.checkpoint
-    if view.spec.checkpoint is not None and (durable is None or (durable.num_shards or 0) > most):
+    if view.spec.checkpoint is not None and (durable is None or view.shards_of(durable) > most):
         return (
             f"spec.elasticPolicy allows {allowed} pipelines, but allowed {most} when the job started; it can have more"
             " once it restarts from its checkpoint: suspend and resume it"
@@ -295,7 +292,7 @@ def _not_stalled(draft: Draft, before: Condition | None) -> None:
     if _stood(before) and (report is None or report.time < before.last_transition_time):
         return  # a member was replaced, but Stalled stays until a step is made
     if hears_nobody(draft.view):
-        _not_heard(draft)
+        draft.warn(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)
     else:
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
 
@@ -318,9 +315,3 @@ def _no_step(view: View, stall: datetime) -> str:
 def _why_no_step(draft: Draft) -> str:
     suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
     return suspects or (_SILENT if hears_nobody(draft.view) else "every worker still sends heartbeats")
-
-
-def _not_heard(draft: Draft) -> None:
-    if draft.status.reason(ConditionType.STALLED) != Reason.NOT_HEARD:
-        draft.tell(Reason.NOT_HEARD, _SILENT, EventType.WARNING)
-    draft.set_condition(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)

@@ -69,10 +69,8 @@ def clean(draft: Draft) -> None:
 def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
     """Whether to delete this pod of a job that has ended. `had_time`: the pod had `FINISH_GRACE` to end by itself."""
     policy = view.spec.run_policy.clean_pod_policy
-    if view.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
-        policy = CleanPodPolicy.RUNNING  # Kubernetes deletes pods that have ended with the job
-    if policy is CleanPodPolicy.NONE:
-        return False
+    if policy is CleanPodPolicy.NONE and view.observed.kept_by is None:
+        return False  # while the job is being deleted its pods go: Kubernetes deletes only those that have ended
     if worker.alive:
         return had_time or not _ends_by_itself(view)
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)

@@ -109,8 +109,7 @@ def begin(draft: Draft, reason: ResizeReason) -> None:
 
 def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
     """Writes into the status which layout is being prepared, why, and by which deadline."""
-    assert draft.status.generation is not None
-    draft.enter(ResizePhase.PREPARE, to, reason, draft.status.generation.layout)
+    draft.enter(ResizePhase.PREPARE, to, reason)
     resize = draft.status.resize
     assert resize is not None
     deadline = _deadline(draft, resize)
@@ -147,8 +146,8 @@ def go_on(draft: Draft) -> None:
 
 def may_go_on(view: View) -> bool:
     """Whether a job that trains prepares a resize, and its time may restart once more."""
-    prepared = view.preparation
-    return view.status.generation is not None and prepared is not None and prepared.renewals < RENEWALS
+    prepared = view.prepared_resize
+    return prepared is not None and prepared.renewals < RENEWALS
 
 
 def back_off(draft: Draft) -> timedelta:

@@ -45,8 +45,7 @@ _NO_REPLACEMENTS = "too few workers are left to train, and the next attempt to r
 
 def recover(draft: Draft) -> None:
     """Stops wanting lost workers, counts the failure if it is one, and publishes a generation of the survivors."""
-    if vanished := draft.view.vanished_ids:
-        draft.keep_workers(draft.view.wanted_ids - vanished, "its pod is gone")
+    draft.keep_workers(draft.view.wanted_ids - draft.view.vanished_ids, "its pod is gone")
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids
@@ -133,7 +132,7 @@ def _follow_up(draft: Draft, incident: Incident) -> None:
     its time restarts. If a member of the starting size is lost, the next attempt begins at once. If only claimed
     members are lost and none failed, it waits, because the cluster would probably remove new claims too.
     """
-    if draft.view.preparation and not incident.starting and not incident.members:
+    if draft.view.prepared_resize and not incident.members:
         if (key := incident.at_fault) is None:
             go_on(draft)
         else:

@@ -39,9 +39,7 @@ def take_size(draft: Draft) -> Layout | None:
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
     if status.layout_generation > 0:
-        assert status.num_shards is not None
-        shards = status.checkpoint.num_shards if status.checkpoint else None
-        num_shards = min(max(num_shards, status.num_shards), shards or status.num_shards)
+        num_shards = min(max(num_shards, draft.view.shards_of(None)), draft.view.shards_of(status.checkpoint))
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
@@ -57,8 +55,7 @@ def wait(draft: Draft) -> None:
         f" and allows {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
         f" {bounds.min_workers} to {bounds.max_workers} workers in all"
     )
-    if draft.status.reason(ConditionType.RUNNING) != Reason.NO_LEGAL_START:
-        draft.tell(Reason.NO_LEGAL_START, message, EventType.WARNING)
+    draft.warn(ConditionType.RUNNING, False, Reason.NO_LEGAL_START, message)
     hold_nothing(draft, Reason.NO_LEGAL_START, message)
 
 
@@ -89,7 +86,7 @@ def start(draft: Draft, layout: Layout) -> None:
         return
     ids = list(dict.fromkeys([*draft.view.joiners.by_id, *draft.view.joining_ids]))  # workers that are alive come first
     workforce.want(draft, ids[: layout.workers], layout.workers)
-    draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
+    draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START)
     _put_off_what_does_not_begin(draft)
 
 
@@ -128,7 +125,7 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
     reason, why = why_not_ready(draft.view)
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
-    elif placed and trouble is None:
+    elif trouble is None:
         draft.update(slow_starts=draft.status.slow_starts + 1)
     _put_off(draft, reason, why)
 

@@ -66,9 +66,10 @@ def end_finished(draft: Draft) -> None:
 
 def words(view: View) -> str:
     """What the stop waits for, as words for a condition; empty if it waits for nothing."""
-    stop = view.status.stop
-    if stop is None or not view.status.worker_ids:
+    if not view.status.worker_ids:
         return ""
+    stop = view.status.stop
+    assert stop is not None
     waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to write"
     return ": ".join(filter(None, [f"{waits} a checkpoint, {durable_words(view)}", trouble(view)]))
 

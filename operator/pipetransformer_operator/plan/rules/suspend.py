@@ -62,7 +62,6 @@ def resume(draft: Draft) -> None:
     if draft.status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
-        if draft.status.stop is not None:  # stuck pods kept the stop from ending
-            draft.keep_workers([], "the job was suspended, and resumes with new workers")
-            forget_generation(draft)
+        draft.keep_workers([], "the job was suspended, and resumes with new workers")
+        forget_generation(draft)  # it is still there if stuck pods kept the stop from ending
         draft.update(start_time=None)  # activeDeadlineSeconds counts from the next start, as in a Job

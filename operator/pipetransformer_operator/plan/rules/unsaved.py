@@ -5,7 +5,6 @@ The workers try again by themselves. Until they succeed, a failure may cost all 
 
 from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 #: How many members a message quotes about their trouble with the storage.
@@ -32,9 +31,7 @@ def describe(draft: Draft) -> None:
             draft.set_condition(ConditionType.UNSAVED, False, Reason.FINISHED)
     elif words := trouble(draft.view):
         message = f"training continues without a new checkpoint, {durable_words(draft.view)}: {words}"
-        if not stands:
-            draft.tell(Reason.CHECKPOINT_FAILS, message, EventType.WARNING)
-        draft.set_condition(ConditionType.UNSAVED, True, Reason.CHECKPOINT_FAILS, message)
+        draft.warn(ConditionType.UNSAVED, True, Reason.CHECKPOINT_FAILS, message)
     elif stands and _hears_all(draft.view):
         draft.set_condition(ConditionType.UNSAVED, False, Reason.NOTHING_WAITS)
 

@@ -269,7 +269,7 @@ class _Sharing:
         taken = _take_kept(taken, [tier])
         free = min(taken, self.left)
         self.left -= free
-        _take_kept(taken - free, [other for other in reversed(lower) if other is not tier])
+        _take_kept(taken - free, reversed(lower))
 
 
 def _take_kept(taken: int, tiers: Iterable[_Tier]) -> int:

@@ -64,11 +64,11 @@ def most_idle(draft: Draft) -> int | None:
     """How many workers the job may have, claims included, by what nodes have free. None if only an attempt can tell.
 
     If the operator does not watch nodes, it is the job's share, as far as other jobs release workers for it."""
-    room, granted = draft.observed.room, draft.status.share
+    room = draft.observed.room
     if room is None or not _claims_idle(draft):
         return None
-    if draft.observed.free is None and granted is not None and share.is_open(draft):
-        return granted.workers
+    if draft.observed.free is None and share.is_open(draft):
+        return draft.view.granted
     return draft.view.num_placed + room
 
 
