@@ -156,8 +156,10 @@ class View:
     @property
     def published_time(self) -> datetime:
         """When the published generation was published."""
-        assert self.status.generation is not None and self.status.generation.published_time is not None
-        return self.status.generation.published_time
+        generation = self.status.generation
+        assert generation is not None
+        assert generation.published_time is not None
+        return generation.published_time
 
     @property
     def awaited_level(self) -> Upcoming | None:

@@ -98,7 +98,8 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     be the one that is cut off.
     """
     resize = draft.status.resize
-    assert resize is not None and resize.from_ is not None
+    assert resize is not None
+    assert resize.from_ is not None
     old = resize.from_.layout
     stayed = len(generation.members) - max(0, generation.layout.workers - old.workers)
     holders = draft.view.living([*generation.members[:stayed], *generation.leavers])
