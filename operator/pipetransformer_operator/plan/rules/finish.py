@@ -111,9 +111,8 @@ def _ended_in_success(view: View) -> bool:
     generation = view.status.generation
     if generation is None:
         return False
-    return not view.alive(generation.leader_member()) and any(
-        says_succeeded(view.worker(member)) for member in generation.members
-    )
+    leader = generation.leader_member()
+    return not view.alive(leader) and any(says_succeeded(view.worker(member)) for member in generation.members)
 
 
 def _check_deadline(draft: Draft) -> None:
