@@ -22,12 +22,10 @@ KEPT = timedelta(minutes=30)
 
 def forget(draft: Draft) -> None:
     """Forgets failures that are at least `forgetFailuresAfterSteps` steps old."""
-    report, steps = draft.status.last_report, draft.status.failure_steps
-    if report is None or not steps:
-        return
-    outlived = report.step - draft.spec.run_policy.forget_failures_after_steps
-    if steps[0] <= outlived:
-        draft.update(failure_steps=[step for step in steps if step > outlived])
+    report = draft.status.last_report
+    if report is not None:
+        outlived = report.step - draft.spec.run_policy.forget_failures_after_steps
+        draft.update(failure_steps=[step for step in draft.status.failure_steps if step > outlived])
 
 
 def count(draft: Draft, described: str) -> int:
@@ -35,10 +33,8 @@ def count(draft: Draft, described: str) -> int:
 
     `described` says what failed, for the message of the job's end."""
     policy, steps = draft.spec.run_policy, draft.status.failure_steps
-    # The newest report may be at a later step than the status, because the status shows progress only now and then.
     # After a restart the job repeats steps. They are no progress, so the step of a failure never decreases.
-    reports = (draft.status.last_report, draft.observed.report)
-    step = max([0, *steps, *(one.step for one in reports if one is not None and one.job_uid == draft.observed.uid)])
+    step = max([*steps, draft.view.newest_step])
     steps = [*steps, step]
     draft.update(failures=draft.status.failures + 1, failure_steps=steps)
     if len(steps) > policy.backoff_limit and not draft.status.finished:
@@ -65,30 +61,23 @@ def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
     `described` says what was lost, for the event that follows once the cause is known."""
     known = {silence.node: silence for silence in draft.status.silences}
     for node in dict.fromkeys(worker.node for worker in workers):
-        before = known.get(node)
-        if before is None:
-            known[node] = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_WORDS])
-        else:
-            known[node] = before.model_copy(update={"newest": draft.now})
+        new = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_WORDS])
+        known[node] = known.get(node, new).model_copy(update={"newest": draft.now})
     draft.update(silences=list(known.values()))
     judge(draft)
 
 
 def judge(draft: Draft) -> None:
     """Counts each silent node as a node loss or as a failure as soon as the cause is known; later forgets the node."""
-    before = draft.status.silences
-    if not before:
-        return
     lost = draft.observed.nodes.lost | set(draft.view.workers.that(lambda worker: worker.node_lost).nodes)
     kept = []
-    for silence in before:
+    for silence in draft.status.silences:
         silence = _decide(draft, silence, lost)
         # Heartbeats of the node's workers may be minutes apart in a large fleet, so they fall silent one by one.
         until = silence.newest + (KEPT if silence.node in lost else OVERDUE) + draft.observed.pace
-        if not silence.decided or draft.now < until:
+        if draft.now < until:
             kept.append(silence)
-    if kept != before:
-        draft.update(silences=kept)
+    draft.update(silences=kept)
 
 
 def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSilence:
@@ -97,7 +86,7 @@ def _decide(draft: Draft, silence: NodeSilence, lost: Container[str]) -> NodeSil
     if silence.node in lost:
         # If the cluster took longer than `DOUBT` to see it, the silence was counted as a failure. Take that back.
         steps = list(draft.status.failure_steps)
-        if silence.failure_step is not None and silence.failure_step in steps:
+        if silence.failure_step in steps:
             steps.remove(silence.failure_step)
         draft.update(node_losses=draft.status.node_losses + 1, failure_steps=steps)
         draft.failures.append(NodeFailure(silence.node, FailureCause.LOST))

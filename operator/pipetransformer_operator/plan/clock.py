@@ -1,12 +1,6 @@
 """The time of one turn, and when the next turn is due."""
 
-from collections.abc import Iterable
 from datetime import datetime
-
-
-def latest(times: Iterable[datetime | None]) -> datetime | None:
-    """The latest of the times that are not None; None if all are."""
-    return max(filter(None, times), default=None)
 
 
 class Clock:

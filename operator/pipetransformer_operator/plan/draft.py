@@ -115,8 +115,14 @@ class Draft:
         )
         if before is None:
             self.update(conditions=[*self.status.conditions, condition])
-        elif condition != before:
+        else:
             self.update(conditions=[condition if old is before else old for old in self.status.conditions])
+
+    def warn(self, kind: ConditionType, status: bool | None, reason: Reason, message: str) -> None:
+        """Sets a condition, and sends a warning event if the condition's reason is new."""
+        if self.status.reason(kind) != reason:
+            self.tell(reason, message, EventType.WARNING)
+        self.set_condition(kind, status, reason, message)
 
     def fail(self, reason: str, message: str) -> None:
         """Ends the job as failed."""
@@ -137,23 +143,19 @@ class Draft:
             claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
         )
 
-    def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason, old: Layout | None) -> None:
-        """Writes into the status which phase a resize is in, and its deadline.
-
-        The deadline of a preparation counts from its first turn, that of other phases from now."""
-        prepared, preparing = self.view.preparation, phase is ResizePhase.PREPARE
-        start = prepared.start_time if prepared else self.now
-        timeout = timedelta(seconds=self.spec.run_policy.resize_timeout_seconds)
+    def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason) -> None:
+        """Writes into the status which phase a resize is in, and its deadline. Rules set that of a preparation."""
+        prepared, old = self.view.preparation, self.status.generation
         resize = Resize(
-            from_=LayoutSize.of(old) if old else None,
+            from_=LayoutSize.of(old.layout) if old else None,
             to=LayoutSize.of(to),
             phase=phase,
             reason=reason,
-            start_time=start,
-            deadline=(start if preparing else self.now) + timeout,
+            start_time=prepared.start_time if prepared else self.now,
+            deadline=self.now + timedelta(seconds=self.spec.run_policy.resize_timeout_seconds),
         )
-        if preparing and self.status.resize is not None:
-            kept = self.status.resize.model_dump(include={"replacements", "renewals", "trouble_time"})
+        if prepared and phase is ResizePhase.PREPARE:
+            kept = prepared.model_dump(include={"replacements", "renewals", "trouble_time"})
             resize = resize.model_copy(update=kept)
         self.update(resize=resize)
 
@@ -176,7 +178,7 @@ class Draft:
         deletions = [deletion_of(one, self._why_deleted.get(one.id, otherwise)) for one in self.unwanted]
         return Plan(
             status=self.status,
-            create=() if self.status.finished else self.view.missing_ids,
+            create=self.view.missing_ids,
             delete=tuple(deletions),
             events=(*self._events, *events_of(one for one in deletions if self._is_news(one))),
             requeue_after=self.clock.seconds_left,
@@ -194,6 +196,5 @@ class Draft:
         return deletion.worker_id not in self.explained_ids and deletion.uid not in self.observed.undeleted
 
     def _silent_nodes(self) -> set[str]:
-        by_name = self.view.by_name
-        nodes = {by_name[name].node for name in self.suspects if name in by_name}
+        nodes = {self.view.by_name[name].node for name in self.suspects}
         return nodes - {""}  # a late watch may not show yet where a worker is

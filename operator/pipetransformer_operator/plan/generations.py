@@ -25,13 +25,13 @@ def publish(
         reason: why the layout changes.
         broken_before: how many generations in a row broke before this one.
     """
-    before, number = draft.status.generation, draft.status.layout_generation + 1
+    number = draft.status.layout_generation + 1
     leavers, _ = parted(candidates[layout.workers :], names(draft.view.state_holders))
     generation = _generation(draft.view, layout, candidates[: layout.workers], leavers, reason, broken_before)
     _note_leavers(draft, generation)
     new = draft.status.next_worker_id
+    draft.enter(ResizePhase.COMMIT, layout, reason)
     draft.update(generation=generation, layout_generation=number, first_new_worker_id=new)
-    draft.enter(ResizePhase.COMMIT, layout, reason, before.layout if before else None)
     leave = f"; workers that leave: {len(leavers)}" if leavers else ""
     draft.tell(Reason.GENERATION_PUBLISHED, f"Generation {number} ({reason.value}): {layout.words}{leave}")
 

@@ -20,7 +20,7 @@ def report_in(message: str) -> dict[str, object]:
     if not message:  # as of each worker that runs
         return {}
     try:
-        line = json.loads(message.strip().rpartition("\n")[2] or "{}")
+        line = json.loads(message.strip().rpartition("\n")[2])
     except (ValueError, RecursionError):
         return {}
     return line if isinstance(line, dict) and "outcome" in line else {}  # a program may log in JSON

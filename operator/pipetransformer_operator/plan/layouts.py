@@ -33,8 +33,9 @@ def best(view: View, workers: int) -> Layout | None:
 
     Without offers it has as many stages as the present layout."""
     generation, bounds = view.status.generation, bounds_of(view)
+    assert generation is not None
     offers = offered(view)
-    if not offers and generation:
+    if not offers:
         offers, bounds = _of_one_length(awaited(view, generation.layout).stages, bounds)
     packing = view.spec.pipeline.packing
     return choose(offers, workers, bounds, on_pack=view.on_pack, packing=packing, present=_present(view))
@@ -92,9 +93,7 @@ def limited(view: View, workers: int) -> int:
 
 def pays_to_recut(view: View) -> bool:
     """Whether the members gain more than a pause costs if they keep the layout, and cut its stages anew."""
-    report, present = view.status.last_report, _present(view)
-    packing = view.spec.pipeline.packing
-    return report is not None and present is not None and cut_pays(report.offers, present, packing)
+    return cut_pays(view.offers, _present(view), view.spec.pipeline.packing)
 
 
 def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
@@ -103,11 +102,10 @@ def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
     return [Offer(stages=stages, bytes_per_worker=0)], replace(bounds, initial=initial, bytes_budget=0)
 
 
-def _present(view: View) -> Present | None:
+def _present(view: View) -> Present:
     """The layout that trains now, with its step time once the leader of the published generation reported it."""
-    generation, report = view.status.generation, view.status.last_report
-    if generation is None:
-        return None
-    if report is None or report.layout_generation != generation.layout_generation:
+    generation, report = view.status.generation, view.present_report
+    assert generation is not None
+    if report is None:
         return Present(generation.layout)
     return Present(generation.layout, report.step_seconds, report.remaining_steps)

@@ -30,7 +30,7 @@ def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
     the last members leave first."""
     groups = _by_node(view, members)
     share = view.status.share
-    asked = share.node if share is not None and share.for_others else ""
+    asked = share.node if share else ""
     emptied = _emptied(view, groups)
     chosen: list[str] = [member.name for member in groups.pop(asked, ())][:number]
     for node in _smallest(groups, emptied):
@@ -42,11 +42,10 @@ def _choose(view: View, members: Sequence[Member], number: int) -> set[str]:
 
 
 def _by_node(view: View, members: Sequence[Member]) -> dict[str, list[Member]]:
-    """The members of each node, the last member first. Members whose pods are gone are under the empty name."""
+    """The members of each node, the last member first."""
     groups: dict[str, list[Member]] = defaultdict(list)
     for member in reversed(members):
-        worker = view.worker(member)
-        groups[worker.node if worker else ""].append(member)
+        groups[view.by_name[member.name].node].append(member)
     return groups
 
 

@@ -49,30 +49,41 @@ def words(worker: Worker) -> str:
 
 def says_succeeded(worker: Worker | None) -> bool:
     """Whether a worker exited because the training is done."""
-    return worker is not None and worker.exit_code == 0 and _text(worker, "outcome") == Outcome.SUCCEEDED
+    return worker is not None and _exited_as(worker, Outcome.SUCCEEDED)
 
 
 def says_left(worker: Worker) -> bool:
     """Whether a worker exited because it was told to leave. The operator may want it again by now."""
-    return worker.exit_code == 0 and _text(worker, "outcome") == "Left"
+    return _exited_as(worker, "Left")
 
 
 def saved_step(worker: Worker) -> int:
     """Committed steps of the durable checkpoint that a worker wrote before it exited as told; 0 if it wrote none."""
-    step = report_of(worker).get("savedStep")
-    return step if isinstance(step, int) and step > 0 else 0
+    return _number(worker, "savedStep")
 
 
 def blames_device(worker: Worker) -> bool:
     """Whether a worker ended because its accelerator failed."""
-    return bool(worker.exit_code) and _text(worker, "reason") == DEVICE_FAILED
+    return _failed_by(worker, DEVICE_FAILED)
 
 
 def out_of_memory_at(worker: Worker) -> int:
     """If the worker ran out of memory: how many stages its pipeline had; otherwise 0."""
-    stages = report_of(worker).get("stages")
-    short = bool(worker.exit_code) and _text(worker, "reason") == Reason.OUT_OF_MEMORY
-    return stages if short and isinstance(stages, int) and stages > 0 else 0
+    return _number(worker, "stages") if _failed_by(worker, Reason.OUT_OF_MEMORY) else 0
+
+
+def _exited_as(worker: Worker, outcome: str) -> bool:
+    return worker.exit_code == 0 and _text(worker, "outcome") == outcome
+
+
+def _failed_by(worker: Worker, reason: str) -> bool:
+    return bool(worker.exit_code) and _text(worker, "reason") == reason
+
+
+def _number(worker: Worker, field: str) -> int:
+    """A positive whole number in the trainer's report; 0 without one."""
+    value = report_of(worker).get(field)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _text(worker: Worker, field: str) -> str:

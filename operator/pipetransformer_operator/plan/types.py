@@ -247,7 +247,7 @@ class Observed:
     preferred_since: datetime | None = None
     checkpoint_now: str = ""
     nonce: str = ""
-    since: datetime | None = None
+    since: datetime = NEVER
     nodes: NodeFacts = UNSEEN
     sees_drains: bool = True
     free: int | None = None

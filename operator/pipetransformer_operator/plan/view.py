@@ -12,16 +12,16 @@ from typing import Any
 
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.labels import label_errors
-from pipetransformer_contract.api.status import ConditionType, JobStatus, Resize, ResizePhase
+from pipetransformer_contract.api.status import ConditionType, JobStatus, LastReport, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
-from pipetransformer_contract.messages import Member, Offer, ResizeReason, Upcoming
+from pipetransformer_contract.messages import DurableCheckpoint, Member, Offer, Report, ResizeReason, Upcoming
 from pipetransformer_contract.wire import Wire
 
-from .clock import Clock, latest
+from .clock import Clock
 from .members import names
 from .quota import quota, requests
-from .types import SHORTEST_PACE, Observed, Worker, worker_name
+from .types import NEVER, SHORTEST_PACE, Observed, Worker, worker_name
 from .workers import Workers
 
 #: A worker with the shortest pace of heartbeats may be lost after this silence. At a longer pace it has more time.
@@ -82,6 +82,11 @@ class View:
         return self.spec.suspend or self.observed.kept_by is not None
 
     @property
+    def active(self) -> bool:
+        """Whether this operator manages the job, and it has not stopped or ended."""
+        return self.spec.managed and not (self.stopped or self.status.finished)
+
+    @property
     def suspended(self) -> bool:
         """Whether the status says that the job is suspended."""
         return self.status.is_true(ConditionType.SUSPENDED)
@@ -92,9 +97,14 @@ class View:
         resize = self.status.resize
         return resize if resize is not None and resize.phase is ResizePhase.PREPARE else None
 
+    @property
+    def prepared_resize(self) -> Resize | None:
+        """The resize of a job that trains, while workers are prepared for it; None without one."""
+        return self.preparation if self.status.generation is not None else None
+
     def counted_from(self, time: datetime) -> datetime:
         """`time`, or when this operator began to listen, whichever is later: it must first hear from workers."""
-        return max(time, self.observed.since or time)
+        return max(time, self.observed.since)
 
     @property
     def asleep(self) -> bool:
@@ -124,12 +134,44 @@ class View:
         return report.offers if report else ()
 
     @property
+    def report(self) -> Report | None:
+        """The leader's newest report, before the status has it. None without one, or if an earlier job of the same name
+        sent it."""
+        report = self.observed.report
+        return report if report is not None and report.job_uid == self.observed.uid else None
+
+    @property
+    def newest_step(self) -> int:
+        """Number of committed steps, as far as the operator knows. The workers may have made a few more."""
+        return max((one.step for one in (self.report, self.status.last_report) if one is not None), default=0)
+
+    @property
+    def present_report(self) -> LastReport | None:
+        """The last report in the status; None if it is not of the published generation."""
+        report, generation = self.status.last_report, self.status.generation
+        if report is None or generation is None or report.layout_generation != generation.layout_generation:
+            return None
+        return report
+
+    @property
+    def published_time(self) -> datetime:
+        """When the published generation was published."""
+        generation = self.status.generation
+        assert generation is not None
+        assert generation.published_time is not None
+        return generation.published_time
+
+    @property
     def awaited_level(self) -> Upcoming | None:
         """The next level's model, if the job makes no step until it has workers for that model; otherwise None."""
-        report, generation = self.status.last_report, self.status.generation
-        if report is None or report.upcoming is None or not report.upcoming.waits or generation is None:
-            return None
-        return report.upcoming if report.layout_generation == generation.layout_generation else None
+        report = self.present_report
+        return report.upcoming if report and report.upcoming and report.upcoming.waits else None
+
+    def shards_of(self, checkpoint: DurableCheckpoint | None) -> int:
+        """How many pipelines the data order of a checkpoint allows; without one, as many as the job may have now."""
+        assert self.status.num_shards is not None
+        shards = checkpoint.num_shards if checkpoint else None
+        return shards or self.status.num_shards
 
     @property
     def awaits_quota(self) -> bool:
@@ -222,8 +264,8 @@ class View:
     @cached_property
     def joining_ids(self) -> list[int]:
         """Ids of wanted workers that are neither members nor leaving: they will join. Some may not exist yet."""
-        ids = (key for key in self.status.worker_ids if key not in self.leaving_ids)
-        return [key for key in ids if self.name_of(key) not in self.member_names]
+        known = self.status.worker_ids
+        return [key for key in known if key not in self.leaving_ids and self.name_of(key) not in self.member_names]
 
     @cached_property
     def joiners(self) -> Workers:
@@ -301,20 +343,16 @@ class View:
 
     def waits(self, member: Member) -> bool:
         """Whether the worker is in no process group and waits for a newer generation than the published one."""
-        generation, after = self.status.generation, self.observed.beat(member.uid).waiting_after
-        return generation is not None and after is not None and after >= generation.layout_generation
+        after = self.observed.beat(member.uid).waiting_after
+        return after is not None and after >= self.status.layout_generation
 
     def has_left(self, member: Member) -> bool:
         """Whether this leaver of the published generation has dropped its state, because the vote committed it."""
-        generation = self.status.generation
-        return (
-            generation is not None and self.observed.beat(member.uid).layout_generation >= generation.layout_generation
-        )
+        return self.observed.beat(member.uid).layout_generation >= self.status.layout_generation
 
     def hears(self, uid: str, silence: timedelta = SILENCE) -> bool:
         """Whether the worker sent anything recently enough not to count as silent; see `patience`."""
-        heard = self.observed.heard.get(uid)
-        return heard is not None and self.now < heard + self.patience(uid, silence)
+        return self.now < self.observed.heard.get(uid, NEVER) + self.patience(uid, silence)
 
     @cached_property
     def state_holders(self) -> list[Member]:
@@ -331,12 +369,12 @@ class View:
     def broken_since(self) -> datetime | None:
         """When a holder of state first began to wait for a newer generation than the published one, or None."""
         beats = (self.observed.beat(member.uid) for member in filter(self.waits, self.state_holders))
-        return min((beat.waiting_since for beat in beats if beat.waiting_since is not None), default=None)
+        return min(filter(None, (beat.waiting_since for beat in beats)), default=None)
 
     @cached_property
-    def newest_word(self) -> datetime | None:
-        """When a holder of state last sent anything; None if none ever did."""
-        return latest(self.observed.heard.get(member.uid) for member in self.state_holders)
+    def newest_word(self) -> datetime:
+        """When a holder of state last sent anything."""
+        return max((self.observed.heard.get(member.uid, NEVER) for member in self.state_holders), default=NEVER)
 
     @cached_property
     def hears_holders(self) -> bool:
@@ -364,5 +402,4 @@ def _until(now: datetime, status: JobStatus) -> JobStatus:
 
 def _not_after(now: datetime, part: Wire | None, field: str) -> Wire | None:
     """A part of the status, with `now` in its time field if that field holds a later time."""
-    time = getattr(part, field, None)
-    return part if part is None or time is None or time <= now else part.model_copy(update={field: now})
+    return part if part is None or getattr(part, field) <= now else part.model_copy(update={field: now})

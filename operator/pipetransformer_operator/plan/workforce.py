@@ -43,10 +43,8 @@ def _of_starting_size(view: View, ids: Sequence[int], missing: int, replaced: Se
     claimed = view.claimed_ids
     if view.status.generation is None:  # a start has no claims
         return missing, missing
-    least = 0
-    if replaced:
-        joining = set(view.joining_ids) - claimed
-        least = max(0, sum(key not in claimed for key in replaced) - sum(key in joining for key in ids))
+    joining = set(view.joining_ids) - claimed
+    least = max(0, sum(key not in claimed for key in replaced) - sum(key in joining for key in ids))
     size = sum(key not in claimed for key in ids)
     return least, min(missing, max(least, view.status.initial_workers - size))
 

@@ -25,7 +25,7 @@ from .requests import Requests, admitted, of_kind
 def follow(draft: Draft) -> None:
     """Writes the queue's answers to the status, and returns the quota of released workers whose pods are gone."""
     status, queue = draft.status, draft.observed.queue
-    if queue is None or not status.quota_requests:
+    if queue is None:
         return
     there = draft.view.workers.ids | draft.view.wanted_ids
     answered = filter(None, [_answered(draft, queue, request) for request in status.quota_requests])
@@ -110,19 +110,15 @@ def tidy(draft: Draft) -> None:
 
     A start needs no quota of claims. A training job that waits after a failed attempt keeps the quota of its starting
     size for the next attempt."""
+    resize = draft.status.resize
     if not draft.status.quota_requests:
         return
     if draft.status.generation is None:
         _tidy_start(draft)
-    elif not _is_resizing(draft):
+    elif resize is None or (is_recovery(draft.view) and draft.view.asleep):
         _tidy_training(draft)
-    elif draft.status.resize is not None and draft.status.resize.reason is not ResizeReason.DRAIN:
+    elif resize.reason is not ResizeReason.DRAIN:
         _return_excess(draft)
-
-
-def _is_resizing(draft: Draft) -> bool:
-    """Whether a resize is under way. Replacing lost workers is none while it waits for its next attempt."""
-    return draft.status.resize is not None and not (is_recovery(draft.view) and draft.view.asleep)
 
 
 def _tidy_start(draft: Draft) -> None:
@@ -177,7 +173,7 @@ def _drop_joiners(draft: Draft) -> None:
     going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
-    if draft.view.preparation and draft.status.generation is not None:
+    if draft.view.prepared_resize:
         cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
     draft.keep_workers(set(draft.status.worker_ids) - going, "the queue reclaims their quota before they joined")
 

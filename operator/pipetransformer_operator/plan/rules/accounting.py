@@ -51,8 +51,7 @@ def _saved(view: View, held: int) -> int:
     The comparison is with as many pipelines as at the start. Workers that are missing because of a failure or a lower
     `maxWorkers` do not count. `held` is the number of workers that the job holds."""
     generation, spec = view.status.generation, view.spec
-    if generation is None:
-        return 0
+    assert generation is not None
     stages = spec.pipeline.stages
     pipelines = min(view.status.initial_workers, spec.elastic_policy.ceiling) // stages
     return max(0, min(pipelines * (stages - generation.stages), pipelines * stages - held))

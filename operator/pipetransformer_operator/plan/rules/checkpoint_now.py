@@ -29,13 +29,10 @@ def _answered(request: CheckpointRequest | None) -> CheckpointRequest | None:
 
 def _answer(draft: Draft, request: CheckpointRequest) -> CheckpointRequest:
     """The request with its answer, if there is one now."""
-    report = draft.observed.report
-    ours = report is not None and report.job_uid == draft.observed.uid
-    known = (draft.status.checkpoint, report.checkpoint if report is not None and ours else None)
     if draft.spec.checkpoint is None:
         return _refused(draft, request, NO_CHECKPOINT)
-    durable = next((one for one in known if one is not None and one.request == request.token), None)
-    if durable is not None:
+    durable = draft.status.checkpoint
+    if durable is not None and durable.request == request.token:
         draft.tell(Reason.CHECKPOINT_MADE, f"The checkpoint {request.token} is durable, of step {durable.step}")
         return request.model_copy(update={"step": durable.step, "served_time": draft.now})
     return _refused(draft, request, ENDED) if draft.status.finished else request

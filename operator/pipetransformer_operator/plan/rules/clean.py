@@ -21,17 +21,15 @@ def under_way(draft: Draft) -> bool:
     draining = draft.view.wanted.among(draft.view.leaving_ids).draining
     _release(draft, draining.ids, "and on a node that is being drained")
     if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
-        if status.resize is not None:
-            draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
+        assert status.resize is not None
+        draft.update(resize=status.resize.model_copy(update={"phase": ResizePhase.CLEAN, "deadline": None}))
         return True
     spares = _spares(draft)
     gone = draft.view.leaving_ids - spares
     _release(draft, gone, "which needs fewer workers")
     draft.update(leaving_ids=[])
-    if gone and status.next_resize_time and generation.published_time:  # only now can others use them
-        draft.update(next_resize_time=status.next_resize_time + (draft.now - generation.published_time))
-    if status.resize is not None and status.resize.phase is not ResizePhase.PREPARE:
-        draft.update(resize=None)
+    if gone and status.next_resize_time:  # only now can others use them
+        draft.update(next_resize_time=status.next_resize_time + (draft.now - draft.view.published_time))
     return False
 
 
@@ -49,8 +47,6 @@ def _spares(draft: Draft) -> set[int]:
 def _release(draft: Draft, ids: Set[int], why: str) -> None:
     status, generation = draft.status, draft.status.generation
     assert generation is not None
-    if not ids:
-        return
     draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(status.surplus_ids) & ids)}))
     why = f"not part of generation {generation.layout_generation} ({generation.reason.value}), {why}"
     draft.keep_workers(draft.view.wanted_ids - ids, why)

@@ -9,7 +9,7 @@ same way. If one member does not wait for the next generation, the others wait u
 
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.api.status import LayoutSize, Reason, ResizePhase
+from pipetransformer_contract.api.status import LayoutSize, Reason
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.plan import generations, layouts
 from pipetransformer_operator.plan.budget import count
@@ -47,8 +47,8 @@ def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
     if not all(_is_outside(draft.view, generation, member, since) for member in draft.view.state_holders):
         return  # the others notice the break soon, or are lost
     due, broken = since, generation.broken_before + 1
-    if (broken > 1 or not generation.confirmed) and generation.published_time:
-        due = max(due, generation.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
+    if broken > 1 or not generation.confirmed:
+        due = max(due, draft.view.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
     if not draft.clock.reached(due):
         return
     if generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft.view, generation):
@@ -78,12 +78,10 @@ def _is_outside(view: View, generation: Generation, member: Member, since: datet
 
 
 def _check_deadline(draft: Draft, generation: Generation) -> None:
-    resize = draft.status.resize
-    deadline = resize.deadline if resize is not None and resize.phase is ResizePhase.COMMIT else None
-    if deadline is None or generation.reason in _FINAL:
+    if generation.reason in _FINAL:
         return
-    if draft.observed.since is not None:  # the deadline may be by the clock of an earlier operator
-        deadline = max(deadline, draft.observed.since + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds))
+    begin = draft.view.counted_from(draft.view.published_time)
+    deadline = begin + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
     if draft.clock.reached(deadline) and not _committed_by_some(draft.view, generation):
         _go_back(draft, generation, "its workers did not finish the resize within spec.runPolicy.resizeTimeoutSeconds")
 
@@ -100,7 +98,8 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     be the one that is cut off.
     """
     resize = draft.status.resize
-    assert resize is not None and resize.from_ is not None
+    assert resize is not None
+    assert resize.from_ is not None
     old = resize.from_.layout
     stayed = len(generation.members) - max(0, generation.layout.workers - old.workers)
     holders = draft.view.living([*generation.members[:stayed], *generation.leavers])

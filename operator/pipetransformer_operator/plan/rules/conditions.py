@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import TypeGuard
 
 from pipetransformer_contract.api.status import (
     Condition,
     ConditionStatus,
     ConditionType,
-    JobStatus,
     Reason,
     Resize,
     ResizePhase,
@@ -19,7 +19,7 @@ from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import says_succeeded
 from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.quota.requests import admitted
-from pipetransformer_operator.plan.types import EventType, Queue
+from pipetransformer_operator.plan.types import Queue
 from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted, unsaved
@@ -70,10 +70,7 @@ def describe(draft: Draft) -> None:
     unsaved.describe(draft)
     undeleted.describe(draft)
     number = draft.observed.metadata_generation  # conditions that no rule changed hold for the new spec too
-    conditions = [
-        one if one.observed_generation == number else one.model_copy(update={"observed_generation": number})
-        for one in draft.status.conditions
-    ]
+    conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
     draft.update(state=derive_state(conditions), conditions=conditions)
 
 
@@ -141,26 +138,20 @@ def _running(draft: Draft) -> None:
         )
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
-        schedule = _schedule(status, generation)
-        message = f"generation {generation.layout_generation}: {generation.layout.words}{schedule}"
+        message = f"generation {generation.layout_generation}: {generation.layout.words}{_schedule(draft.view)}"
         draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
-def _schedule(status: JobStatus, generation: Generation | None) -> str:
-    """The schedule that a generation runs, as words to append to its layout; empty until its leader has reported."""
-    report = status.last_report
-    if report is None or generation is None or report.layout_generation != generation.layout_generation:
-        return ""
-    return report.schedule_words
+def _schedule(view: View) -> str:
+    """The schedule that the generation runs, as words to append to its layout; empty until its leader has reported."""
+    return view.present_report.schedule_words if view.present_report else ""
 
 
 def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
     """Returns whether the cluster refuses to create workers. If so, sets the condition, and sends an event once."""
     refusal = draft.observed.refusal
     if refusal:
-        if draft.status.reason(kind) != Reason.CREATION_REFUSED:
-            draft.tell(Reason.CREATION_REFUSED, refusal, EventType.WARNING)
-        draft.set_condition(kind, status, Reason.CREATION_REFUSED, refusal)
+        draft.warn(kind, status, Reason.CREATION_REFUSED, refusal)
     return bool(refusal)
 
 
@@ -183,7 +174,7 @@ def _resizing(draft: Draft) -> None:
         resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
-        schedule = _schedule(draft.status, draft.status.generation) if resize.phase is ResizePhase.CLEAN else ""
+        schedule = _schedule(draft.view) if resize.phase is ResizePhase.CLEAN else ""
         to = f"{resize.to.layout.words}{schedule}"
         message = f"{resize.from_.layout.words} to {to} ({resize.reason.value}){until}: "
         draft.set_condition(ConditionType.RESIZING, True, _PHASES[resize.phase], message + _awaited(draft.view, resize))
@@ -250,14 +241,14 @@ def _no_room(draft: Draft) -> str:
 
 def _limit_of_pipelines(view: View, generation: Generation) -> str:
     """Why a job cannot have as many pipelines as its spec allows; empty if it can."""
-    most, elastic = view.status.num_shards, view.spec.elastic_policy
-    if most is None or generation.pipelines < most or not view.on_pack.widens:
+    most, elastic = view.shards_of(None), view.spec.elastic_policy
+    if generation.pipelines < most or not view.on_pack.widens:
         return ""
     allowed = min(view.spec.max_pipelines, elastic.ceiling // generation.stages)
     if allowed <= most:
         return ""
     durable = view.status.checkpoint
-    if view.spec.checkpoint is not None and (durable is None or (durable.num_shards or 0) > most):
+    if view.spec.checkpoint is not None and (durable is None or view.shards_of(durable) > most):
         return (
             f"spec.elasticPolicy allows {allowed} pipelines, but allowed {most} when the job started; it can have more"
             " once it restarts from its checkpoint: suspend and resume it"
@@ -298,15 +289,15 @@ def _stalled(draft: Draft) -> None:
 
 def _not_stalled(draft: Draft, before: Condition | None) -> None:
     report = draft.status.last_report
-    if before and _stood(before) and (report is None or report.time < before.last_transition_time):
+    if _stood(before) and (report is None or report.time < before.last_transition_time):
         return  # a member was replaced, but Stalled stays until a step is made
     if hears_nobody(draft.view):
-        _not_heard(draft)
+        draft.warn(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)
     else:
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
 
 
-def _stood(condition: Condition | None) -> bool:
+def _stood(condition: Condition | None) -> TypeGuard[Condition]:
     """Whether this condition says that the job makes no progress."""
     return condition is not None and (condition.status, condition.reason) == (ConditionStatus.TRUE, Reason.NO_PROGRESS)
 
@@ -324,9 +315,3 @@ def _no_step(view: View, stall: datetime) -> str:
 def _why_no_step(draft: Draft) -> str:
     suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
     return suspects or (_SILENT if hears_nobody(draft.view) else "every worker still sends heartbeats")
-
-
-def _not_heard(draft: Draft) -> None:
-    if draft.status.reason(ConditionType.STALLED) != Reason.NOT_HEARD:
-        draft.tell(Reason.NOT_HEARD, _SILENT, EventType.WARNING)
-    draft.set_condition(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)

@@ -62,8 +62,8 @@ def _give_up_replacements(draft: Draft) -> None:
     claimed = draft.view.claimed_ids
     base = len(set(draft.view.ids_of(draft.view.members)) - claimed)
     joining = [key for key in draft.view.joining_ids if key not in claimed]
-    if surplus := joining[max(0, draft.status.initial_workers - base) :]:
-        draft.keep_workers(draft.view.wanted_ids - set(surplus), "the node of the replaced worker accepts pods again")
+    surplus = joining[max(0, draft.status.initial_workers - base) :]
+    draft.keep_workers(draft.view.wanted_ids - set(surplus), "the node of the replaced worker accepts pods again")
 
 
 def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tuple[int, int]]:

@@ -53,7 +53,8 @@ def clean(draft: Draft) -> None:
     status, policy = draft.status, draft.spec.run_policy
     draft.update(resize=None, next_resize_time=None)
     draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
-    ended = status.completion_time or draft.now
+    ended = status.completion_time
+    assert ended is not None
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
     if draft.view.workers.holding:
@@ -68,10 +69,8 @@ def clean(draft: Draft) -> None:
 def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
     """Whether to delete this pod of a job that has ended. `had_time`: the pod had `FINISH_GRACE` to end by itself."""
     policy = view.spec.run_policy.clean_pod_policy
-    if view.observed.kept_by is not None and policy is CleanPodPolicy.NONE:
-        policy = CleanPodPolicy.RUNNING  # Kubernetes deletes pods that have ended with the job
-    if policy is CleanPodPolicy.NONE:
-        return False
+    if policy is CleanPodPolicy.NONE and view.observed.kept_by is None:
+        return False  # while the job is being deleted its pods go: Kubernetes deletes only those that have ended
     if worker.alive:
         return had_time or not _ends_by_itself(view)
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)
@@ -112,7 +111,7 @@ def _ended_in_success(view: View) -> bool:
     generation = view.status.generation
     if generation is None:
         return False
-    leader = next(member for member in generation.members if member.name == generation.leader)
+    leader = generation.leader_member()
     return not view.alive(leader) and any(says_succeeded(view.worker(member)) for member in generation.members)
 
 

@@ -3,7 +3,7 @@
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import saved_step
-from pipetransformer_operator.plan.types import EventType, Worker
+from pipetransformer_operator.plan.types import EventType, Worker, WorkerPhase
 from pipetransformer_operator.plan.view import View
 
 
@@ -14,7 +14,7 @@ def forget_generation(draft: Draft) -> None:
     """
     if draft.status.generation is not None:
         if draft.spec.checkpoint is not None and any(map(_may_save, draft.view.workers_of(draft.view.members))):
-            draft.update(unsettled_step=newest_step(draft.view))
+            draft.update(unsettled_step=draft.view.newest_step)
         else:
             tell_lost(draft)
     draft.update(generation=None, stop=None)
@@ -22,7 +22,7 @@ def forget_generation(draft: Draft) -> None:
 
 def _may_save(worker: Worker) -> bool:
     """Whether a worker that is being deleted may still write a checkpoint."""
-    return worker.terminating and worker.holds and worker.exit_code is None
+    return worker.terminating and worker.phase is WorkerPhase.RUNNING
 
 
 def settle(draft: Draft, step: int) -> None:
@@ -39,14 +39,11 @@ def settle(draft: Draft, step: int) -> None:
 def tell_lost(draft: Draft) -> None:
     """Tells how many steps no durable checkpoint holds. Before its first confirmed generation a job has made none."""
     generation, stop, checkpoint = draft.status.generation, draft.status.stop, draft.status.checkpoint
-    if (
-        generation is None
-        or not generation.confirmed_generation
-        or (stop is not None and draft.spec.checkpoint is None)
-    ):
+    assert generation is not None
+    if not generation.confirmed_generation or (stop is not None and draft.spec.checkpoint is None):
         return  # without a checkpoint, the event at the begin of the stop said that all steps will be lost
     durable = max(saved_by_members(draft.view), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
-    newest = newest_step(draft.view)
+    newest = draft.view.newest_step
     if newest > durable:
         steps = f"{newest - durable} steps are lost: step {newest} was reached, and "
         steps += f"the newest durable checkpoint is of step {durable}" if durable else "no checkpoint is durable"
@@ -58,9 +55,3 @@ def saved_by_members(view: View) -> int:
 
     Workers of earlier generations do not count, because they do not hold the steps since then."""
     return max(map(saved_step, view.workers_of(view.members)), default=0)
-
-
-def newest_step(view: View) -> int:
-    """Number of committed steps, as far as the operator knows. The workers may have made a few more."""
-    reports = filter(None, (view.status.last_report, view.observed.report))
-    return max((one.step for one in reports if one.job_uid == view.observed.uid), default=0)

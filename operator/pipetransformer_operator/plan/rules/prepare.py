@@ -84,7 +84,7 @@ def prepare(draft: Draft) -> None:
     generation = draft.status.generation
     assert generation is not None
     begin(draft, ResizeReason.CLAIM)  # drops the replacements of a drain that is over
-    if draft.status.resize is not None and is_late(draft):
+    if is_late(draft):
         cancel(draft, *why_not_ready(draft.view))
     to = target(draft)
     members = draft.view.ids_of(generation.members)
@@ -109,8 +109,7 @@ def begin(draft: Draft, reason: ResizeReason) -> None:
 
 def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
     """Writes into the status which layout is being prepared, why, and by which deadline."""
-    assert draft.status.generation is not None
-    draft.enter(ResizePhase.PREPARE, to, reason, draft.status.generation.layout)
+    draft.enter(ResizePhase.PREPARE, to, reason)
     resize = draft.status.resize
     assert resize is not None
     deadline = _deadline(draft, resize)
@@ -139,15 +138,16 @@ def go_on(draft: Draft) -> None:
 
     This happens at most `RENEWALS` times."""
     prepared = draft.view.preparation
-    if prepared is not None and may_go_on(draft.view):
+    assert prepared is not None
+    if may_go_on(draft.view):
         draft.update(resize=prepared.model_copy(update={"renewals": prepared.renewals + 1}))
         draft.prepare_anew(draft.now)
 
 
 def may_go_on(view: View) -> bool:
     """Whether a job that trains prepares a resize, and its time may restart once more."""
-    prepared = view.preparation
-    return view.status.generation is not None and prepared is not None and prepared.renewals < RENEWALS
+    prepared = view.prepared_resize
+    return prepared is not None and prepared.renewals < RENEWALS
 
 
 def back_off(draft: Draft) -> timedelta:

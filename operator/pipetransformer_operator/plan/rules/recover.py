@@ -33,6 +33,7 @@ from .prepare import (
     enter,
     go_on,
     is_late,
+    is_recovery,
     sleep,
     try_at_once,
     why_not_ready,
@@ -44,8 +45,7 @@ _NO_REPLACEMENTS = "too few workers are left to train, and the next attempt to r
 
 def recover(draft: Draft) -> None:
     """Stops wanting lost workers, counts the failure if it is one, and publishes a generation of the survivors."""
-    if vanished := draft.view.vanished_ids:
-        draft.keep_workers(draft.view.wanted_ids - vanished, "its pod is gone")
+    draft.keep_workers(draft.view.wanted_ids - draft.view.vanished_ids, "its pod is gone")
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     too_short, wanted = draft.status.too_short, draft.status.worker_ids
@@ -132,7 +132,7 @@ def _follow_up(draft: Draft, incident: Incident) -> None:
     its time restarts. If a member of the starting size is lost, the next attempt begins at once. If only claimed
     members are lost and none failed, it waits, because the cluster would probably remove new claims too.
     """
-    if draft.view.preparation and not incident.starting and not incident.members:
+    if draft.view.prepared_resize and not incident.members:
         if (key := incident.at_fault) is None:
             go_on(draft)
         else:
@@ -224,9 +224,11 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
 def _attainable(draft: Draft, whole: Layout) -> Layout:
     """The layout to wait for: `whole`, or a smaller one if an attempt failed and nodes have no room for `whole`."""
     prepared, reach = draft.view.preparation, draft.observed.reach
-    if draft.view.joining_ids and prepared is not None and prepared.reason is ResizeReason.FAILURE:
+    if draft.view.joining_ids and is_recovery(draft.view):
+        assert prepared is not None
         workers = min(prepared.to.layout.workers, whole.workers)  # keep the target that this attempt began with
-    elif reach is not None and is_in_vain(draft, whole.workers):
+    elif is_in_vain(draft, whole.workers):
+        assert reach is not None
         workers = draft.view.num_placed + reach
     else:
         return whole

@@ -21,10 +21,8 @@ def fold(draft: Draft) -> None:
     """Writes the newest report into the status, and tells what is new.
 
     A repeated report, or one of an earlier job with the same name, changes nothing."""
-    report, last = draft.observed.report, draft.status.last_report
-    if report is None or report.job_uid != draft.observed.uid:
-        return
-    if report.layout_generation > draft.status.layout_generation or not report.newer_than(last):
+    report, last = draft.view.report, draft.status.last_report
+    if report is None or not report.newer_than(last):
         return
     mends = _mends(draft.status, report)
     if last is not None and not (mends or _decides(report, last) or _is_due(draft.view, last)):
@@ -46,14 +44,13 @@ def _write(draft: Draft, report: Report) -> None:
     before, last = draft.status.checkpoint, draft.status.last_report
     checkpoint = _newer(before, report.checkpoint)
     begins = last is None or report.layout_generation > last.layout_generation
-    shards = [most for most in (draft.status.num_shards, checkpoint and checkpoint.num_shards) if most]
     draft.update(
         last_report=LastReport(**dict(report), time=draft.now),
         frozen=f"{report.boundary}/{report.num_layers}",
         checkpoint=checkpoint,
         checkpoint_time=draft.status.checkpoint_time if checkpoint == before else draft.now,
         redone_steps=draft.status.redone_steps + (report.redone_steps if begins else 0),
-        num_shards=min(shards, default=None),
+        num_shards=min(draft.view.shards_of(None), draft.view.shards_of(checkpoint)),
     )
 
 
@@ -70,8 +67,7 @@ def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
     """Writes that the report's generation is confirmed, and sends an event at the first report of each generation."""
     number = report.layout_generation
     draft.update(generation=generation)
-    if not generation.confirmed_generation:
-        settle(draft, report.step)
+    settle(draft, report.step)
     if number <= generation.confirmed_generation:
         return
     draft.update(generation=generation.model_copy(update={"confirmed_generation": number}))

@@ -11,7 +11,7 @@ from . import clean, commit, drain, prepare
 
 def resize(draft: Draft) -> None:
     """Brings a training job closer to its best layout, unless members are lost or ending."""
-    if draft.status.generation is None or not draft.view.all_alive:
+    if not draft.view.all_alive:
         return
     if commit.under_way(draft) or clean.under_way(draft) or drain.replace(draft) or prepare.publish(draft):
         return

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 
 from pipetransformer_contract.messages import Member
-from pipetransformer_operator.plan.clock import latest
-from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.types import NEVER, Worker
 from pipetransformer_operator.plan.view import NAMED_SILENCE, SILENCE, View
 
 #: Default of `stallTimeoutSeconds`: the longest of this time, `STEPS_AWAITED` median steps, and `ROUNDS_AWAITED` rounds
@@ -50,9 +49,9 @@ def stall_time(view: View) -> datetime | None:
     report, generation = view.status.last_report, view.status.generation
     if generation is None or view.awaited_level is not None:
         return None
-    last = latest((report.time if report else None, view.observed.since, generation.published_time))
-    patience = max(stall_timeout(view), REPORTS_AWAITED * view.observed.report_pace)
-    return None if last is None else last + patience
+    begin = view.counted_from(view.published_time)
+    last = max(begin, report.time) if report else begin
+    return last + max(stall_timeout(view), REPORTS_AWAITED * view.observed.report_pace)
 
 
 def is_stalled(view: View) -> bool:
@@ -88,9 +87,8 @@ def last_words(view: View) -> str:
 def _is_awaited(view: View) -> bool:
     """Whether the published generation should have been confirmed by now, but is not."""
     generation = view.status.generation
-    if generation is None or generation.confirmed or generation.published_time is None:
-        return False
-    return view.clock.reached(generation.published_time + SILENCE)
+    assert generation is not None
+    return not generation.confirmed and view.clock.reached(view.published_time + SILENCE)
 
 
 def hears_nobody(view: View) -> bool:
@@ -102,13 +100,12 @@ def hears_nobody(view: View) -> bool:
 
 def _last_heard(view: View, member: Member) -> datetime:
     """When the member last sent anything, or when this operator began to listen, whichever is later."""
-    return latest((view.observed.heard.get(member.uid), view.observed.since)) or view.now
+    return max(view.observed.heard.get(member.uid, NEVER), view.observed.since)
 
 
 def _was_heard(view: View, member: Member) -> bool:
     """Whether this operator has heard the member since it began to listen."""
-    heard = view.observed.heard.get(member.uid)
-    return heard is not None and heard >= view.counted_from(heard)
+    return view.observed.heard.get(member.uid, NEVER) >= view.observed.since
 
 
 def suspicion(view: View, member: Member) -> str:
@@ -133,8 +130,10 @@ class _Suspect:
     member: Member
 
     @cached_property
-    def worker(self) -> Worker | None:
-        return self.view.worker(self.member)
+    def worker(self) -> Worker:
+        worker = self.view.worker(self.member)
+        assert worker is not None
+        return worker
 
     @property
     def named(self) -> bool:
@@ -149,7 +148,7 @@ class _Suspect:
     @property
     def unseen(self) -> bool:
         """Whether the member's node is silent, too."""
-        return self.worker is not None and self.worker.node_lost
+        return self.worker.node_lost
 
     @property
     def in_question(self) -> bool:
@@ -177,19 +176,19 @@ class _Suspect:
     @property
     def is_on_deleted_node(self) -> bool:
         """Whether the member's node was deleted, and its silence has lasted too long."""
-        return self.worker is not None and self.worker.node_gone and self.view.now >= self.due
+        return self.worker.node_gone and self.view.now >= self.due
 
     @property
     def outlived(self) -> bool:
         """Whether the member's silence lasted too long while the operator heard another member."""
-        newest = self.view.newest_word
-        return newest is not None and newest >= self.due
+        return self.view.newest_word >= self.due
 
     @property
     def hangs(self) -> bool:
         """Whether peers have waited too long for the member to leave the broken generation."""
         broken, policy = self.view.broken_since, self.view.spec.run_policy
-        if broken is None or not self.deserted:
+        if not self.deserted:
             return False
+        assert broken is not None
         patience = timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)
         return self.view.clock.reached(broken + patience)

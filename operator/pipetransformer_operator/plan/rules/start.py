@@ -38,9 +38,8 @@ def take_size(draft: Draft) -> Layout | None:
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
-    if status.layout_generation > 0 and status.num_shards is not None:
-        shards = status.checkpoint.num_shards if status.checkpoint else None
-        num_shards = min(max(num_shards, status.num_shards), shards or status.num_shards)
+    if status.layout_generation > 0:
+        num_shards = min(max(num_shards, draft.view.shards_of(None)), draft.view.shards_of(status.checkpoint))
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
         draft.update(initial_workers=workers, num_shards=num_shards)
@@ -56,8 +55,7 @@ def wait(draft: Draft) -> None:
         f" and allows {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
         f" {bounds.min_workers} to {bounds.max_workers} workers in all"
     )
-    if draft.status.reason(ConditionType.RUNNING) != Reason.NO_LEGAL_START:
-        draft.tell(Reason.NO_LEGAL_START, message, EventType.WARNING)
+    draft.warn(ConditionType.RUNNING, False, Reason.NO_LEGAL_START, message)
     hold_nothing(draft, Reason.NO_LEGAL_START, message)
 
 
@@ -88,7 +86,7 @@ def start(draft: Draft, layout: Layout) -> None:
         return
     ids = list(dict.fromkeys([*draft.view.joiners.by_id, *draft.view.joining_ids]))  # workers that are alive come first
     workforce.want(draft, ids[: layout.workers], layout.workers)
-    draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START, None)
+    draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START)
     _put_off_what_does_not_begin(draft)
 
 
@@ -107,7 +105,8 @@ def _is_in_vain(draft: Draft, layout: Layout) -> bool:
     if not is_in_vain(draft, layout.workers):
         return False
     draft.waits_for_room = True
-    room = draft.view.num_placed + (draft.observed.reach or 0)
+    assert draft.observed.reach is not None
+    room = draft.view.num_placed + draft.observed.reach
     message = f"nodes have room for {room} of {layout.workers} workers, even by preemption; the job starts once all fit"
     draft.set_condition(ConditionType.RUNNING, False, Reason.UNSCHEDULABLE, message)
     return True
@@ -126,7 +125,7 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
     reason, why = why_not_ready(draft.view)
     if reason is Reason.UNSCHEDULABLE:
         share.note_vain(draft)
-    elif placed and trouble is None:
+    elif trouble is None:
         draft.update(slow_starts=draft.status.slow_starts + 1)
     _put_off(draft, reason, why)
 
@@ -144,7 +143,8 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
         first: how long to wait before the first replacement in a row; None for no wait.
     """
     again, wait = draft.status.next_resize_time, first or timedelta()
-    if again is not None and draft.view.asleep:
+    if draft.view.asleep:
+        assert again is not None
         begin = max(again, draft.now + wait)
     else:
         begin = draft.now + wait * (1 << min(_replaced_in_a_row(draft), 16))
@@ -161,8 +161,9 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
 def _replaced_in_a_row(draft: Draft) -> int:
     """How often workers were replaced in a row so far. The row ends if no worker was lost for `LONGEST_RETRY`."""
     resize = draft.status.resize
-    lasts = resize is not None and draft.now <= resize.start_time + LONGEST_RETRY
-    return resize.replacements if resize is not None and lasts else 0
+    if resize is None or draft.now > resize.start_time + LONGEST_RETRY:
+        return 0
+    return resize.replacements
 
 
 def _note_replacement(draft: Draft, begin: datetime, *, waits: bool) -> str:

@@ -15,7 +15,7 @@ from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 from . import commit, recover
-from .lost_steps import forget_generation, newest_step, saved_by_members, tell_lost
+from .lost_steps import forget_generation, saved_by_members, tell_lost
 from .unsaved import durable_words, trouble
 
 
@@ -25,7 +25,7 @@ def begin(draft: Draft) -> None:
         return
     draft.update(stop=Stop(time=draft.now))
     draft.clock.wake_at(draft.now)
-    if draft.spec.checkpoint is None and (step := newest_step(draft.view)):
+    if draft.spec.checkpoint is None and (step := draft.view.newest_step):
         message = f"All {step} steps will be lost with the pods: the job has no spec.checkpoint"
         draft.tell(Reason.STEPS_LOST, message, EventType.WARNING)
 
@@ -66,9 +66,10 @@ def end_finished(draft: Draft) -> None:
 
 def words(view: View) -> str:
     """What the stop waits for, as words for a condition; empty if it waits for nothing."""
-    stop, generation = view.status.stop, view.status.generation
-    if stop is None or generation is None or not view.status.worker_ids:
+    if not view.status.worker_ids:
         return ""
+    stop = view.status.stop
+    assert stop is not None
     waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to write"
     return ": ".join(filter(None, [f"{waits} a checkpoint, {durable_words(view)}", trouble(view)]))
 
@@ -82,14 +83,16 @@ def _deadline(view: View, stop: Stop) -> datetime:
 
 def _saving(draft: Draft) -> list[Member]:
     """Members that may still write a checkpoint, so that they stay for now."""
-    stop, generation = draft.status.stop, draft.status.generation
-    if stop is None or generation is None:
+    stop = draft.status.stop
+    if stop is None:
         return []
     if draft.observed.status.stop is None:  # begun in this turn: the event comes before the deletions
         return draft.view.state_holders
-    _note_saved(draft, stop)
+    saved = max(stop.saved_step, saved_by_members(draft.view))
+    draft.update(stop=stop.model_copy(update={"saved_step": saved}))
     deadline = _deadline(draft.view, stop)
-    if draft.spec.checkpoint is None or _is_saved(draft.view) or draft.now >= deadline:
+    # The checkpoint that a member wrote before it ended is durable for all members.
+    if draft.spec.checkpoint is None or saved or draft.now >= deadline:
         return []
     draft.clock.wake_at(deadline)
     if draft.view.preparation:
@@ -97,17 +100,6 @@ def _saving(draft: Draft) -> list[Member]:
     if not draft.status.finished:
         _regroup_survivors(draft)
     return draft.view.state_holders
-
-
-def _note_saved(draft: Draft, stop: Stop) -> None:
-    saved = saved_by_members(draft.view)
-    if saved > stop.saved_step:
-        draft.update(stop=stop.model_copy(update={"saved_step": saved}))
-
-
-def _is_saved(view: View) -> bool:
-    """Whether a member has ended after it wrote a checkpoint. That checkpoint is durable for all members."""
-    return view.status.stop is not None and view.status.stop.saved_step > 0
 
 
 def _regroup_survivors(draft: Draft) -> None:

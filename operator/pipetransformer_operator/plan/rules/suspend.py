@@ -20,7 +20,7 @@ def suspend(draft: Draft) -> None:
     kept_by = draft.observed.kept_by
     if kept_by is not None:
         reason = Reason.BEING_DELETED
-        message = f"the job is being deleted; other finalizers that keep it: {', '.join(kept_by) or 'none'}"
+        message = f"the job is being deleted; other finalizers that keep it: {', '.join(kept_by)}"
         if draft.status.reason(ConditionType.RUNNING) != reason:  # not that of Suspended, which may be DeletionRefused
             draft.tell(reason, "The job is being deleted: stopping all workers")
     else:
@@ -32,8 +32,6 @@ def suspend(draft: Draft) -> None:
             draft.tell(reason, "Suspended: stopping all workers")
     draft.update(quota_requests=list(admitted(draft.status)))  # withdraw requests that the queue has not admitted
     stop.give_back(draft, message)
-    if draft.status.finished:
-        return
     if not draft.observed.workers:
         draft.update(quota_requests=[], too_short=None)  # the user may choose other accelerators now
     message = "; ".join(filter(None, [message, stop.words(draft.view)]))
@@ -64,7 +62,6 @@ def resume(draft: Draft) -> None:
     if draft.status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.SUSPENDED, False, Reason.RESUMED)
         draft.tell(Reason.RESUMED, "Resumed")
-        if draft.status.stop is not None:  # stuck pods kept the stop from ending
-            draft.keep_workers([], "the job was suspended, and resumes with new workers")
-            forget_generation(draft)
+        draft.keep_workers([], "the job was suspended, and resumes with new workers")
+        forget_generation(draft)  # it is still there if stuck pods kept the stop from ending
         draft.update(start_time=None)  # activeDeadlineSeconds counts from the next start, as in a Job

@@ -27,12 +27,11 @@ def describe(draft: Draft) -> None:
     workers = _undeleted(draft)
     suspended = draft.status.is_true(ConditionType.SUSPENDED) and not draft.status.finished
     where = ConditionType.SUSPENDED if suspended else ConditionType.RUNNING
-    said = draft.said | ({where} if workers else set())
-    for condition in _refusals(draft):
-        if condition.type not in said:
-            _take_back(draft, condition)
     if workers:
         _say_refused(draft, where, workers)
+    for condition in _refusals(draft):
+        if condition.type not in draft.said:
+            _take_back(draft, condition)
 
 
 def _refusals(draft: Draft) -> list[Condition]:
@@ -42,24 +41,26 @@ def _refusals(draft: Draft) -> list[Condition]:
 def _say_refused(draft: Draft, where: ConditionType, workers: Workers) -> None:
     names = listed([worker.name for worker in workers])
     words = f"the cluster refuses to delete {names}: {draft.observed.undeleted[workers[0].uid]}"
-    said = draft.status.condition(where) if where in draft.said else None
-    full = "; ".join(filter(None, [said.message if said else "", words]))
-    stays = said is not None and said.reason in _STAYS
+    reason, message = str(Reason.DELETION_REFUSED), words
+    if where in draft.said:
+        said = draft.status.condition(where)
+        assert said is not None
+        reason = said.reason if said.reason in _STAYS else reason
+        message = "; ".join(filter(None, [said.message, words]))
     told = any(condition.reason == Reason.DELETION_REFUSED for condition in draft.observed.status.conditions)
-    if not stays and not told:
+    if reason == Reason.DELETION_REFUSED and not told:
         draft.tell(Reason.DELETION_REFUSED, words, EventType.WARNING)
-    reason = said.reason if said is not None and stays else Reason.DELETION_REFUSED
-    draft.set_condition(where, draft.status.is_true(where), reason, full)
+    draft.set_condition(where, draft.status.is_true(where), reason, message)
 
 
 def _undeleted(draft: Draft) -> Workers:
     refused = draft.observed.undeleted
-    return draft.unwanted.that(lambda worker: worker.uid in refused) if refused else Workers()
+    return draft.unwanted.that(lambda worker: worker.uid in refused)
 
 
 def _take_back(draft: Draft, condition: Condition) -> None:
     """Replaces the reason and message of a condition whose refusal is over. The message before the refusal is lost."""
     again = draft.status.next_resize_time
-    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if again and draft.view.asleep else ""
+    message = f"the next attempt begins at {again:%Y-%m-%dT%H:%M:%SZ}" if draft.view.asleep else ""
     reason = Reason.FINISHED if draft.status.finished else Reason.WAITING_FOR_WORKERS
     draft.set_condition(condition.type, condition.status is ConditionStatus.TRUE, reason, message)

@@ -5,7 +5,6 @@ The workers try again by themselves. Until they succeed, a failure may cost all 
 
 from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 #: How many members a message quotes about their trouble with the storage.
@@ -14,9 +13,7 @@ _MAX_NAMES = 3
 
 def trouble(view: View) -> str:
     """Why members cannot write their checkpoints, each with the member's name; empty if all can."""
-    generation = view.status.generation
-    members = view.living(generation.members) if generation is not None else []
-    unsaved = ((member.name, view.observed.beat(member.uid).unsaved) for member in members)
+    unsaved = ((member.name, view.observed.beat(member.uid).unsaved) for member in view.living(view.members))
     return "; ".join([f"{name}: {why}" for name, why in unsaved if why][:_MAX_NAMES])
 
 
@@ -34,15 +31,11 @@ def describe(draft: Draft) -> None:
             draft.set_condition(ConditionType.UNSAVED, False, Reason.FINISHED)
     elif words := trouble(draft.view):
         message = f"training continues without a new checkpoint, {durable_words(draft.view)}: {words}"
-        if not stands:
-            draft.tell(Reason.CHECKPOINT_FAILS, message, EventType.WARNING)
-        draft.set_condition(ConditionType.UNSAVED, True, Reason.CHECKPOINT_FAILS, message)
+        draft.warn(ConditionType.UNSAVED, True, Reason.CHECKPOINT_FAILS, message)
     elif stands and _hears_all(draft.view):
         draft.set_condition(ConditionType.UNSAVED, False, Reason.NOTHING_WAITS)
 
 
 def _hears_all(view: View) -> bool:
     """Whether each member has sent this operator a heartbeat. After a start of the operator that takes a moment."""
-    generation = view.status.generation
-    members = generation.members if generation is not None else []
-    return all(member.uid in view.observed.beats for member in view.living(members))
+    return all(member.uid in view.observed.beats for member in view.living(view.members))

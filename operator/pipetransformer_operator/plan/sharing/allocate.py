@@ -70,8 +70,7 @@ class Demand:
     @property
     def namespace(self) -> str:
         """Namespace of the job; empty if the key has none."""
-        namespace, slash, _ = self.key.partition("/")
-        return namespace if slash else ""
+        return self.key.rpartition("/")[0]
 
     @property
     def floor(self) -> int:
@@ -236,15 +235,15 @@ class _Sharing:
         self.left -= min(self.left, demand.held)  # the job keeps holding these
         self.turned_away |= any(demand.priority > one.claimed_priority for one in self.training)
 
-    def _limits(self) -> Mapping[str, int] | None:
-        """Largest share of each training job, by key; None without limits.
+    def _limits(self) -> Mapping[str, float]:
+        """Largest share of each training job, by key.
 
         If a job is turned away, no job gets more claims, because the pods of that job would preempt them."""
         if not self.turned_away:
-            return None
+            return dict.fromkeys(self.shares, math.inf)
         return {demand.key: max(demand.held, self.shares[demand.key]) for demand in self.training}
 
-    def _add_claims(self, tier: _Tier, limits: Mapping[str, int] | None) -> None:
+    def _add_claims(self, tier: _Tier, limits: Mapping[str, float]) -> None:
         lower = [other for other in self.tiers if other.priority <= tier.priority]
         room = self.left + sum(other.kept for other in lower)
         taken = room - _grow(tier.training, self.shares, room, limits)
@@ -270,7 +269,7 @@ class _Sharing:
         taken = _take_kept(taken, [tier])
         free = min(taken, self.left)
         self.left -= free
-        _take_kept(taken - free, [other for other in reversed(lower) if other is not tier])
+        _take_kept(taken - free, reversed(lower))
 
 
 def _take_kept(taken: int, tiers: Iterable[_Tier]) -> int:
@@ -295,9 +294,9 @@ def _capacity(demands: Sequence[Demand]) -> int:
     return max(held, sum(demand.granted for demand in demands))
 
 
-def _grow(demands: Sequence[Demand], shares: dict[str, int], left: int, limits: Mapping[str, int] | None) -> int:
+def _grow(demands: Sequence[Demand], shares: dict[str, int], left: int, limits: Mapping[str, float]) -> int:
     """Adds the `left` workers to the shares of the jobs that gain most, up to each job's limit. Returns the rest."""
-    growing = {demand.key: _steps(demand, shares[demand.key], _limit(limits, demand.key)) for demand in demands}
+    growing = {demand.key: _steps(demand, shares[demand.key], limits[demand.key]) for demand in demands}
     queue = [(-steps[0].gain, key, 0) for key, steps in growing.items() if steps]
     heapq.heapify(queue)
     while queue:
@@ -312,10 +311,6 @@ def _grow(demands: Sequence[Demand], shares: dict[str, int], left: int, limits: 
     return left
 
 
-def _limit(limits: Mapping[str, int] | None, key: str) -> float:
-    return math.inf if limits is None else limits[key]
-
-
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A step from one number of workers to a larger one: how many workers it adds, and the gain per worker."""
@@ -327,9 +322,9 @@ class _Step:
 def _steps(demand: Demand, size: int, limit: float) -> list[_Step]:
     """The steps from `size` workers up to `limit`, along the upper convex hull of log(speed), so gains decrease."""
     steps: list[_Step] = []
-    if demand.speeds.get(size, 0.0) <= 0:
+    if size not in demand.speeds:
         return steps
-    larger = sorted(workers for workers, speed in demand.speeds.items() if size < workers <= limit and speed > 0)
+    larger = sorted(workers for workers in demand.speeds if size < workers <= limit)
     while larger:
         best = max(larger, key=lambda workers: (_gain(demand, size, workers), -workers))
         gain = _gain(demand, size, best)

@@ -64,11 +64,11 @@ def most_idle(draft: Draft) -> int | None:
     """How many workers the job may have, claims included, by what nodes have free. None if only an attempt can tell.
 
     If the operator does not watch nodes, it is the job's share, as far as other jobs release workers for it."""
-    room, granted = draft.observed.room, draft.status.share
+    room = draft.observed.room
     if room is None or not _claims_idle(draft):
         return None
-    if draft.observed.free is None and granted is not None and share.is_open(draft):
-        return granted.workers
+    if draft.observed.free is None and share.is_open(draft):
+        return draft.view.granted
     return draft.view.num_placed + room
 
 
@@ -102,10 +102,9 @@ def is_in_vain(draft: Draft, workers: int) -> bool:
         return False
     if granted is not None and granted.workers >= workers:
         return False
-    if draft.status.next_resize_time is None:  # another rule ended the wait: the day begins now
-        draft.update(next_resize_time=draft.now)
-    again = (draft.status.next_resize_time or draft.now) + LONGEST_WAIT
-    return not draft.clock.reached(again)
+    begin = draft.status.next_resize_time or draft.now  # if another rule ended the wait, the day begins now
+    draft.update(next_resize_time=begin)
+    return not draft.clock.reached(begin + LONGEST_WAIT)
 
 
 def _lacks_room(draft: Draft, workers: int) -> bool:

@@ -175,12 +175,12 @@ def _cannot_take_joiners(draft: Draft) -> bool:
 
     Only after several unconfirmed generations, or after `resizeTimeoutSeconds`."""
     plan = draft.status.generation
-    if plan is None or plan.published_time is None:
+    if plan is None:
         return False
     settled = plan.confirmed and not draft.status.leaving_ids
     timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
     repeated = plan.layout_generation > plan.confirmed_generation + 1
-    return not settled and (repeated or draft.now >= plan.published_time + timeout)
+    return not settled and (repeated or draft.now >= draft.view.published_time + timeout)
 
 
 def _lacks_nodes(draft: Draft) -> bool:
@@ -218,4 +218,5 @@ def _speeds(draft: Draft) -> dict[int, float]:
 
 def _grows_to(draft: Draft, workers: int) -> int:
     best = layouts.best(draft.view, workers)
-    return best.workers if best else 0
+    assert best is not None
+    return best.workers

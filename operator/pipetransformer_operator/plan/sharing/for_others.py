@@ -85,8 +85,7 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     """The claimed workers of a job; None if it does not train, or does not use accelerators."""
     draft = Draft(spec, observed, now)
     plan, status = draft.status.generation, draft.status
-    active = spec.managed and not (status.finished or draft.view.stopped)
-    if plan is None or not active or not spec.accelerator_resource:
+    if plan is None or not draft.view.active or not spec.accelerator_resource:
         return None
     members = draft.view.member_names
     claimed = draft.view.claimed
@@ -99,7 +98,7 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
         priority=claimed.highest_priority(0),
         workers=len(members),
         fewer=fewer,
-        settled=plan.confirmed and status.resize is None and _all_stay(draft),
+        settled=status.resize is None and _all_stay(draft),
         least=len(members) if fewer is None else _least(draft, fewer, base),
         on=Counter(worker.node for worker in claimed if worker.name in members and worker.node),
     )
@@ -158,7 +157,8 @@ def _anywhere(pod: Waiting, lower: Sequence[Claims], given: int) -> Choice | Non
 
 
 def _on_a_node(pod: Waiting, lower: Sequence[Claims], given: int) -> Choice | None:
-    node = "" if pod.has_room else _cheapest(pod.places or {}, lower)
+    assert pod.places is not None
+    node = "" if pod.has_room else _cheapest(pod.places, lower)
     return _least_important(pod, [claim for claim in lower if claim.frees(node)], node) if node else None
 
 

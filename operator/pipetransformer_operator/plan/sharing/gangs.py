@@ -79,7 +79,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
     layout, since = layouts.starting(draft.view), draft.status.start_time
     if layout is None or since is None or not _is_starting(draft):
         return None
-    if draft.status.resize is not None and draft.view.start_complete:
+    if draft.view.start_complete:
         return None
     attempt = _Attempt.of(draft)
     return Gang(

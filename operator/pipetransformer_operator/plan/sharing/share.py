@@ -58,8 +58,7 @@ def _workers(share: Share | None) -> int | None:
 
 def takes_part(draft: Draft) -> bool:
     """Whether the job can share: this operator manages it, it has not stopped or ended, and its spec is valid."""
-    inactive = draft.view.stopped or draft.status.finished
-    return draft.spec.managed and not inactive and not draft.view.spec_errors
+    return draft.view.active and not draft.view.spec_errors
 
 
 def has_quota(draft: Draft) -> bool:

@@ -145,7 +145,8 @@ async def test_members_learn_of_their_jobs_failure_but_not_of_its_suspension(end
         failed = Condition(
             type=ConditionType.FAILED, status=ConditionStatus.TRUE, reason="Broken", last_transition_time=NOW
         )
-        job = job.model_copy(update={"status": job.status.model_copy(update={"conditions": [failed]})})
+        ended_now = {"conditions": [failed], "completion_time": NOW}
+        job = job.model_copy(update={"status": job.status.model_copy(update=ended_now)})
     cluster.jobs[KEY] = job
 
     await loop.turn(job)

@@ -156,3 +156,10 @@ def test_a_job_is_suspended_while_its_group_breaks_and_resumed_without_a_word_of
     world.warm_up()
     assert world.state() is State.STARTING
     assert world.condition(ConditionType.STALLED).status is ConditionStatus.FALSE
+
+
+def test_a_first_generation_that_is_slow_to_make_a_step_is_not_undone() -> None:
+    world = starting()
+    world.wait(601)
+    world.settle()
+    assert (world.generation.layout_generation, world.generation.reason) == (1, ResizeReason.START)

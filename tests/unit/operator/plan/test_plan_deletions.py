@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.messages import Outcome
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World, training
@@ -69,3 +70,11 @@ def test_a_worker_whose_deletion_is_refused_is_told_once() -> None:
     world.settle()
     told = [event for event in world.told if event.reason == "WorkersDeleted"]
     assert len(told) == 1 and told[0].message.startswith("Deleting digits-w")
+
+
+def test_an_event_about_many_workers_names_eight_of_them() -> None:
+    world = World(make_job().workers(10))
+    world.start()
+    finish(world)
+    (said,) = (event.message for event in world.told if event.reason is Reason.WORKERS_DELETED)
+    assert said.startswith("Deleting digits-w0, ") and "digits-w7 and 2 more: " in said

@@ -408,3 +408,13 @@ def test_a_drain_has_its_time_whatever_the_job_is_busy_with(busy: Callable[[], W
     world.workers["digits-w0"] = replace(world.workers["digits-w0"], draining=False)
     world.settle()
     assert world.status.drain_deadline is None
+
+
+def test_a_worker_on_a_cordoned_node_still_starts_the_job() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.change("digits-w0", draining=True)
+    world.settle()
+    assert set(world.workers) == {"digits-w0", "digits-w1"}
+    world.warm_up()
+    assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w1"]

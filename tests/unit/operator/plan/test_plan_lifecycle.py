@@ -643,3 +643,59 @@ def test_steps_that_a_generation_trains_again_count_once() -> None:
     assert report(121, 0) == 5
     world.break_group(world.workers)
     assert report(114, 7) == 12
+
+
+def test_clean_pod_policy_all_deletes_pods_that_have_ended() -> None:
+    world = World(make_job().stages(2).workers(2).set("runPolicy.cleanPodPolicy", "All"))
+    world.start()
+    for name in world.workers:
+        world.end(name, exit_code=0, message='{"outcome": "Succeeded"}')
+    world.finish(Outcome.SUCCEEDED)
+    assert world.workers == {}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "told"),
+    [
+        (Outcome.SUCCEEDED, Reason.TRAINING_SUCCEEDED, "The model is trained and written"),
+        (Outcome.FAILED, Reason.TRAINING_FAILED, "the loss is NaN"),
+    ],
+)
+def test_the_end_of_a_job_has_a_reason_and_an_event(outcome: Outcome, reason: Reason, told: str) -> None:
+    world = widening()
+    world.start()
+    world.finish(outcome, message="" if outcome is Outcome.SUCCEEDED else told)
+    kind = ConditionType.COMPLETE if outcome is Outcome.SUCCEEDED else ConditionType.FAILED
+    assert world.condition(kind).reason == reason
+    assert [event.message for event in world.told if event.reason is reason] == [told]
+
+
+@pytest.mark.parametrize(
+    ("frozen_forward", "why", "told"),
+    [
+        ("Ahead", "", ", frozen layers compute ahead"),
+        ("InPlace", "the cache is full", ", frozen layers compute in place (the cache is full)"),
+    ],
+)
+def test_the_event_of_a_layout_says_when_frozen_layers_compute(frozen_forward: str, why: str, told: str) -> None:
+    world = widening()
+    world.start()
+    world.commit(boundary=8)
+    assert world.report is not None
+    number = world.generation.layout_generation
+    said = {"layout_generation": number, "frozen_forward": frozen_forward, "why_frozen_forward": why}
+    world.report = world.report.model_copy(update=said)
+    world.settle()
+    confirmed = [event.message for event in world.told if event.reason is Reason.GENERATION_CONFIRMED]
+    assert confirmed[-1] == f"Generation {number} trains: 2 pipelines of 2 stages{told}"
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"), [(4, "2 workers are gone, 2 are held"), (2, "1 worker is gone, 1 is held")]
+)
+def test_an_event_says_how_many_workers_are_gone_and_how_many_are_held(stages: int, told: str) -> None:
+    world = World(make_job().stages(stages).workers(stages).release())
+    world.start()
+    world.commit(boundary=8, checkpoint=8)
+    world.commit()
+    assert [event.message for event in world.told if event.reason is Reason.GPUS_RELEASED] == [told]

@@ -418,3 +418,11 @@ def test_a_job_that_holds_its_workers_holds_no_more_than_its_quota() -> None:
     world.warm_up()
     world.commit(checkpoint=8)
     assert len(world.workers) == queue.held == 2
+
+
+def test_a_request_that_is_deleted_before_its_admission_is_made_again() -> None:
+    world, queue = releasing(size=3)
+    world.settle()
+    queue.withdrawn.add("digits-q0")
+    world.settle()
+    assert requests(world) == [("digits-q1", 4, [])]

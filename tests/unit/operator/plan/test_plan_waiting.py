@@ -344,3 +344,10 @@ def test_a_release_by_its_own_pods_is_none_for_a_job() -> None:
     for _ in range(2):
         releases.note(later, first)
     assert (releases.for_job(first), releases.for_job(second)) == (now, later)
+
+
+def test_a_start_that_sleeps_wakes_when_other_jobs_give_way_to_it() -> None:
+    world = asleep()
+    world.preferred_since, world.unschedulable = world.now, False
+    world.settle()
+    assert len(world.workers) == 2
