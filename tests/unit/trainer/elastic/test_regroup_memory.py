@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from pipetransformer.elastic.regroup.mirrors import Mirror
 from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.regroup.transaction import Regrouped
-from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
+from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, alone
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut
@@ -117,6 +117,7 @@ class Worker:
             self.in_flight = self.held.now() - before
             groups = mock.Mock(spec=GenerationGroups)
             groups.tied = mock.MagicMock()
+            groups.world = alone()
             groups.data_parallel.size.return_value = 1
             groups.release_transfer.return_value = groups.release.return_value = []
             return Regrouped(layout.generation, layout, new, groups, mock.Mock(), [], Phases())
