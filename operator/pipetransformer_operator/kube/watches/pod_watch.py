@@ -39,11 +39,16 @@ class PodWatch:
         self._events = events
         self._free = free
         self._seen: dict[JobKey, dict[str, Object]] = {}
+        self._versions: dict[str, int] = {}
         self._keys: dict[str, JobKey] = {}
 
     def of(self, key: JobKey) -> Iterable[Object]:
         """Pods with the job's label, reduced to what is used; see `observable`."""
         return self._seen.get(key, {}).values()
+
+    def listed_version(self, namespace: str) -> int:
+        """Resource version of the newest list of the namespace's pods; 0 before the first."""
+        return self._versions.get(namespace, self._versions.get("", 0))
 
     def knows(self, namespace: str) -> bool:
         """Whether the namespace's pods were listed. Before that its jobs seem to have none."""
@@ -79,6 +84,7 @@ class PodWatch:
         for uid, key in list(self._keys.items()):
             if uid not in there and namespace in ("", key.namespace):
                 self._drop(uid)
+        self._versions[namespace] = int(version)
         if namespace in self._unlisted:
             self._unlisted.remove(namespace)
             self._events.on_pods_listed(namespace)

@@ -41,6 +41,10 @@ class PodSource(Protocol):
         """Pods with the job's label, as the watch last showed them."""
         ...
 
+    def listed_version(self, namespace: str) -> int:
+        """Resource version of the newest list of the namespace's pods; 0 before the first."""
+        ...
+
 
 class NamespaceTrust(Protocol):
     """Makes workers of a namespace trust the channel."""
@@ -176,8 +180,11 @@ class KubePool(ClusterListener):
         key = _key(job)
         pods = {pod["metadata"]["uid"]: pod for pod in self._watched.of(key)}
         written = self._written.get(key, {})
+        listed = self._watched.listed_version(key.namespace)
         for uid, pod in list(written.items()):
-            if uid in pods and _version(pods[uid]) >= _version(pod):
+            # A pod that a later list lacks came and went while the watch was away, so no watch tells that it is gone.
+            known = _version(pods[uid]) if uid in pods else listed
+            if known >= _version(pod):
                 del written[uid]
         return tuple(pod for pod in {**pods, **written}.values() if controller_uid(pod) == job.metadata.uid)
 

@@ -51,7 +51,7 @@ def _believe(draft: Draft, report: Report) -> None:
 def clean(draft: Draft) -> None:
     """Deletes workers of a job that has ended as `cleanPodPolicy` says, and the job after `ttlSecondsAfterFinished`."""
     status, policy = draft.status, draft.spec.run_policy
-    draft.update(resize=None, next_resize_time=None)
+    draft.update(resize=None, next_resize_time=None, silences=[])
     draft.keep_workers(draft.status.worker_ids if status.stop else [], ENDED)
     ended = status.completion_time
     assert ended is not None

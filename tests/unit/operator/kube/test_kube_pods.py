@@ -322,6 +322,9 @@ def test_a_pod_is_unattended_since_the_operator_saw_it_so_by_its_own_clock() -> 
         def of(self, key: JobKey) -> list[Any]:
             return [pod]
 
+        def listed_version(self, namespace: str) -> int:
+            return 0
+
     pool = KubePool(api, Watched(), CHANNEL, AsyncMock(), clock=lambda: now)
     first = now
     for seconds in (0, 30):

@@ -28,12 +28,16 @@ class World(Api):
     def __init__(self, *, quick: bool = False) -> None:
         self.quick = quick
         self.watched: list[Object] = []
+        self.listed = 0
         self.prepared: list[str] = []
         self.made: list[Object] = []
         self.pool = KubePool(self, self, "https://channel", self)
 
     def of(self, key: JobKey) -> list[Object]:
         return self.watched
+
+    def listed_version(self, namespace: str) -> int:
+        return self.listed
 
     async def publish(self, namespace: str) -> None:
         """Only notes whom."""
@@ -52,6 +56,14 @@ class World(Api):
 def job(stages: int = 2) -> PipeTrainingJob:
     made = make_job().stages(stages).job()
     return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": "job-uid"})})
+
+
+async def test_a_pod_that_came_and_went_while_the_watch_was_away_is_gone_with_the_next_list() -> None:
+    world = World()
+    await world.pool.create(job(), 0, JobStatus())
+    assert world.pool.list(job()), "no list is as new as the pod"
+    world.listed = 2
+    assert not world.pool.list(job())
 
 
 async def test_a_pod_is_there_from_its_creation_until_the_watch_shows_its_end() -> None:

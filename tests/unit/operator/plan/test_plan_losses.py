@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
-from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.plan import FailureCause, WorkerPhase, plan
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World
@@ -91,6 +91,19 @@ def test_the_silence_of_a_member_that_peers_name_is_judged_by_its_node_as_soon_a
     assert status.generation is not None
     assert "digits-w3" not in {member.name for member in status.generation.members}
     assert (status.failures, [silence.node for silence in status.silences]) == (0, ["node-1"])
+
+
+def test_nothing_is_written_about_a_silence_after_the_end_of_the_job() -> None:
+    world = on_nodes(limit=3)
+    world.lost_nodes.add("node-1")
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    world.finish(Outcome.SUCCEEDED)
+    world.wait(120)  # its pods are gone by then
+    world.settle()
+    ended = world.status
+    world.wait(7200)
+    world.settle()
+    assert world.status == ended
 
 
 def test_where_nodes_are_not_seen_the_silence_of_one_is_one_failure() -> None:
