@@ -85,7 +85,7 @@ packages: $(STAMP) ## Build the four Python packages into dist/, and check them 
 	$(BIN)/twine check --strict dist/*
 
 .PHONY: test-integration
-test-integration: $(STAMP) ## The operator against a real API server with scripted trainers.
+test-integration: $(STAMP) ## The operator against a real API server with scripted trainers, and whole local runs.
 	$(BIN)/python -m tools.devcluster programs
 	$(BIN)/pytest $(PARALLEL) --numprocesses auto --maxprocesses 4 tests/integration $(SELECT)
 

@@ -1,5 +1,7 @@
 """A real API server, the real operator as a process, and scripted trainers where a cluster would have nodes.
 
+Whole local runs need none of these: there the command line, the operator's parts and real trainers work together.
+
 The control plane comes from `tools.devcluster`, beside any other that runs.
 """
 
