@@ -255,6 +255,13 @@ def test_measured_packing_never_goes_back_to_what_it_left(
         assert len(seen) <= 2
 
 
+@pytest.mark.parametrize("on_pack", OnPack)
+def test_pipelines_of_two_never_have_fewer_workers_than_a_minimum_of_three(on_pack: OnPack) -> None:
+    b = bounds(initial=Layout(2, 2), workers=(3, 4), pipelines=(1, 2), budget=50)
+    assert choose(offers({2: 1}), 3, b, on_pack=on_pack, packing=Packing.PAPER) is None
+    assert choose(offers({2: 1}), 4, b, on_pack=on_pack, packing=Packing.PAPER) == Layout(2, 2)
+
+
 @given(
     sizes=st.dictionaries(st.integers(1, 16), st.integers(0, 100), min_size=1),
     workers=st.integers(0, 64),
