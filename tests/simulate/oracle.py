@@ -67,6 +67,7 @@ class Oracle:
     def on_committed(self, job: Job) -> None:
         """A group made a step, or committed a generation."""
         # A worker whose pod is being deleted may train on for a moment: the cluster ends it, and its writes are older.
+        # A group of which a member is gone makes no step.
         trains = [group.number for group in job.groups.values() if group.trains and not group.ends]
         if len(trains) > 1:
             self.violate("holders", f"{job.name} trains in generations {trains} at once")
@@ -176,8 +177,17 @@ class Oracle:
         if self._world.leader() is not None and self._is_calm(loop.time(), until):
             loop.call_at(until, self._judge_protection, key)
 
+    def _exists(self, job: Job) -> bool:
+        """Whether the job was not deleted. Its workers may train on for a while, without what the cluster removes."""
+        found = self._world.job_object(job.name)
+        return found is not None and found["metadata"]["uid"] == job.uid
+
     def _judge_protection(self, key: Key) -> None:
-        trains = [job for job in self._world.jobs.values() if any(group.trains for group in job.groups.values())]
+        trains = [
+            job
+            for job in self._world.jobs.values()
+            if any(group.trains for group in job.groups.values()) and self._exists(job)
+        ]
         needed = [job.name for job in trains if key[1] == "configmaps" or key[3].startswith(f"{job.name}-")]
         if needed and key not in self._world.server.objects:
             self.violate("protection", f"{key[1]} {key[3]} was deleted, and {', '.join(needed)} trains without it")

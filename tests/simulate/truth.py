@@ -225,8 +225,8 @@ class Group:
 
     @property
     def ends(self) -> bool:
-        """Whether a member's pod is being deleted."""
-        return any(peer.told_to_end for uid, peer in self._there.items() if uid in self.members)
+        """Whether a member's pod is being deleted, or its process is gone and the others have not noticed yet."""
+        return any(uid not in self._there or self._there[uid].told_to_end for uid in self.members)
 
     def _begin(self) -> None:
         """Runs once everybody is there."""
