@@ -120,7 +120,8 @@ async def _live(world: World) -> None:
     quiet = max([fault.end for fault in scenario.faults] + [plan.at for plan in scenario.jobs], default=0.0)
     while loop.time() < quiet + PATIENCE_SECONDS and not world.oracle.violations:
         await asyncio.sleep(1.0)
-        if loop.time() > quiet and world.leader() is not None and world.oracle.all_done():
+        leader = world.leader()
+        if loop.time() > quiet and leader is not None and leader.stays and world.oracle.all_done():
             break
     else:
         if not world.oracle.violations:

@@ -94,6 +94,11 @@ class Operator:
         """Whether workers are sent to it."""
         return not self.ended and self.process.alive and self.health.ready
 
+    @property
+    def stays(self) -> bool:
+        """Whether it serves, and was not told to end."""
+        return self.serves and not self._running.cancelling()
+
     def kill(self) -> None:
         """Its process ends without notice."""
         self.process.kill()
