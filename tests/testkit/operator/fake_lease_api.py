@@ -9,20 +9,30 @@ from pipetransformer_operator.kube.client.api import Api, NotFound
 
 
 class FakeApi(Api):
-    """Keeps one object with its version, as the API server does."""
+    """Keeps one object with its version, as the API server does.
+
+    Attributes:
+        object: that it keeps; None if there is none.
+        away: it does not answer.
+        methods: of the requests that it got.
+    """
 
     def __init__(self) -> None:
         super().__init__(None)  # type: ignore[arg-type]
         self.object: Object | None = None
         self.away = False
+        self.methods: list[str] = []
 
     async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        self.methods.append(method)
         if self.away:
             raise Unavailable("away")
         if method == "GET":
             if self.object is None:
                 raise NotFound(path)
             return copy.deepcopy(self.object)
+        if method == "PUT" and self.object is None:
+            raise NotFound(path)
         sent, now = copy.deepcopy(dict(body)), self.object
         if method == "POST" and now is not None:
             raise Conflict(path)

@@ -2,8 +2,9 @@
 
 As in client-go, clocks of machines are never compared. A candidate takes over when its own clock has seen the Lease
 unchanged for its duration. The holder counts from before it sent its last renewal, and stops writing (`held`) well
-before another may start. During an outage of the API server no operator can take over or write: the holder serves
-workers from memory, and may write again after its next renewal.
+before another may start. It renews with one request, and reads the Lease only after somebody else changed it.
+During an outage of the API server no operator can take over or write: the holder serves workers from memory, and may
+write again after its next renewal.
 """
 
 import asyncio
@@ -60,6 +61,7 @@ class Lease:
         self._seconds = seconds
         self._clock, self._now = sources.seconds, sources.now
         self._held_until = float("-inf")
+        self._written: Object | None = None
         self._seen: str | None = None
         self._seen_at = 0.0
         self._listeners: list[LeaseListener] = []
@@ -130,12 +132,20 @@ class Lease:
         return self._seconds / 7
 
     async def _take(self) -> str:
+        if self.held and self._written is not None:
+            try:
+                return await self._write(self._written)
+            except (Conflict, NotFound) as error:
+                logger.warning("another client changed the lease %s: %s", NAME, error)
+        return await self._read_and_take()
+
+    async def _read_and_take(self) -> str:
         try:
             lease = await self._api.get(self._path)
         except NotFound:
             metadata = {"name": NAME}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-            await self._api.request("POST", self._folder, {**body, "spec": self._spec({})})
+            self._written = await self._api.request("POST", self._folder, {**body, "spec": self._spec({})})
             return self._identity
         spec = lease.get("spec", {})
         holder: str = spec.get("holderIdentity") or ""
@@ -145,7 +155,11 @@ class Lease:
         is_other = holder not in ("", self._identity)
         if is_other and (self._held_until > float("-inf") or not expired):
             return holder
-        await self._api.request("PUT", self._path, {**lease, "spec": self._spec(spec)})
+        return await self._write(lease)
+
+    async def _write(self, lease: Object) -> str:
+        spec = self._spec(lease.get("spec", {}))
+        self._written = await self._api.request("PUT", self._path, {**lease, "spec": spec})
         return self._identity
 
     def _spec(self, before: Object) -> Object:

@@ -82,6 +82,40 @@ async def test_a_renewed_lease_is_never_taken() -> None:
         assert first.held
 
 
+async def test_a_holder_renews_with_one_request() -> None:
+    api, clock = FakeApi(), Clock()
+    first = lease(api, "a", clock)
+    await first.acquire()
+    api.methods.clear()
+    for _ in range(3):
+        clock.now += 2
+        assert await first.attempt() == "a"
+    assert api.methods == ["PUT"] * 3
+
+
+async def test_a_holder_makes_a_lease_that_was_deleted_again() -> None:
+    api, clock = FakeApi(), Clock()
+    first = lease(api, "a", clock)
+    await first.acquire()
+    api.object = None
+    assert await first.attempt() == "a"
+    assert api.object is not None
+
+
+async def test_a_holder_renews_a_lease_that_somebody_labelled() -> None:
+    api, clock = FakeApi(), Clock()
+    first = lease(api, "a", clock)
+    await first.acquire()
+    assert api.object is not None
+    api.object["metadata"] |= {"labels": {"team": "ml"}, "resourceVersion": "7"}
+    assert await first.attempt() == "a"
+    assert api.object["metadata"] == {
+        "name": "pipetransformer-operator",
+        "labels": {"team": "ml"},
+        "resourceVersion": "8",
+    }
+
+
 async def test_one_that_starts_again_under_its_name_goes_on_at_once() -> None:
     api, clock = FakeApi(), Clock()
     await lease(api, "a", clock).acquire()
