@@ -49,7 +49,8 @@ class Env:
     TERMINATION_LOG: Final = "PIPETRANSFORMER_TERMINATION_LOG"
     #: For a worker on a CPU: bytes that its layers may take, in place of its container's limit. Only users set it.
     DEVICE_BYTES: Final = "PIPETRANSFORMER_DEVICE_BYTES"
-    #: How operator and workers write log lines: `Text` or `Json`. For workers only users set it.
+    #: How operator and workers write log lines: `Text` or `Json`. The chart sets it for the operator. For workers only
+    #: users set it, in the pod template.
     LOG_FORMAT: Final = "PIPETRANSFORMER_LOG_FORMAT"
 
 

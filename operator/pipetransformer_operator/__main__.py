@@ -17,8 +17,9 @@ from .kube.client.lease import LeaseLost
 from .kube.workers.protection import release_budgets
 from .settings import Settings, served_namespaces
 
-#: Thresholds of the garbage collector for its three generations. With Python's own, 700 new objects, it took a quarter
-#: of the time, because all pods and jobs are in memory. Little garbage waits for it: 1 kB for each connection.
+#: Thresholds of the garbage collector for its three generations. With Python's own threshold of 700 new objects, the
+#: collector took a quarter of the process's time, because all pods and jobs are in memory. Little garbage waits for it:
+#: 1 kB for each connection.
 _COLLECT_AFTER = (20_000, 20, 100)
 #: The API server accepts objects that are nested 10,000 levels deep where a schema allows any content. kopf ends the
 #: process if it cannot read one, and again after each restart. The decoder needs 400 bytes of an 8 MB stack a level.

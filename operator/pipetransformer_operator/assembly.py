@@ -47,7 +47,7 @@ class Assembly:
         watcher: is told which watches are opened or refused.
         metrics: is told what the loops do.
         requests: is told of the channel's requests.
-        most_polls: of workers, that may wait at a time.
+        most_polls: largest number of workers' polls that may wait at a time.
         sources: of times and random texts.
 
     Attributes:
@@ -111,7 +111,8 @@ class Assembly:
     def on_node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
         """The watch showed a node, or its deletion."""
         news = self.cluster.nodes.note(node, deleted=deleted)
-        self.cluster.free.note_node(node, deleted=deleted)  # after `nodes`, which it asks whether the node takes pods
+        # `free` comes second, because it asks `nodes` whether the node takes pods.
+        self.cluster.free.note_node(node, deleted=deleted)
         if news:
             self.controller.wake_known(None)
 

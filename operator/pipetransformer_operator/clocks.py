@@ -21,7 +21,7 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """All by which two runs of an operator differ although its cluster does the same.
+    """The sources of time and chance. Two operators with equal sources and equal clusters do the same.
 
     Attributes:
         now: the present time, with its time zone.
@@ -38,5 +38,5 @@ class Sources:
         return self.now().timestamp()
 
 
-#: The machine's own.
+#: The sources of a real run: the machine's clocks and its random generator.
 MACHINE = Sources()

@@ -97,7 +97,7 @@ class Service:
         health = Health([PLURAL, "pods"], lease, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         await certificate.refresh()
-        # Anybody may send tokens to the metrics, so their reviews delay neither the lease nor jobs.
+        # Any client may send tokens to the metrics page, so their reviews delay neither the lease nor jobs.
         reviews = await Api.connect(listener=metrics)
         api = await Api.connect(lease, metrics, settings.api_limiter())
         assembly = Assembly(settings, api, lease, certificate, health, metrics, metrics, entrance.most_polls)
@@ -224,7 +224,7 @@ async def _renew(certificate: Certificate, publisher: Publisher, controller: Con
 
 
 async def _serve_metrics(metrics: Metrics, settings: Settings, api: Api, certificate: Certificate) -> web.AppRunner:
-    """Serves metrics: to everybody, or with `secure_metrics` over TLS to those whom the API server allows."""
+    """Serves metrics to any client; with `secure_metrics` over TLS, and only to clients that the API server allows."""
     scrapers = Scrapers(api) if settings.secure_metrics else None
 
     async def scrape(request: web.Request) -> web.Response:

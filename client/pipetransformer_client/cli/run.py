@@ -115,7 +115,7 @@ async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | L
     """Waits for a run, and stops it at a signal.
 
     At the first signal workers write a checkpoint and end. At the second signal they end at once. A signal that this
-    process ignores, as SIGHUP under `nohup`, stays ignored.
+    process ignores, such as SIGHUP under `nohup`, stays ignored.
     """
     task = asyncio.create_task(run)
     told = False

@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 1024
 MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
-#: When a worker may try again if too many polls wait.
+#: Seconds until a worker may try again if too many polls wait.
 FULL_SECONDS = 20.0
-#: Members may have one extra poll for this many others: the remaining connections are for heartbeats.
+#: Polls of members and leavers may exceed the limit of waiting polls by the limit divided by this number.
 MEMBERS_OF = 10
 #: Timeout for reading an answer with all members.
 WHOLE_SECONDS = 10.0
@@ -43,13 +43,15 @@ BODY_SECONDS = 10.0
 JSON = "application/json"
 JOB_HEADER = "X-Pipetransformer-Job"
 WORKER_HEADER = "X-Pipetransformer-Worker"
-#: Requests a second and at once. A worker beats every 2 s, polls every 20 s, and reports a few times a second at most.
+#: Requests of one worker: how many a second in the long run, and how many at once. A worker sends a heartbeat every
+#: 2 s, polls every 20 s, and reports at most a few times a second.
 WORKER_RATE = (50.0, 100)
-#: Bad or unknown tokens a second and at once from one address: each costs the API server a review.
+#: Bad or unknown tokens from one address: how many a second in the long run, and how many at once. Each costs the API
+#: server a review.
 BAD_TOKEN_RATE = (1.0, 20)
 #: Status codes of refusals that are logged.
 LOGGED = (401, 403, 429)
-#: Logged refusals of one kind to one address, a second and at once. All are counted.
+#: Logged refusals of one kind to one address: how many a second in the long run, and how many at once. All are counted.
 LOG_RATE = (0.1, 5)
 
 Message = TypeVar("Message", bound=Wire)
@@ -215,7 +217,7 @@ class Channel:
         token = token.strip() if scheme.lower() == "bearer" and token.isascii() else ""
         if known := self._authenticator.known(token):
             return known
-        # Counts as bad until it is known; otherwise all tokens that arrive together would be reviewed.
+        # A token counts as bad until its review ends; otherwise all tokens that arrive together would be reviewed.
         if wait := self._bad_tokens.take(request.remote):
             raise RefusedError(Refusal.TOO_MANY, "too many unknown tokens from this address", retry_after=wait)
         if not token:
@@ -231,10 +233,11 @@ class Channel:
         return identity
 
     def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
-        """The answer. Logs what unknown senders, and those that ask too often, claim to be; never their token."""
+        """Counts a refusal and returns its answer. For refusals of the codes `LOGGED`, a rate-limited line logs the job
+        and the worker that the sender claims to be, but never the token."""
         self._listener.on_refusal(error.kind)
         text = error.text.encode(errors="backslashreplace").decode()  # it may quote a header of any bytes
-        # One log budget for all addresses: 10,000 workers that wait to join have as many.
+        # All addresses share one log budget, because 10,000 workers that wait to join have as many addresses.
         sender = None if error.kind is Refusal.TOO_MANY else request.remote
         if error.kind.code in LOGGED and not self._logged.take((sender, error.kind)):
             claims = {name: request.headers.get(name, "")[:300] for name in (JOB_HEADER, WORKER_HEADER)}

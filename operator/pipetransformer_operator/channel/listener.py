@@ -1,4 +1,4 @@
-"""Is told what the channel does, for metrics."""
+"""Tells metrics what the channel does."""
 
 from .refusal import Refusal
 

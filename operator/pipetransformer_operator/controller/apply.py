@@ -54,9 +54,9 @@ class Applier:
         self._deletions = deletions
 
     async def apply(self, job: PipeTrainingJob, decided: Plan) -> bool:
-        """Does everything that it can: a part that the cluster does not take now holds up no other.
+        """Carries out all parts of a plan. A part that the cluster does not take now does not stop the others.
 
-        Returns whether another turn should follow soon, because the next plan may be another.
+        Returns whether another turn should follow soon, because the next plan may differ.
 
         Raises:
             Conflict: something changed meanwhile.

@@ -47,7 +47,7 @@ ORPHAN = "orphan"
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Pauses of a loop, in seconds."""
+    """Pauses of a loop, in seconds, and how many writes run at a time."""
 
     debounce: float = 0.05  #: collects events into one wake-up
     resync: float = 30.0  #: between turns without an event

@@ -26,7 +26,7 @@ class Room(NamedTuple):
 
     free: int | None  #: in total; None: unknown
     unreserved: int | None  #: without those that other jobs reserved; 0: unknown, None: unlimited
-    reach: int | None = None  #: with those that its starting size would preempt; None: unknown or not asked
+    reach: int | None = None  #: in total if pods of lower priority were preempted; None: unknown or not asked
 
 
 class Conflict(Exception):
@@ -135,8 +135,8 @@ class WorkerPool(Protocol):
     async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
         """Limits evictions so that `min_available` workers stay, and limits who may connect to workers.
 
-        None: keeps the present limit of evictions. With `keeps_unready` it also protects running pods that are not
-        ready.
+        If `min_available` is None, the present limit of evictions stays. With `keeps_unready` it also protects running
+        pods that are not ready.
 
         Raises:
             Refused: the cluster refuses the protection; the message says why.
@@ -151,7 +151,8 @@ class WorkerPool(Protocol):
         ...
 
     def blame(self, broken: Mapping[str, str]) -> None:
-        """Accelerators failed: node by UID of the worker. After two failures a node gets no worker for an hour."""
+        """Notes failed accelerators. `broken` has the node by UID of the worker. A node with two failures gets no
+        worker for an hour."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

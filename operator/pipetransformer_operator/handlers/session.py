@@ -39,7 +39,7 @@ async def log_in(answers: AnswerListener, requests: RequestListener, **kwargs: A
     Args:
         answers: is told of each answer.
         requests: is told of each request.
-        kwargs: kopf's.
+        kwargs: what kopf passes to a login handler.
     """
     info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
     if info is None:
@@ -58,7 +58,7 @@ async def log_in(answers: AnswerListener, requests: RequestListener, **kwargs: A
 
 
 class _Trace:
-    """aiohttp's events of a request, passed on to the listeners."""
+    """Passes aiohttp's events of each request on to the listeners."""
 
     def __init__(self, answers: AnswerListener, requests: RequestListener) -> None:
         self._answers = answers

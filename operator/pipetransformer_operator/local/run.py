@@ -98,7 +98,8 @@ class _Waker:
 
 
 async def _follow_reports(controller: Controller, key: JobKey, store: MemoryStore, listener: JobListener) -> None:
-    """Shows each report at once. The status shows mere progress only now and then, to save an API server's writes."""
+    """Shows the newest report every `SHOW_SECONDS`. The status alone would show mere progress only now and then, to
+    save an API server's writes."""
     shown: Report | None = None
     while True:
         await asyncio.sleep(SHOW_SECONDS)

@@ -18,7 +18,7 @@ class IdleReason(StrEnum):
     STORAGE = "WaitingForStorage"  #: it left the layout, and waits for a durable checkpoint
     LEVEL = "WaitingForLevel"  #: the next level has a larger model, which needs more workers
     STALLED = "Stalled"  #: the job makes no step
-    STOPPING = "Stopping"  #: it leaves a last checkpoint, or its pod ends
+    STOPPING = "Stopping"  #: it writes a last checkpoint, or its pod ends
     SPARE = "Spare"  #: it is warm and in no layout, such as with `onPack: Hold`
 
 

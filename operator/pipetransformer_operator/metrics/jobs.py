@@ -133,7 +133,7 @@ class JobSource(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """What the newest turn of a job showed, besides its status.
+    """What the newest turn of a job showed in addition to its status.
 
     Attributes:
         pending: workers of the layout without a node.

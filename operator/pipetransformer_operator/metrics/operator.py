@@ -310,7 +310,7 @@ class _CertificateCollector(Collector):
 
 
 class _KueueCollector(Collector):
-    """Whether Kueue answers; nothing for an operator that does not use it."""
+    """Collects whether Kueue answers. Without Kueue the metric has no value."""
 
     def __init__(self, state: OperatorState) -> None:
         self._state = state

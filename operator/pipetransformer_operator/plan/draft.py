@@ -144,7 +144,8 @@ class Draft:
         )
 
     def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason) -> None:
-        """Writes into the status which phase a resize is in, and its deadline. Rules set that of a preparation."""
+        """Writes into the status which phase a resize is in. Its deadline is `resizeTimeoutSeconds` from now, unless a
+        rule sets another."""
         prepared, old = self.view.preparation, self.status.generation
         resize = Resize(
             from_=LayoutSize.of(old.layout) if old else None,

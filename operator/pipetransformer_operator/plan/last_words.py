@@ -17,7 +17,7 @@ _FRAME = re.compile(r'  File ".*", line \d+')
 
 def report_in(message: str) -> dict[str, object]:
     """The trainer's own report in a termination message; empty if the message is not a report, as after a crash."""
-    if not message:  # as of each worker that runs
+    if not message:  # a worker that runs has none
         return {}
     try:
         line = json.loads(message.strip().rpartition("\n")[2])

@@ -47,7 +47,7 @@ def offered(view: View) -> list[Offer]:
 
 
 def fits(view: View, stages: int, boundary: int) -> bool:
-    """Whether pipelines of that many stages have not run out of GPU memory with so few frozen layers (`boundary`)."""
+    """Whether pipelines of `stages` stages may fit GPU memory at this boundary, because none ran out of it before."""
     return view.status.too_short is None or not view.status.too_short.rules_out(stages, boundary)
 
 
@@ -92,7 +92,7 @@ def limited(view: View, workers: int) -> int:
 
 
 def pays_to_recut(view: View) -> bool:
-    """Whether the members gain more than a pause costs if they keep the layout, and cut its stages anew."""
+    """Whether the members gain more than a pause costs if they keep the layout, and cut its stages again."""
     return cut_pays(view.offers, _present(view), view.spec.pipeline.packing)
 
 

@@ -142,7 +142,7 @@ def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
 
 
 def cause_of(worker: Worker) -> FailureCause:
-    """Why a worker failed that a row of `LOSSES` counts, for the metrics."""
+    """Why a worker failed, for the metrics. Only for losses that are a failure of the job (`Loss.counts`)."""
     if worker.exit_code is None:
         return FailureCause.POD
     if blames_device(worker):

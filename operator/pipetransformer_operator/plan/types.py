@@ -181,7 +181,7 @@ class NodeFacts:
     avoided: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
 
 
-#: What an operator knows that does not watch nodes.
+#: The facts of an operator that does not watch nodes: none.
 UNSEEN = NodeFacts()
 
 

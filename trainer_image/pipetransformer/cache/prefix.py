@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
     def upcoming(self) -> Iterable[tuple[int, int | None]]:
-        """The samples of the next round, each with the number of its variant."""
+        """The samples of the next round, each with the number of its variant (None as in `variant`)."""
         ...
 
     def expect(self, sample_ids: Collection[int]) -> None:

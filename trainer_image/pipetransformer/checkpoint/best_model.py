@@ -65,7 +65,8 @@ def save_weights(
         save_unit(location, info, unit_name(index, state.num_layers), tensors)
 
     def save() -> None:
-        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:  # a file waits for its disk or store, and training for all
+        # Each write waits for its disk or store, and training waits for all writes.
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
             list(threads.map(save_one, layout.units))
 
     def count() -> None:

@@ -109,9 +109,11 @@ class Checkpointer:
         self._was_late = False
 
     def due(self, step: int, save: float) -> bool:
-        """Whether a checkpoint is due after `step` committed steps.
+        """Whether a checkpoint is due after `step` committed steps, by `checkpoint.everySteps` or by the vote.
 
-        One is due if `save` is above 0, the sum of the members' votes on `overdue`, or by `checkpoint.everySteps`.
+        Args:
+            step: number of committed steps.
+            save: the sum of the members' votes on `overdue`. A checkpoint is due if it is above 0.
         """
         if self._spec is None or self._spec.every_steps is None:
             return save > 0

@@ -59,7 +59,7 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
         column = _input_column(tables[0], label)
         splits = [Columns(table, column, label, dtype) for table in numbered]
         shape = tuple(splits[0].batch([0])[0].shape[1:])
-    except ValueError as error:  # a SpecError is one
+    except ValueError as error:  # a SpecError is also a ValueError
         raise error if isinstance(error, SpecError) else SpecError(_FIELD, str(error)) from error
     return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels))
 

@@ -87,7 +87,7 @@ class EpochOrder:
         over = first + self.batch_size(step) - self.num_samples
         if over <= 0:
             return self._of_turns(ids, first, self.num_samples + over)
-        # After the last turn, the turns go on from 0.
+        # After the last turn, the turns begin again at 0.
         parts = self._of_turns(ids, first, self.num_samples), self._of_turns(ids, 0, over)
         return [[*before, *after] for before, after in zip(*parts, strict=True)]
 

@@ -148,7 +148,7 @@ def _prediction(outputs: Tensor, labels: Sequence[str]) -> Prediction:
 
 def _score(location: str, config: ModelConfig) -> dict[str, float]:
     if config.data.name == SCRIPT:
-        raise SpecError("data", "a program passed the samples: pass inputs by --inputs, or evaluate in that program")
+        raise SpecError("data", "only the training program has the samples: give inputs by --inputs, or evaluate there")
     dataset = load_dataset(config.data, dtype=config.torch_dtype)
     return {"samples": len(dataset.test), "accuracy": accuracy(storage.load_model(location), dataset.test)}
 

@@ -17,7 +17,7 @@ _TIERS = {"memoryBytes": "Memory", "diskBytes": "Disk"}
 
 
 class Meter:
-    """Lives as long as the worker. Only the training thread calls it, between rounds."""
+    """Counts one worker's metrics, as long as the worker lives. Only the training thread calls it, between rounds."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -79,29 +79,29 @@ class Meter:
         self._make_cache_metrics()
 
     def on_steps(self, steps: int, seconds: float, frozen_ahead_share: float) -> None:
-        """Steps of a round were committed, each of which took `seconds`. The round before had computed this share of
-        their frozen forwards."""
+        """Count the committed steps of a round, which took `seconds` each. `frozen_ahead_share` is the share of their
+        frozen forwards that the round before computed."""
         for _ in range(steps):
             self._steps.observe(seconds)
         self._ahead.set(frozen_ahead_share)
 
     def on_staleness(self, steps: Sequence[int]) -> None:
-        """How old the weights of the newest step's forwards were, in steps."""
+        """Set how old the weights of the newest step's forwards were. `steps` has the age for each forward."""
         self._staleness.set(sum(steps) / len(steps) if steps else 0.0)
 
     def on_round(self, computing: float, seconds: float) -> None:
-        """A round ended with its vote. It took `seconds`, of which this worker computed for `computing`."""
+        """Count a round that ended with its vote. It took `seconds`; this worker computed for `computing` of them."""
         self._computing.inc(computing)
         self._idle.inc(max(0.0, seconds - computing))
 
     def on_led(self, samples: int, *, skipped: bool) -> None:
-        """As the leader: what the step was for the job."""
+        """On the leader, count the samples of a committed step, and whether the step was skipped."""
         self._samples.inc(samples)
         if skipped:
             self._skipped.inc()
 
     def on_trial(self, *, kept: bool) -> None:
-        """As the leader: a trial ended. `kept` says whether the layers stay frozen."""
+        """On the leader, count a trial that ended. `kept` says whether the layers stay frozen."""
         self._trials[kept].inc()
 
     def on_regrouped(
@@ -112,14 +112,14 @@ class Meter:
         transfers: Sequence[tuple[int, int, int]],
         rank: int,
     ) -> None:
-        """The first step of a generation was committed.
+        """Count a regroup, after the first step of the new generation.
 
         Args:
-            reason: of the generation.
+            reason: reason of the generation.
             pause_seconds: seconds without training.
-            phases: seconds by name.
-            transfers: (source, target, bytes) between all ranks.
-            rank: of this worker among them.
+            phases: seconds by phase.
+            transfers: (source rank, target rank, bytes) of the state that moved between all workers.
+            rank: rank of this worker in `transfers`.
         """
         self._pauses.labels(reason.value).observe(pause_seconds)
         for phase, seconds in phases.items():
@@ -128,11 +128,11 @@ class Meter:
         self._received.inc(sum(size for _, target, size in transfers if target == rank))
 
     def on_broken(self) -> None:
-        """The generation broke, or could not be entered."""
+        """Count a generation that broke, or that this worker could not enter."""
         self._broken.inc()
 
     def on_cached(self, counts: Mapping[str, int]) -> None:
-        """What the cache did in a step, as `ActivationCache.take_counts` tells it."""
+        """Count what the cache did since the last call. `counts` comes from `ActivationCache.take_counts`."""
         for name, counter in (*self._cached.items(), *self._faults.items()):
             if counts[name]:
                 counter.inc(counts[name])
@@ -140,7 +140,7 @@ class Meter:
             gauge.set(counts[name])
 
     def on_placed(self, bytes_off: int) -> None:
-        """Frozen layers of so many bytes are off the device."""
+        """Set how many bytes of frozen layers are in host memory instead of on the device."""
         self._off_device.set(bytes_off)
 
     def _make_cache_metrics(self) -> None:

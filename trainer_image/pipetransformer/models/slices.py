@@ -45,7 +45,8 @@ def with_earlier(module: nn.Module, *values: Tensor, dim: int) -> tuple[Tensor, 
 def _with_earlier(key: object, value: Tensor, dim: int, context: MicroBatchContext, tokens: TokenSlice) -> Tensor:
     if value.shape[dim] != len(tokens):
         raise ValueError(
-            f"values of shape {tuple(value.shape)} in a slice of {len(tokens)} tokens: `dim` must be that of positions"
+            f"values of shape {tuple(value.shape)} in a slice of {len(tokens)} tokens: `dim` must be the dimension of"
+            " tokens"
         )
     kept = context.memory.get(key)
     if kept is None:

@@ -194,5 +194,6 @@ def _check(sources: Sequence[Tensor], wanted: int, name: str) -> None:
     """
     if len(sources) < wanted or any(source.shape != sources[0].shape for source in sources):
         raise SpecError(
-            "spec.multiLevel.depthFactor", f"must be 1, because layers differ: some lack {name}, or have another shape"
+            "spec.multiLevel.depthFactor",
+            f"must be 1, because layers differ: some lack {name}, or have it in another shape",
         )

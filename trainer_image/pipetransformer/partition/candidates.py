@@ -164,7 +164,8 @@ class Search:
         return within and not candidate.holders and option.schedule is not ScheduleName.SCRIPT
 
     def _candidates(self, option: Option, size: int, errors: list[MemoryBoundError]) -> Iterator[Candidate]:
-        """The candidates of one option at one micro-batch size: one for each `_Prefix`. Adds to `errors`."""
+        """The candidates of one option at one micro-batch size: one for each `_Prefix`. Appends to `errors` why
+        candidates do not fit the memory."""
         step = self.steps[size]
         candidate = Candidate(option, step.micro_batches)
         num_layers = len(step.state_bytes) - 2
@@ -262,7 +263,8 @@ class Search:
         return MemoryBound(needs, self.limit - held_by_all)
 
     def _simulated(self, candidate: Candidate, errors: list[MemoryBoundError]) -> Candidate:
-        """Simulate a candidate, and refuse it if it does not fit the memory."""
+        """Simulate a candidate. Return it with `why_not` if it does not fit the memory or its schedule cannot run.
+        Appends to `errors` why it does not fit."""
         cut = candidate.cut
         assert cut is not None
         schedule, step = self.schedules[candidate.option], self.steps[cut.micro_batch_size]

@@ -83,7 +83,7 @@ def training_seconds(
 ) -> tuple[list[float], list[float]]:
     """Seconds of the forward and backward of each of the L + 2 units when `boundary` layers are frozen.
 
-    Frozen units have only a forward, and only for samples that the cache does not have; `miss_share` is their share.
+    Frozen units have only a forward. Only its share `miss_share` counts, because the cache saves the rest.
     The first unit that trains computes no gradient of its input.
     """
     first_active = boundary + 1 if boundary else 0

@@ -1,8 +1,8 @@
 """Predicts a step of a cut by simulating the schedule's lists: its seconds, its idle share and the bytes of a worker.
 
-The chunks that a worker keeps in flight decide its memory. Of a long round over many spans, only a part is simulated;
-the rest is assumed to continue at the same pace. Results are kept, because layouts with the same number of stages share
-cuts and micro-batch sizes.
+The chunks that a worker keeps in flight decide its memory. Only a part of a long round over many spans is simulated,
+and the rest is assumed to continue at the same pace. Results are kept, because layouts with the same number of stages
+share cuts and micro-batch sizes.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class UnitWork:
 
     Attributes:
         boundary: number of frozen layers.
-        miss_share: share of the samples that the cache of the first worker does not have.
+        miss_share: share of the frozen forwards that the first worker computes, because its cache lacks their outputs.
         first_active: the first unit that trains.
         seconds: seconds of each unit's forward and backward, if all frozen forwards are computed.
         cached_seconds: the same, but frozen forwards count only their share `miss_share`.
@@ -56,7 +56,7 @@ class UnitWork:
         Args:
             units: costs of the units at the micro-batch size.
             boundary: number of frozen layers.
-            miss_share: share of the samples that the cache of the first worker does not have.
+            miss_share: share of the frozen forwards that the first worker computes.
             message_seconds: seconds to send an activation or a gradient from one worker to another.
             action_seconds: seconds that each computation takes in addition to those of its units.
         """

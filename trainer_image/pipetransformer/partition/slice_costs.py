@@ -40,7 +40,13 @@ class SliceCost(BaseModel):
         return SliceCost(**{name: value + getattr(other, name) for name, value in self})
 
     def seconds(self, samples: int, length: int, context: int) -> float:
-        """Seconds of one slice; at least 0."""
+        """Seconds of one slice; at least 0.
+
+        Args:
+            samples: number of samples in the micro-batch.
+            length: tokens of the slice.
+            context: tokens of each sample before the slice.
+        """
         per_sample = self.token * length + self.context * context + self.pair * length * context
         return max(0.0, self.fixed + samples * (per_sample + self.square * length**2))
 
@@ -99,12 +105,12 @@ def stage_times(forward: SliceCost, backward: SliceCost, *, samples: int, grain:
 
 
 class SliceCosts(BaseModel):
-    """Measured costs of slices in all L + 2 units. All workers have the same numbers.
+    """Measured costs of slices in all units: embedding, layers and head. All workers have the same numbers.
 
     Attributes:
         forward: cost of each unit's forward.
         backward: cost of each unit's backward; zero for units that were frozen at the measurement.
-        residual: root of the mean square of the relative error, over all units that take time.
+        residual: root mean square of the relative errors of the fits, over all units that take time.
         boundary: number of frozen layers at the measurement.
     """
 

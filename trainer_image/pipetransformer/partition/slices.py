@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 Seconds = NDArray[np.float64]
 
-#: The most limits that are tried, and how many of them at once. All limits of t are tried for samples of up to 90
-#: grains, and most pairs of limits for up to 12 grains.
+#: Largest number of limits that are tried, and how many of them at once. All limits of t are tried for samples of up to
+#: 90 grains, and most pairs of limits for up to 12 grains.
 _LIMITS, _AT_ONCE = 4096, 256
 #: Grains of a sample, and the fewest tokens of a grain. Both are used unless the job sets the tokens of a grain.
 _GRAINS, _LEAST_GRAIN = 64, 8
@@ -266,8 +266,10 @@ def _most(times: Seconds, lengths: Sequence[int]) -> Seconds:
 
 
 def _limits(times: Sequence[Seconds]) -> list[Seconds]:
-    """(limits, limited times) all combinations of the distinct times of slices, sorted by their sum, in parts of at
-    most `_AT_ONCE`."""
+    """The limits to try, sorted by their sum, in arrays (limits, limited times) of at most `_AT_ONCE` limits.
+
+    A limit combines one of the distinct times of slices for each limited time. Distinct times are thinned out, so that
+    there are at most `_LIMITS` combinations."""
     grains = times[0].shape[1] - 1
     lengths, starts = np.array([(end - start, start) for end in range(1, grains + 1) for start in range(end)]).T
     slices = np.concatenate([each[:, lengths, starts] for each in times], axis=1)

@@ -110,8 +110,8 @@ class StepModel:
         return work.ahead(self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages)))
 
     def _holders(self, boundary: int, cut: Cut) -> int:
-        """Number of workers that run frozen forwards ahead in a cut. The cut may have been made for another boundary; 0
-        if it cannot run ahead with this one."""
+        """Number of workers that run frozen forwards ahead in a cut. 0 if the forwards run in place with this boundary:
+        the cut may have been made for another one."""
         frozen = boundary + 1 if boundary else 0
         if not 0 < frozen <= cut.ahead_units or self._why_in_place(boundary, cut.stages):
             return 0

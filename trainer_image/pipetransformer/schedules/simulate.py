@@ -143,8 +143,8 @@ class Program:
         costs: what the nodes can cost.
         computations: the nodes of each worker's computations, in the order of its list.
         counts: how often each entry of `costs` occurs among each worker's computations.
-        kept: chunks by span that each worker keeps at one time. Only the times of a possible peak are listed: no
-            other time has at least as many chunks of every span.
+        kept: for each worker, how many chunks of each span it keeps at some times. Only times that can be the peak are
+            listed. A time is left out if at another time the worker keeps at least as many chunks of every span.
     """
 
     shape: RoundShape
@@ -349,7 +349,12 @@ class _Linker:
             self._ready.append(waiter)
 
     def _issue(self, index: int, message: Send | Receive) -> None:
-        """Issue a worker's end of a message. With the second end the message begins, after their previous message."""
+        """Issue one worker's end of a message. Once both workers have issued their ends, the message begins, but not
+        before the pair's previous message has ended.
+
+        Raises:
+            ScheduleError: the peer has issued another message.
+        """
         peer, value, newest = message.peer, message.value, self._workers[index].newest
         pair = self._pairs.setdefault((index, peer) if index < peer else (peer, index), _Pair())
         if not pair.early or pair.early[0][0] == index:
@@ -376,7 +381,7 @@ class _Linker:
 
 
 def _largest(kept: Collection[_Kept]) -> list[dict[int, int]]:
-    """The entries that can be the peak: no other has at least as many chunks of every span."""
+    """The entries that can be the peak. An entry is left out if another has at least as many chunks of every span."""
     found: list[dict[int, int]] = []
     for each in sorted((dict(one) for one in kept), key=lambda one: -sum(one.values())):
         if not any(all(other.get(span, 0) >= chunks for span, chunks in each.items()) for other in found):

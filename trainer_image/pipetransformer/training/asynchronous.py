@@ -71,8 +71,9 @@ class Newest(RoundHooks):
 
 @dataclass(slots=True)
 class Predicted(Newest):
-    """PipeOptim (Guan et al., arXiv 2312.00839). A forward uses a prediction of the weights that will be there when its
-    gradient is used. A backward uses the newest weights. During a forward there is one extra copy of the weights."""
+    """Implements PipeOptim (Guan et al., arXiv 2312.00839). A forward uses predicted weights: those that will be there
+    when its gradient is used. A backward uses the newest weights. During a forward there is one extra copy of the
+    weights."""
 
     @contextmanager
     def weights(self, span: int, chunk: int) -> Iterator[None]:
@@ -87,8 +88,8 @@ class Predicted(Newest):
 
 @dataclass(slots=True)
 class Stashed(Newest):
-    """PipeDream (Narayanan et al., 2019, section 3.3). A backward uses the weights that its forward used. A copy of
-    these weights is kept if steps change them between a forward and its backward.
+    """Implements PipeDream (Narayanan et al., 2019, section 3.3). A backward uses the weights that its forward used.
+    If steps change the weights between a forward and its backward, a copy is kept.
 
     Attributes:
         stash: copies of the weights. The key is the number of steps of the round before them.

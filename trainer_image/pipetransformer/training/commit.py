@@ -91,8 +91,8 @@ class Committer:
         self.pending = self._round_start = None
 
     def hold(self, control: Control, steps: int = 1) -> None:
-        """Note that a round is pending: it is computed, and the vote follows. Drops the state that is in doubt: all
-        members took part in the round, so none of them has committed that state.
+        """Note that a round is computed, so its steps are pending until the vote. Also drop the state in doubt, because
+        no member has committed it: otherwise that member would not have taken part in this round.
 
         Args:
             control: the control state before the round.

@@ -27,10 +27,11 @@ from pipetransformer.state.layout import StageLayout
 WARM_UP_STEPS = 2
 #: The largest share of the training time that measurements may take.
 LARGEST_SHARE = 0.01
-#: Bytes of an all-reduce that measures a link, and all-reduces of which the median counts.
+#: Bytes of an all-reduce that measures a link, and the number of all-reduces. Their median counts.
 _LINK_BYTES = 1 << 20
 _LINK_REPEATS = 3
-#: Chunks for each worker in a round without units (`_seconds_per_action`), and rounds of which the median counts.
+#: Chunks for each worker in a round without units (`_seconds_per_action`), and the number of rounds. Their median
+#: counts.
 _EMPTY_CHUNKS = 4
 _EMPTY_REPEATS = 5
 
@@ -111,8 +112,9 @@ def _filled(measured: ModelCosts, before: ModelCosts) -> ModelCosts:
 
 
 def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:
-    """Measure how long a byte takes between two workers, in seconds. The bytes are those of all-reduces in a ring. 0 if
-    the worker is alone."""
+    """Measure the seconds that one byte takes between two workers. 0 if the worker is alone.
+
+    It times all-reduces, and divides by the bytes that each worker sends in a ring."""
     group = max((groups.data_parallel, groups.pipeline), key=lambda one: one.size() if one else 0)
     if group is None or group.size() == 1:
         return 0.0

@@ -66,7 +66,7 @@ def write_final_model(job: Job, tensors: dict[str, torch.Tensor], run_dir: Path,
     Args:
         job: the job that trained the model.
         tensors: parameters and buffers by their names in the whole model.
-        run_dir: this worker's folder.
+        run_dir: folder of the run's record.
         steps: number of committed steps that these weights were trained for.
 
     Raises:

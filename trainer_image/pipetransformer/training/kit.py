@@ -82,10 +82,14 @@ class Kit:
             member.equip(job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
 
     def is_cold(self, control: Control, layout: StageLayout) -> bool:
-        """Whether this worker prevents that further frozen layers leave the devices.
+        """Whether more frozen layers must stay on the devices because of this worker.
 
-        Only the first worker of a pipeline can. It does if no more layers wait to leave, or if the job or its host
-        memory has no room for them. It also does until its cache has their outputs for a whole epoch.
+        Always False unless this worker is the first of its pipeline. The first worker returns True in these cases:
+
+        - No more layers wait to move to host memory (`Control.awaited_layers`).
+        - The job never moves layers there (`Layouts.offloads`).
+        - Host memory counts as part of `usable_bytes`, so a move would save no memory.
+        - Its cache lacks outputs of an epoch, or reading them is not known to be quicker than computing.
         """
         if not layout.is_first:
             return False

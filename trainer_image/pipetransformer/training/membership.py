@@ -51,8 +51,8 @@ class Membership:
         ballots: exchanges the ballots of the votes.
         runner: runs the worker's stage; made by `equip`.
         reducer: sums gradients over the pipelines; made by `equip`.
-        copied_units: number of units, from the first on, whose copies on other workers of the pipeline are still valid.
-            Those are the workers that run frozen forwards ahead. A unit that has trained since the copy does not count.
+        copied_units: number of leading units whose copies are still valid. Workers of the pipeline that run frozen
+            forwards ahead hold these copies. A unit that has trained since it was copied does not count.
     """
 
     layout: StageLayout

@@ -1,7 +1,7 @@
 """Host memory that a worker on a CPU takes from the kernel while it waits, so that a pause gets its memory quickly.
 
 The kernel clears fresh memory page by page: 256 MB take 0.5 s. From the reserve they take 0.05 s. So a waiting worker
-writes to as much memory as a stage may need, and frees it. glibc is told to keep it until the first step is done.
+writes to as much memory as a stage may need, and frees it. glibc keeps it until the first step is done.
 Receive buffers, gradients and activations then use it. CUDA's caching allocator needs no reserve.
 """
 
@@ -26,7 +26,7 @@ class Reserve:
         """Take `num_bytes` from the kernel. glibc keeps them for later allocations.
 
         Raises:
-            RuntimeError: the host has not that much memory.
+            RuntimeError: the host has too little memory.
         """
         libc = ctypes.CDLL(None)
         if not hasattr(libc, "mallopt"):

@@ -57,9 +57,9 @@ logger = logging.getLogger(__name__)
 EXIT_WORKER = 1
 EXIT_SPEC = 2
 EXIT_STOPPED = 143
-#: For sending the report of the last checkpoint of a worker that was told to stop.
+#: How long a worker that was told to stop tries to send the report of its last checkpoint.
 FLUSH_SECONDS = 5.0
-#: Of every rendezvous, and of every request to its store.
+#: Timeout of every rendezvous, and of every request to its store.
 TIMEOUT = datetime.timedelta(seconds=300)
 
 

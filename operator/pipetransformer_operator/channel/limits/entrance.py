@@ -31,7 +31,7 @@ SPARE_FILES = 256
 #: Timeout for TLS to begin or end, and for the first and each next request of a connection.
 IDLE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 1.0
-#: Logged refusals of one address, a second and at once. All are counted.
+#: Logged refusals of one address: how many a second in the long run, and how many at once. All are counted.
 LOG_RATE = (0.1, 5)
 
 
@@ -69,7 +69,7 @@ async def serve(
 
 
 class _Site(web.SockSite):
-    """aiohttp's own site waits 60 s for the TLS handshake and 30 s for the end of TLS."""
+    """A site that waits at most `IDLE_SECONDS` for TLS to begin or end. aiohttp's own site waits 60 s and 30 s."""
 
     async def start(self) -> None:
         await web.BaseSite.start(self)

@@ -15,11 +15,12 @@ from .rate import Rate
 BEATS_PER_SECOND = 50
 #: Progress reports of all leaders together.
 REPORTS_PER_SECOND = 10
-#: Looks of all jobs together at whether a status that changes only text for people may be written.
+#: Checks of all jobs together whether they may write a status that changes only text for people.
 WORDS_PER_SECOND = 10
-#: Such writes of all jobs together, a second and at once. One costs the API server more than a worker's pod.
+#: Such writes of all jobs together: how many a second in the long run, and how many at once. One costs the API server
+#: more than a worker's pod.
 WORDS_RATE = (1.0, 10)
-#: Turns, of all loops together, that no worker waits for; approximately.
+#: Approximate limit of the turns of all loops together that no worker waits for.
 NOTICES_PER_SECOND = 500
 SHORTEST_REPORT_SECONDS = 5.0
 SHORTEST_WORDS_SECONDS = 1.0
@@ -40,17 +41,17 @@ class Pulse:
 
     @property
     def beat_seconds(self) -> float:
-        """Between two heartbeats of one worker."""
+        """Seconds between two heartbeats of one worker."""
         return max(SHORTEST_PACE.total_seconds(), self._workers / BEATS_PER_SECOND)
 
     @property
     def report_seconds(self) -> float:
-        """Between two progress reports of one leader."""
+        """Seconds between two progress reports of one leader."""
         return max(SHORTEST_REPORT_SECONDS, self._jobs / REPORTS_PER_SECOND)
 
     @property
     def words_seconds(self) -> float:
-        """At least between two status writes of one job that change only text for people."""
+        """Shortest time in seconds between two status writes of one job that change only text for people."""
         return max(SHORTEST_WORDS_SECONDS, self._jobs / WORDS_PER_SECOND)
 
     def take_words(self) -> bool:
@@ -59,5 +60,5 @@ class Pulse:
 
     @property
     def notice_seconds(self) -> float:
-        """How long a job's loop collects further changes before a turn that no worker waits for."""
+        """Seconds that a job's loop collects further changes before a turn that no worker waits for."""
         return self._jobs / NOTICES_PER_SECOND

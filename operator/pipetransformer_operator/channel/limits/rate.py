@@ -34,7 +34,7 @@ class Rate:
         return wait
 
     def give_back(self, key: Hashable) -> None:
-        """Uncounts one action."""
+        """Takes back the count of one action."""
         if key in self._full_at:
             self._full_at[key] -= 1 / self._per_second
 

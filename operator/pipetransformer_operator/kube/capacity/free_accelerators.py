@@ -14,7 +14,7 @@ from pipetransformer_contract.api.requests import Object
 
 from .node_fit import Amounts, NodeView, PodShape, allows, fits, is_extended, node_view, requests_of
 
-#: Pod shapes whose room is kept up to date: the jobs of one cluster have few.
+#: Largest number of pod shapes whose room is kept up to date. The jobs of one cluster have few.
 SHAPES = 64
 _ENDED = ("Succeeded", "Failed")
 

@@ -20,7 +20,7 @@ NO_ROOM_KNOWN = Room(None, 0)
 
 
 class Lister(Protocol):
-    """A watch of pods."""
+    """Tells whether a watch of pods has listed all its pods."""
 
     @property
     def listed(self) -> bool:

@@ -29,7 +29,7 @@ class LeaseListener(Protocol):
     """Is told when this operator becomes the writer."""
 
     def on_lease_gained(self) -> None:
-        """This operator may write: its first gain, or the end of an outage."""
+        """This operator may write now: it holds the Lease for the first time, or again after an outage."""
         ...
 
 
@@ -76,7 +76,7 @@ class Lease:
         return self._clock() < self._held_until
 
     async def attempt(self) -> str:
-        """Takes or renews the Lease if that is right. Returns its holder; empty if that is unknown."""
+        """Renews the Lease, or takes it if it is free or has expired. Returns its holder; empty if that is unknown."""
         sent = self._clock()
         try:
             async with asyncio.timeout(self._seconds / 3):

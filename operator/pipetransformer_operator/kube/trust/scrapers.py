@@ -1,4 +1,7 @@
-"""Who may read the operator's metrics. The API server decides, by TokenReview and SubjectAccessReview."""
+"""Checks which clients may read the operator's metrics.
+
+The API server decides, by TokenReview and SubjectAccessReview.
+"""
 
 import time
 from hashlib import sha256
@@ -10,12 +13,12 @@ from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused
 from pipetransformer_operator.kube.client.api import Api, NotFound
 
 PATH = "/metrics"
-#: How long an allowed token is not asked about again. A scrape comes every 15 to 60 s.
+#: How long an allowed token is not reviewed again. A scrape comes every 15 to 60 s.
 ALLOWED_SECONDS = 60.0
 
 
 class Forbidden(Exception):
-    """The API server knows the sender, who may not read the metrics."""
+    """The API server knows the sender, but the sender may not read the metrics."""
 
 
 class Scrapers:

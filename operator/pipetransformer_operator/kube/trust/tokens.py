@@ -110,7 +110,7 @@ def _digest(token: str) -> bytes:
 
 
 def _expiry(token: str) -> float:
-    """When the reviewed token expires, in seconds since the epoch; 0, so that it is not cached, if it does not say."""
+    """When the reviewed token expires, in seconds since the epoch. 0 if the token does not say, so it is not cached."""
     try:
         payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

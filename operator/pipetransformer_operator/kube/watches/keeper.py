@@ -94,7 +94,7 @@ class _Kept(Followed):
         self._began = False
 
     async def relist(self) -> str:
-        """See `Followed`. The first time only asks from which version on to watch."""
+        """See `Followed`. The first call lists nothing: it only asks for the version to watch from."""
         if not self._began:
             self._began = True
             first = await self._api.get(self.path, {**self.query, "limit": "1"})

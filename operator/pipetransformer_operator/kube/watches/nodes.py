@@ -110,7 +110,7 @@ class Nodes:
         _extend(self._unfit, {(_ANY, name): min(until, soon) for name, until in unfit.items()})
 
     def blame(self, broken: Mapping[str, str]) -> None:
-        """Accelerators failed: the node by UID of the worker. Each worker counts once."""
+        """Notes failed accelerators. `broken` has the node by UID of the worker. Each worker counts once."""
         now = self._clock()
         for uid, name in broken.items():
             known = self._broken.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""Pods of other owners: what those with a node hold there, and which of them find no node."""
+"""Watches pods of other owners: what pods with a node hold there, and which pods find no node."""
 
 import re
 import time
@@ -19,7 +19,8 @@ from .follow import Followed, follow
 PATH = "/api/v1/pods"
 #: A pod that has ended holds nothing; the watch shows it as deleted.
 QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "labelSelector": f"!{JOB_LABEL}"}
-#: The scheduler tries again when a pod ends, and an autoscaler may already add a node.
+#: A pod counts as waiting after this many seconds. Before that it may find a node by itself: the scheduler tries again
+#: when another pod ends, and an autoscaler may already add a node.
 PATIENCE_SECONDS = 5.0
 
 
@@ -58,7 +59,8 @@ class OtherPods(Followed):
         return [replace(pod, places=self._places(pod, shape)) for _, pod, shape in late]
 
     def _places(self, pod: Waiting, shape: PodShape) -> Mapping[str, int] | None:
-        """Nodes that would take the pod. None if it lacks several resources, because a worker frees only one."""
+        """Units of the lacking resource that each node would have to free for the pod, by node that could take it. None
+        if the pod lacks several resources, because a worker frees only one."""
         return self._free.lacking(shape, *pod.lacks) if len(pod.lacks) == 1 else None
 
     def note(self, pod: Object, *, deleted: bool = False) -> None:
@@ -112,7 +114,7 @@ def waiting_of(pod: Object) -> Waiting | None:
         return None
     lacking = {name.rstrip(".,") for name in re.findall(r"Insufficient (\S+)", said.get("message", ""))}
     wants = {name: amount // 1000 for name, amount in requests_of(pod["spec"]).items() if "/" in name}
-    lacks = {name: amount for name, amount in wants.items() if name in lacking and amount}  # cpu has no domain
+    lacks = {name: amount for name, amount in wants.items() if name in lacking and amount}  # only names with a domain
     if not lacks:
         return None
     return Waiting(pod["metadata"]["uid"], int(pod["spec"].get("priority") or 0), lacks)

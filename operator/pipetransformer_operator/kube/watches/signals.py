@@ -22,10 +22,10 @@ class Taint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Taint":
-        """Reads what the class describes.
+        """Reads a taint in one of the four forms.
 
         Raises:
-            ValueError: the text is something else.
+            ValueError: the text has none of these forms, or an unknown effect.
         """
         rest, colon, effect = text.partition(":")
         key, equals, value = rest.partition("=")
@@ -49,10 +49,10 @@ class NodeCondition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "NodeCondition":
-        """Reads what the class describes.
+        """Reads a condition in one of the two forms.
 
         Raises:
-            ValueError: the text is something else.
+            ValueError: the text has no type, or an unknown status.
         """
         kind, _, status = text.partition("=")
         if not kind or status not in ("", "True", "False", "Unknown"):

@@ -80,7 +80,7 @@ class Volcano(Scheduler):
         pod["spec"].setdefault("schedulerName", "volcano")
 
 
-#: By the value of the setting.
+#: The scheduler of each value of the setting `gangScheduling`.
 SCHEDULERS: Mapping[str, Scheduler] = {
     "PodGroup": Scheduler(
         "scheduling.k8s.io/v1beta1",
@@ -166,7 +166,7 @@ class PodGroups:
                 await self._api.request("PATCH", f"{self._path(job)}/{name}", change, content_type=MERGE_PATCH)
                 return
             await self._api.request("POST", self._path(job), self._object(job, name, size))
-        except (Conflict, NotFound) as error:  # somebody else made or deleted it: look again in the next turn
+        except (Conflict, NotFound) as error:  # another client made or deleted it: look again in the next turn
             self.forget(JobKey(job.metadata.namespace, job.metadata.name))
             raise Conflict(f"PodGroup {name}: {error}") from error
 

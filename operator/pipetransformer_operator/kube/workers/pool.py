@@ -396,7 +396,7 @@ def _pods_path(job: PipeTrainingJob) -> str:
 
 
 def _removed(created: Object, rendered: Object) -> list[str]:
-    """What the created pod lacks of that by which the operator recognizes a worker."""
+    """Which labels and owner references the created pod lacks. The operator recognizes a worker by these."""
     labels, wanted = created["metadata"].get("labels", {}), rendered["metadata"]["labels"]
     lost = [f"label {label}" for label in (JOB_LABEL, WORKER_LABEL) if labels.get(label) != wanted[label]]
     if controller_uid(created) != controller_uid(rendered):

@@ -213,7 +213,8 @@ def _environment(job: PipeTrainingJob, name: str, status: JobStatus, channel_url
 
 
 def _run_dir(job: PipeTrainingJob) -> str:
-    """The folder of the run's record: beside the model if the output is a path. Otherwise it is lost with the pod."""
+    """The folder of the run's record: beside the model if the output is a path. Otherwise it is a scratch folder, which
+    is lost with the pod."""
     location = job.spec.output.location if job.spec.output else ""
     return _results(location if location.startswith("/") else f"{SCRATCH_FOLDER}/run", job)
 

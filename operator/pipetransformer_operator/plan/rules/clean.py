@@ -28,7 +28,7 @@ def under_way(draft: Draft) -> bool:
     gone = draft.view.leaving_ids - spares
     _release(draft, gone, "which needs fewer workers")
     draft.update(leaving_ids=[])
-    if gone and status.next_resize_time:  # only now can others use them
+    if gone and status.next_resize_time:  # only now can other jobs use them
         draft.update(next_resize_time=status.next_resize_time + (draft.now - draft.view.published_time))
     return False
 

@@ -45,7 +45,7 @@ def under_way(draft: Draft) -> bool:
 
 def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
     if not all(_is_outside(draft.view, generation, member, since) for member in draft.view.state_holders):
-        return  # the others notice the break soon, or are lost
+        return  # the other members notice the break soon, or are lost
     due, broken = since, generation.broken_before + 1
     if broken > 1 or not generation.confirmed:
         due = max(due, draft.view.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))

@@ -158,10 +158,12 @@ class Incident:
 def _why_stranded(view: View, worker: Worker) -> str:
     """Why a joiner will not start on its node; empty if it may start.
 
-    A node that does not report on the pod may be dead, or the control plane may be slow because many pods start at
-    once. So a start waits unless other workers on the node fell silent too; a job that trains does not wait. A job that
-    trains also gives up joiners on a node that is being drained. It stops doing so after `RENEWALS` times, because pods
-    that tolerate the node's taint return there again and again.
+    A node that does not report on the pod may be dead. Or the control plane is slow, because many pods start at once.
+    So a job that does not train yet gives up such a joiner only if other workers on the node fell silent too. A job
+    that trains gives it up after `UNATTENDED`.
+
+    A job that trains also gives up joiners on a node that is being drained, at most `prepare.RENEWALS` times. Pods that
+    tolerate the node's taint would otherwise return there again and again.
     """
     if worker.draining and may_go_on(view):
         return f"its node {worker.node} no longer accepts pods"

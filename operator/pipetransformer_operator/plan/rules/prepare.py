@@ -30,7 +30,7 @@ RENEWALS = 4
 
 
 def publish(draft: Draft) -> bool:
-    """Publishes a better layout, or the same one with stages cut anew, if the present workers can run it.
+    """Publishes a better layout, or the same one with stages cut again, if the present workers can run it.
 
     It takes all joiners once all are ready; after the deadline those that are ready; otherwise none. Workers whose
     quota the queue reclaims leave. Returns whether it published a generation.
@@ -193,7 +193,7 @@ def forget_failures(draft: Draft) -> None:
 
 
 def reason_of(view: View, before: Layout, after: Layout) -> ResizeReason:
-    """The reason that a generation has which changes the layout from `before` to `after`."""
+    """The reason of a generation that changes the layout from `before` to `after`."""
     if after == before:
         return ResizeReason.BALANCE
     if after.workers > before.workers:

@@ -79,7 +79,8 @@ def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
 
 
 def _frozen_forward(report: Report) -> str:
-    """Words if frozen layers compute ahead of the round, or why they do not although the spec wants it."""
+    """Words for an event: frozen layers compute one round ahead, or why they do not although the spec asks for it.
+    Otherwise empty."""
     if report.why_frozen_forward:
         return f", frozen layers compute in place ({report.why_frozen_forward})"
     return ", frozen layers compute ahead" if report.frozen_forward == FrozenForward.AHEAD else ""

@@ -23,7 +23,7 @@ LONGEST_TIMEOUT = timedelta(days=7)
 REPORTS_AWAITED = 3
 #: This many generations in a row may break before a condition says so, because a network may fail for a moment.
 BROKEN_ALLOWED = 1
-#: Any living member of a job sends something within this time.
+#: Within this time at least one living member of a job sends something.
 NEXT_WORD = timedelta(seconds=1)
 
 

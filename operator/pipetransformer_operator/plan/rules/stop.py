@@ -31,7 +31,7 @@ def begin(draft: Draft) -> None:
 
 
 def give_back(draft: Draft, why: str) -> None:
-    """Releases all workers, but members that may still write a checkpoint only at the end of the stop.
+    """Releases all workers. Members that may still write a checkpoint are released only at the end of the stop.
 
     Once no pod is left, the published generation is removed from the status. `why` is the reason of the deletions. They
     need no event, because the stop has one.
@@ -49,7 +49,7 @@ def give_back(draft: Draft, why: str) -> None:
 def end_finished(draft: Draft) -> None:
     """Stops a job that has ended because `activeDeadlineSeconds` passed: its members first write a checkpoint.
 
-    Other than in `give_back` the generation stays, and `cleanPodPolicy` says which pods are deleted."""
+    Unlike in `give_back`, the generation stays, and `cleanPodPolicy` says which pods are deleted."""
     if draft.status.reason(ConditionType.FAILED) != Reason.DEADLINE_EXCEEDED:
         draft.update(stop=None)
         return
@@ -82,11 +82,14 @@ def _deadline(view: View, stop: Stop) -> datetime:
 
 
 def _saving(draft: Draft) -> list[Member]:
-    """Members that may still write a checkpoint, so that they stay for now."""
+    """Members that stay for now, because they may still write a checkpoint. Empty if the job has no `spec.checkpoint`,
+    once the checkpoint is durable, and after the stop's deadline.
+
+    Also notes in `status.stop` which step is saved. If members were lost, publishes a generation of the others."""
     stop = draft.status.stop
     if stop is None:
         return []
-    if draft.observed.status.stop is None:  # begun in this turn: the event comes before the deletions
+    if draft.observed.status.stop is None:  # the stop begins in this turn, and its event comes before the deletions
         return draft.view.state_holders
     saved = max(stop.saved_step, saved_by_members(draft.view))
     draft.update(stop=stop.model_copy(update={"saved_step": saved}))

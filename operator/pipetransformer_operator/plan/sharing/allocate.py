@@ -238,7 +238,8 @@ class _Sharing:
     def _limits(self) -> Mapping[str, float]:
         """Largest share of each training job, by key.
 
-        If a job is turned away, no job gets more claims, because the pods of that job would preempt them."""
+        If a job does not get its starting size (`turned_away`), no job gets more claims. The pods of the job that was
+        turned away would preempt these claims."""
         if not self.turned_away:
             return dict.fromkeys(self.shares, math.inf)
         return {demand.key: max(demand.held, self.shares[demand.key]) for demand in self.training}

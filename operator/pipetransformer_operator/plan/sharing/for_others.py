@@ -24,7 +24,7 @@ class Waiting:
     Attributes:
         uid: uid of the pod.
         priority: number of its PriorityClass.
-        lacks: how much the pod requests, by each resource of which nodes have too little, according to the scheduler.
+        lacks: how much the pod requests of each resource that nodes lack, according to the scheduler.
         places: for a pod that lacks one resource: how much of it each node lacks for the pod, by node. Only nodes that
             could take the pod. None if the pod lacks several resources.
     """

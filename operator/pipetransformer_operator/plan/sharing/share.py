@@ -13,10 +13,11 @@ from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota.requests import admitted
 
-#: How long no job makes room for a job that found no node in such room before. Doubles each time in a row.
+#: How long other jobs make no room for a job that found no nodes although they had made room. It doubles each time in a
+#: row.
 FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
-#: How long no job makes room for a job that released workers for another.
+#: How long other jobs make no room for a job that has just released workers for another job.
 REST = timedelta(minutes=10)
 
 
@@ -84,7 +85,7 @@ def is_open(draft: Draft) -> bool:
 
 
 def note_vain(draft: Draft) -> None:
-    """If other jobs made room for the job and it still found no nodes, lets it sit out for a while."""
+    """Lets the job sit out for a while, if other jobs made room for it and it still found no nodes."""
     if not is_open(draft) and draft.observed.preferred_since is None:
         return
     times = draft.status.grants_in_vain

@@ -258,4 +258,4 @@ def test_the_command_says_the_class_of_each_input(tmp_path: Path) -> None:
 
 def test_the_command_says_that_samples_of_a_program_have_to_be_given(tmp_path: Path) -> None:
     ended = predicted(finish(tmp_path / "run", model=build, data=(squares(), squares())))
-    assert ended.returncode == 1 and "pass inputs by --inputs" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.returncode == 1 and "give inputs by --inputs" in ended.stderr and "Traceback" not in ended.stderr

@@ -31,7 +31,7 @@ def place_of(generation: Generation | GenerationNotice, store: Store) -> Store:
 
 
 def hand_on(generation: Generation, worker: str, own_store: Store) -> None:
-    """If this worker leads the generation, put the generation into the store that the worker hosts."""
+    """On the generation's leader, put the generation into the store that the leader hosts."""
     if generation.leader == worker:
         content = generation.model_dump_json(by_alias=True).encode()
         place_of(generation, own_store).set(_KEY, zlib.compress(content))  # type: ignore[arg-type] # it takes bytes too
@@ -48,11 +48,12 @@ def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], b
 
     Args:
         notice: the operator's notice of the generation.
-        seconds: how long the leader may be silent.
+        seconds: how long to wait for the leader's list.
         unwanted: returns whether the list is no longer needed, for example because a newer generation is published.
 
     Returns:
-        The generation. None if the leader is silent or has another generation, or if the list is no longer needed.
+        The generation. None if the list does not arrive in time, is unreadable, is of another generation, or is no
+        longer needed.
     """
     deadline = time.monotonic() + seconds
     place: Store | None = None

@@ -110,7 +110,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     def announce(self, generation: Generation) -> None:
         """Note a generation that the present leader has passed on. The next rendezvous takes it without asking the
-        source. If this worker leads the new generation, put its list of members into this worker's store for joiners.
+        source. If this worker is the new leader, put the list of members into this worker's store for joiners.
         """
         self._announced = generation
         hand_on(generation, self._worker, self._own_store)
@@ -261,7 +261,8 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     @property
     def others(self) -> list[str]:
-        """Names of the other participants of the current generation, beginning with the one after this worker."""
+        """Names of the other participants of the current generation, in a circle from the one after this worker. Empty
+        if the generation does not name this worker."""
         generation = self.generation
         names = [] if generation is None else [member.name for member in [*generation.members, *generation.leavers]]
         if self._worker not in names:

@@ -25,8 +25,8 @@ from pipetransformer_contract.messages import Generation, Member, Report, Resize
 
 #: Prefix of the identity of every run without an operator.
 _FIXED = "fixed-"
-#: Pause of a follower between two looks into the store. It does not wait in the store, because torch warns of each wait
-#: that times out.
+#: Seconds between two checks of the store by a follower. It does not wait in the store, because torch warns of each
+#: wait that times out.
 _LOOK_SECONDS = 0.1
 #: How long rank 0 waits for the other ranks to leave. They first read how the run ended.
 _LEAVE = datetime.timedelta(seconds=10)
@@ -98,7 +98,7 @@ class Follower:
     """Reads the generations that rank 0 writes. Implements `GenerationSource`, and `ReportSink` without sending any
     report.
 
-    Only the newest generation counts. Rank 0 may have replaced several while this rank stood still.
+    Only the newest generation counts, because rank 0 may have replaced several while this rank was busy.
     """
 
     def __init__(self, world: World) -> None:

@@ -1,7 +1,7 @@
 """The participants of a regroup agree on a plan: each tells the leader what it holds, and the leader plans for all.
 
-They speak by the generation's store. The leader looks up what the plan needs, and refuses a generation whose members
-see different data.
+They exchange messages in the generation's store. The leader looks up what the plan needs, and refuses a generation
+whose members see different data.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class RegroupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the participants of one attempt agree by.
+    """Lets this worker agree with the other participants of one attempt on a plan.
 
     Attributes:
         tools: what this worker regroups with.

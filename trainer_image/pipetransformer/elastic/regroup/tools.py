@@ -129,11 +129,11 @@ class RegroupTools(StateSources):
 
 
 def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None:
-    """Let this worker catch up with `control`, if only the end of a round is missing. Then it can send its units.
+    """Bring this worker up to `control` if it lacks only the end of a round, so that it can send its units.
 
-    If its pending steps are the last ones of `control`, it commits them. If it has committed these steps but missed the
-    decision after them, it takes over `control`. Any other worker behind `control` stays behind: it sends nothing, and
-    receives all units that it needs.
+    If other workers have committed this worker's pending steps as the last steps of `control`, it commits them too. If
+    it has committed all steps but missed the decision after them, it takes over `control`. A worker that is further
+    behind does not change: it sends nothing, and receives all units that it needs.
 
     Args:
         state: what this worker holds.

@@ -59,15 +59,15 @@ class Inventory(_Message):
         units: indices of the units that it holds, without copies.
         copies: indices of its copies of frozen units of other stages.
         step: number of committed steps of this state; -1 if it holds no units.
-        pending: lasting number of the generation whose steps are pending. A step is pending if the participant has its
-            complete gradients but has not committed it. None if no step is pending.
+        pending: lasting number (`Control.lasting_generation`) of the generation whose steps are pending. A step is
+            pending if the participant has its complete gradients but has not committed it. None if no step is pending.
         pending_steps: number of pending steps, from `step` on.
         control: its control state, by field name.
         data: digest of the data that it sees.
-        mirrors: its mirrors.
+        mirrors: the copies of stages that it keeps in host memory.
         in_doubt: the model that it made in a level change whose vote broke. Other workers may have committed it. None
             if there is no such model.
-        frozen: units that it has read from a checkpoint while they were frozen: the checkpoint's step by index.
+        frozen: frozen units that it has read ahead from a checkpoint: by unit index, the checkpoint's step.
     """
 
     units: list[int]
@@ -258,8 +258,8 @@ def make_plan(
         num_members: number of members among the participants.
         pipelines: number of pipelines.
     """
-    # Take the newest complete state in memory or in mirrors. It is the newest of all if no unit is lost. Only then do
-    # units count that were read ahead.
+    # Take the newest complete state in memory or in mirrors. It is the newest of all if no unit is lost. Only in this
+    # case do units count that were read ahead.
     recut = partial(_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
     found = next((each for each in _in_memory(inventories) if _whole(each, sources)), None)
     state_map = (
@@ -356,8 +356,8 @@ def _how_far(control: dict[str, Any]) -> tuple[int, int, bool]:
 
 
 def _held(inventory: Inventory, control: dict[str, Any], point: "_Point") -> set[int]:
-    """Return the units of a state that a participant can send. Copies count only if it has the boundary of `control`:
-    otherwise it learns of another one, and may drop them."""
+    """Return the units of a state that a participant can send. Copies count only if the participant already has the
+    boundary of `control`. Otherwise it takes over another boundary before it sends, and may drop copies."""
     if not _has_done(inventory, point):
         doubted = inventory.in_doubt
         return set(doubted.units) if doubted is not None and _point(doubted) == point else set()

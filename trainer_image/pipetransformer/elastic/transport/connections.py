@@ -1,9 +1,9 @@
 """Finds the TCP connections that a generation opens, so that another thread can end waits on them. Linux only.
 
 A blocked call of gloo or of a TCPStore ends only when its connection closes. Aborting a gloo group does not end it. If
-its socket is shut, the call fails as if a peer had died. torch does not tell its file descriptors, so they are found by
-comparing the open sockets before and after. A group that waits for peers to connect has no socket to shut yet, and it
-waits five times its timeout. So a thread makes it, which can be left behind.
+its socket is shut, the call fails as if a peer had died. torch does not expose its file descriptors, so this module
+compares the open sockets before and after. A group that waits for peers to connect has no socket to shut yet, and it
+waits five times its timeout. So a separate thread makes the group, and the caller can abandon this thread.
 """
 
 import contextlib
@@ -20,12 +20,12 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _DESCRIPTORS = "/proc/self/fd"
-#: Pause between two looks whether `Connections.shut` was called.
+#: Seconds between two checks whether `Connections.shut` was called.
 _LOOK_SECONDS = 0.05
 
 
 class Opening(ABC, Generic[T]):
-    """Makes an object that opens connections, in a thread that may be left behind."""
+    """Makes an object that opens connections, in a thread that the caller may abandon."""
 
     @abstractmethod
     def make(self) -> T:

@@ -38,9 +38,9 @@ __all__ = [
     "wait_for",
 ]
 
-#: Timeout of each operation. It ends hangs that the watchdog does not watch, so it is longer than the watchdog's usual
-#: limits, except for moves above 178 GB. It is not longer still, because a group that is being made waits five times as
-#: long for a peer that never connects.
+#: Timeout of each operation. It ends waits that the watchdog does not watch. It is longer than the watchdog's usual
+#: limits, so that the watchdog ends its own waits first. Only a move of more than 178 GB has a longer limit. A longer
+#: timeout would cost more, because a group that is being made waits five timeouts for a peer that never connects.
 OPERATION_TIMEOUT = datetime.timedelta(hours=1)
 #: Offset of the global ranks of other workers. They may be any numbers except 0, this process's rank in the default
 #: group.
@@ -183,9 +183,9 @@ def abort_together(groups: Sequence[Abortable]) -> None:
     """Abort operations that wait in these groups, and return once all are aborted.
 
     Each group has a thread, because aborts may wait for each other. NCCL ends the waits of its own communicator, and
-    then waits for the whole device, where a kernel of another group may still wait (NVIDIA/nccl issue 1013). NCCL's
-    answer is to abort all within one `ncclGroupStart`. That has no effect here: it counts for the calling thread only,
-    and torch aborts in a thread of its own.
+    then waits for the whole device. A kernel of another group may still wait there (NVIDIA/nccl issue 1013). NCCL
+    recommends to abort all groups within one `ncclGroupStart`. That has no effect here, because it applies only to the
+    calling thread, and torch aborts in another thread.
     """
     threads = [threading.Thread(target=_abort, args=(group,), name="abort", daemon=True) for group in groups]
     for thread in threads:
@@ -333,7 +333,7 @@ class GenerationGroups:
         return self.connections.connect(_GroupOpening(store, tag, rank, size, transport))
 
     def _guard(self, transport: Transport) -> None:
-        """Let a shut of the connections end waits on the device too."""
+        """Register what ends waits on the device when the connections are shut."""
         if transport.device.type == "cuda":
             self.connections.after_shut = self._abort_on_device
 

@@ -94,7 +94,7 @@ class KeyedMultiheadAttention(nn.MultiheadAttention):
                 query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights, is_causal
             )
         if self.bias_k is not None or self.add_zero_attn:
-            raise ValueError("MultiheadAttention with add_bias_kv or add_zero_attn has no keyed dropout: set dropout=0")
+            raise ValueError("MultiheadAttention with add_bias_kv or add_zero_attn cannot have dropout: set dropout=0")
         weights = self.in_proj_weight
         parts = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if weights is None else weights.chunk(3)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
