@@ -8,6 +8,8 @@ from .watch import Object
 
 #: Between a pod's end and the turn that counts it, while the operator can read and write.
 LAG_SECONDS = 1.0
+#: Until a job trains, the number of its pods alone may wait this much longer in the status, as its messages may.
+START_LAG_SECONDS = 1.0
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Account:
     held: float = 0.0
     said_held: float = 0.0
     _changes: list[float] = field(default_factory=list)
+    _lag: float = LAG_SECONDS
     _pods: set[str] = field(default_factory=set)
     _status: Object = field(default_factory=dict)
     _time: float | None = None
@@ -40,6 +43,7 @@ class Account:
         (self._pods.discard if kind == "DELETED" else self._pods.add)(pod["metadata"]["uid"])
         if len(self._pods) != before:
             self._changes.append(time)
+            self._lag += LAG_SECONDS + (0.0 if self._status.get("generation") else START_LAG_SECONDS)
 
     def status(self, status: Object, time: float) -> None:
         """The job's status as it was written."""
@@ -70,7 +74,7 @@ class Account:
             for time in self._changes
             if begin - LAG_SECONDS <= time <= end
         )
-        return LAG_SECONDS * (1 + len(self._changes)) + unseen
+        return self._lag + unseen
 
     def check(self, blind: Iterable[tuple[float, float]]) -> list[str]:
         """Where the status is further from the pods than it had time to see."""

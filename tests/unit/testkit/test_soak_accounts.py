@@ -47,7 +47,7 @@ def test_a_release_that_is_seen_late_is_a_problem_unless_the_operator_was_away()
     account = released(seen_at=40, said=40)
     late = account.check([])
     assert len(late) == 2
-    assert "40.0 s saved, 100.0 s by its pods; 8.0 s may be missed" in late[0]
+    assert "40.0 s saved, 100.0 s by its pods; 12.0 s may be missed" in late[0]
     assert "200.0 s held, 140.0 s by its pods" in late[1]
     assert not account.check([(5, 40)])
     assert not account.check([(10.5, 40)]), "it had no time to say so before"
@@ -58,3 +58,16 @@ def test_a_release_that_is_seen_late_is_a_problem_unless_the_operator_was_away()
 
 def test_a_status_that_contradicts_its_own_figures_is_a_problem() -> None:
     assert "105 s saved, 100.0 by its own figures" in released(seen_at=10, said=105).check([])[0]
+
+
+def test_the_pods_of_a_start_may_be_counted_later_than_those_of_a_job_that_trains() -> None:
+    def started(seen_at: float) -> list[str]:
+        account = Account("digits", stages=4)
+        for name in "abcd":
+            account.pod("ADDED", pod(name), 0)
+        account.status({"gpus": {"held": 4}}, seen_at)
+        account.status({"gpus": {"held": 4}, "completionTime": "now"}, 60)
+        return account.check([])
+
+    assert not started(2.2)
+    assert started(2.5) == ["digits: 230.0 s held, 240.0 s by its pods; 9.0 s may be missed"]
