@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import weight_norm as old_weight_norm
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import Dataset as TorchDataset
@@ -84,6 +85,19 @@ def without_parts() -> PipelineModel:
 class NoScalar(PipelineModel):
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return super().loss(output, target, weight)[0], weight.sum(0, keepdim=True)
+
+
+class EachSample(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Any:
+        return functional.cross_entropy(output, target, reduction="none")
+
+
+def sure(output: Tensor, target: Tensor, weight: Tensor) -> Any:
+    return output.amax(1)
+
+
+def triple(output: Tensor, target: Tensor, weight: Tensor) -> Any:
+    return weight.sum(), weight.sum(), 1
 
 
 def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
@@ -268,6 +282,20 @@ class Unreadable(TorchDataset[Any]):
             ModelError,
             r"loss returned sums of the shapes \(\) and \(1,\): both must be scalars",
         ),
+        (
+            {
+                "model": lambda: EachSample(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,)),
+                "pipeline": Pipeline(micro_batch_size=2),
+            },
+            ModelError,
+            "loss returned a Tensor: it must return two scalars, a sum and its weight",
+        ),
+        (
+            {"metrics": [sure], "pipeline": Pipeline(micro_batch_size=2)},
+            ModelError,
+            "sure returned a Tensor: it must return two scalars",
+        ),
+        ({"metrics": [triple]}, ModelError, "triple returned 3 values: it must return two scalars"),
         *(
             (
                 {
