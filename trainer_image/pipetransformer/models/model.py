@@ -61,6 +61,8 @@ class PipelineModel:
     slices_tokens: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.activation, tuple | list):
+            raise TypeError(f"activation is {self.activation!r}, not a shape such as (positions, channels)")
         for unit in self.units:
             _fix_constants(unit)
         self.ties = Ties.of(self.units)

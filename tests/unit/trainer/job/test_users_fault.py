@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -249,6 +249,11 @@ class Unreadable(TorchDataset[Any]):
     [
         ({"callbacks": [Broken()]}, CallbackError, "Broken.on_step failed: RuntimeError: disk"),
         ({"metrics": [broken]}, ModelError, "metric broken failed: RuntimeError: no such class"),
+        (
+            {"model": lambda: PipelineModel(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), cast(Any, 8))},
+            SpecError,
+            "model: cannot be built: TypeError: activation is 8, not a shape such as",
+        ),
         ({"model": of_shape(3, 8)}, ModelError, r"embedding failed: .* \(8,\) in .* activation is \(3, 8\)"),
         ({"data": dicts()}, SpecError, r"data: a sample is a dict, not \(input, target\)"),
         ({"data": (dicts(2), dicts(2))}, SpecError, r"data: a sample's input is a dict, not a tensor or"),
