@@ -74,6 +74,8 @@ def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) 
 
     if (step := folder.checkpoint_step()) is not None:
         view.told("Resuming", f"from the checkpoint at step {step}", warning=False)
+    elif folder.trained:
+        view.told("StartingOver", f"because {folder.path / 'checkpoints'} has no checkpoint", warning=True)
     running = run_job(
         job,
         folder.path,

@@ -352,6 +352,23 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
     assert "The same command starts over, because there is no checkpoint yet" in told
 
 
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_local_job(tmp_path, monkeypatch, advance_to=3)
+    with monkeypatch.context() as interrupted:
+        signal_while_it_trains(interrupted, signal.SIGINT)
+        assert command(interrupted, *RUN) == 130
+    run = tmp_path / "run"
+    (run / "steps.jsonl").touch()
+    (run / "events.jsonl").write_text('{"kind": "CheckpointDurable", "step": 3}\n')
+    (run / "advance-to").write_text("6")
+    capsys.readouterr()
+    assert command(monkeypatch, *RUN) == 0
+    out = "".join(capsys.readouterr().out.split("\n"))
+    assert f"StartingOver: because {run / 'checkpoints'} has no checkpoint" in out and "Resuming" not in out
+
+
 def test_a_hangup_that_is_ignored_stays_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
