@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -98,6 +99,13 @@ def sure(output: Tensor, target: Tensor, weight: Tensor) -> Any:
 
 def triple(output: Tensor, target: Tensor, weight: Tensor) -> Any:
     return weight.sum(), weight.sum(), 1
+
+
+def drawn_anew() -> list[nn.Module]:
+    """A model with a weight that each process draws for itself."""
+    modules = around(nn.Linear(8, 8))()
+    nn.init.constant_(next(modules[1].parameters()), np.random.default_rng().normal())
+    return modules
 
 
 def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
@@ -253,6 +261,11 @@ class Unreadable(TorchDataset[Any]):
             {"model": lambda: PipelineModel(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), cast(Any, 8))},
             SpecError,
             "model: cannot be built: TypeError: activation is 8, not a shape such as",
+        ),
+        (
+            {"model": drawn_anew},
+            SpecError,
+            r"spec\.model: cannot be built twice: ValueError: blocks\.0\.weight has other values each time",
         ),
         ({"model": of_shape(3, 8)}, ModelError, r"embedding failed: .* \(8,\) in .* activation is \(3, 8\)"),
         ({"data": dicts()}, SpecError, r"data: a sample is a dict, not \(input, target\)"),
