@@ -84,7 +84,7 @@ class RunFolder:
             RunFolderError: the folder holds a run of another job, or of this job with other settings.
         """
         claimed = dict(manifest)
-        if self.finished or (self.path / "steps.jsonl").exists():  # without steps, no run can be resumed or damaged
+        if self.finished or self.trained:  # without steps, no run can be resumed or damaged
             if self._manifest is None:
                 raise RunFolderError(
                     f"{self.path} holds the record of a run that this command did not begin. Name another folder, or"
@@ -103,15 +103,17 @@ class RunFolder:
 
     def checkpoint_step(self) -> int | None:
         """Number of committed steps in the newest checkpoint; None if there is no checkpoint."""
-        if not (self.path / "events.jsonl").exists():
-            return None
-        newest = None
-        with (self.path / "events.jsonl").open() as events:
-            for line in events:
-                with contextlib.suppress(ValueError):  # a killed process may leave half a line
-                    event = json.loads(line)
-                    newest = event["step"] if event["kind"] == "CheckpointDurable" else newest
-        return newest
+        found = []
+        for marker in self.path.glob("checkpoints/step-*/DONE.json"):
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # the trainer ignores a damaged marker, too
+                content = json.loads(marker.read_text())
+                found.append((content["layoutGeneration"], content["step"]))
+        return max(found)[1] if found else None
+
+    @property
+    def trained(self) -> bool:
+        """Whether a run has committed a step in this folder."""
+        return (self.path / "steps.jsonl").exists()
 
     def _check(self, manifest: Mapping[str, Any]) -> None:
         assert self._manifest is not None

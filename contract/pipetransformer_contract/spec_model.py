@@ -40,7 +40,9 @@ class Rule:
 class SpecModel(Wire):
     """Base of spec types. Unlike messages they refuse unknown fields, so a typo cannot change the training."""
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, allow_inf_nan=False
+    )
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     if not TYPE_CHECKING:  # type checkers see the fields

@@ -74,6 +74,8 @@ def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) 
 
     if (step := folder.checkpoint_step()) is not None:
         view.told("Resuming", f"from the checkpoint at step {step}", warning=False)
+    elif folder.trained:
+        view.told("StartingOver", f"because {folder.path / 'checkpoints'} has no checkpoint", warning=True)
     running = run_job(
         job,
         folder.path,
@@ -91,7 +93,7 @@ def _interrupted(folder: RunFolder) -> str:
 
 
 def _print_end(out: Console, status: JobStatus, folder: RunFolder) -> None:
-    with suppress(ValueError):  # the run ended before it trained
+    with suppress(ValueError, OSError):  # the run ended before it trained, or because its disk is full
         write(read(folder.path), folder.path.name, folder.path)
     failed = status.condition(ConditionType.FAILED)
     if failed and status.is_true(ConditionType.FAILED):

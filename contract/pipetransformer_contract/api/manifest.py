@@ -3,6 +3,7 @@ run."""
 
 import difflib
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from . import KIND, PipeTrainingJob
 from .job import TRAINER_CONTAINER
@@ -36,10 +39,10 @@ _NUMBERS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads numbers and texts as kubectl does.
+    """A YAML loader that reads numbers and texts as kubectl does, and refuses what JSON does not have.
 
     PyYAML's own loader follows YAML 1.1. It would read 3e-4 as text, 12:30 as a base-60 number and 2024-01-01 as a
-    date."""
+    date. Of two values of one key it would keep the last."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in found if tag not in {*_NUMBERS, *_NOT_IN_JSON}]
@@ -49,9 +52,25 @@ class _Loader(yaml.SafeLoader):
         tag: construct for tag, construct in yaml.SafeLoader.yaml_constructors.items() if tag not in _NOT_IN_JSON
     }
 
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        found: set[str] = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in found:
+                raise ComposerError(None, None, f"found the key {key.value} twice", key.start_mark)
+            found.add(key.value)
+        return node
+
+    def construct_finite(self, node: yaml.ScalarNode) -> float:
+        number = self.construct_yaml_float(node)
+        if not math.isfinite(number):
+            raise ConstructorError(None, None, f"found {node.value}, but JSON has only finite numbers", node.start_mark)
+        return number
+
 
 for _tag, _pattern in _NUMBERS.items():
     _Loader.add_implicit_resolver(_tag, re.compile(f"^({_pattern})$"), list("-+.0123456789"))
+_Loader.add_constructor(f"{_TAG}float", _Loader.construct_finite)
 
 
 class InvalidManifest(Exception):

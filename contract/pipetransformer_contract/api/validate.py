@@ -4,6 +4,7 @@ pydantic checks types and bounds. The CRD's CEL rules are evaluated on the same 
 and `template` check what CEL cannot see.
 """
 
+import difflib
 import json
 import re
 import secrets
@@ -15,6 +16,7 @@ import celpy
 from celpy import celtypes
 from celpy.adapter import json_to_cel
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from .job import GROUP, KIND, VERSION, Metadata, PipeTrainingJob
 from .labels import FieldError, label_errors
@@ -35,9 +37,10 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
         return wrong
     manifest = with_name(manifest)
     try:
-        job = PipeTrainingJob.model_validate_json(json.dumps(manifest, default=str), strict=True)
+        # By alias only: the API server would drop `max_gradient_norm` with no more than a warning.
+        job = PipeTrainingJob.model_validate_json(json.dumps(manifest, default=str), strict=True, by_name=False)
     except ValidationError as error:
-        return [FieldError(_path(detail["loc"]), detail["msg"]) for detail in error.errors()]
+        return [FieldError(_path(detail["loc"]), _words(detail)) for detail in error.errors()]
     return [
         *_name_errors(job.metadata),
         *_broken_rules(root_schema(), manifest, ""),
@@ -73,6 +76,17 @@ def _name_errors(metadata: Metadata) -> list[FieldError]:
         " and end with an alphanumeric character"
     )
     return [FieldError("metadata.name", message)]
+
+
+def _words(detail: ErrorDetails) -> str:
+    """The message of an error of pydantic. For an unknown field it suggests the known one that is closest to it."""
+    if detail["type"] != "extra_forbidden":
+        return detail["msg"]
+    schema, (*parents, wrong) = root_schema(), detail["loc"]
+    for step in parents:
+        schema = schema.get("items", {}) if isinstance(step, int) else schema.get("properties", {}).get(step, {})
+    near = difflib.get_close_matches(str(wrong), schema.get("properties", {}), n=1)
+    return "there is no such field" + (f": did you mean {near[0]}?" if near else "")
 
 
 def _path(location: tuple[int | str, ...]) -> str:

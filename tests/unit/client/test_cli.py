@@ -1,5 +1,6 @@
 """The command line: refusals, exit codes and completion."""
 
+import errno
 import json
 import os
 import signal
@@ -350,6 +351,36 @@ def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
     out, told = capsys.readouterr()
     assert "Stopping: The workers write a checkpoint. Press Ctrl-C again to end them at once" in out
     assert "The same command starts over, because there is no checkpoint yet" in told
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_local_job(tmp_path, monkeypatch, advance_to=3)
+    with monkeypatch.context() as interrupted:
+        signal_while_it_trains(interrupted, signal.SIGINT)
+        assert command(interrupted, *RUN) == 130
+    run = tmp_path / "run"
+    (run / "steps.jsonl").touch()
+    (run / "events.jsonl").write_text('{"kind": "CheckpointDurable", "step": 3}\n')
+    (run / "advance-to").write_text("6")
+    capsys.readouterr()
+    assert command(monkeypatch, *RUN) == 0
+    out = "".join(capsys.readouterr().out.split("\n"))
+    assert f"StartingOver: because {run / 'checkpoints'} has no checkpoint" in out and "Resuming" not in out
+
+
+def test_a_run_says_why_it_failed_even_if_its_timeline_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_local_job(tmp_path, monkeypatch, advance_to=0)
+    monkeypatch.setattr("pipetransformer_client.cli.run.read", full)
+    command_line = '["sh", "-c", "echo the storage is full >&2; exit 2"]'
+    assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={command_line}") == 1
+    assert "the storage is full" in capsys.readouterr().err
 
 
 def test_a_hangup_that_is_ignored_stays_ignored(

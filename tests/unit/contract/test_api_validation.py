@@ -42,6 +42,20 @@ def test_a_wrong_job_is_refused_with_the_path_of_the_field(job: JobBuilder, path
     assert {error.path for error in validate_manifest(job.manifest())} == set(path.split())
 
 
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("pipline", "there is no such field: did you mean pipeline?"),
+        ("training.max_gradient_norm", "there is no such field: did you mean maxGradientNorm?"),
+        ("qqqqq", "there is no such field"),
+    ],
+)
+def test_an_unknown_field_is_refused_with_what_was_meant(field: str, words: str) -> None:
+    """So is a name of Python: the API server would drop the field."""
+    (error,) = validate_manifest(make_job().set(field, 1.0).manifest())
+    assert (error.path, error.message) == (f"spec.{field}", words)
+
+
 def test_a_job_that_is_nested_deeper_than_others_can_read_is_refused() -> None:
     """The API server takes it: no schema bounds what it leaves open."""
     options: dict[str, Any] = {"b": 1}
@@ -52,6 +66,12 @@ def test_a_job_that_is_nested_deeper_than_others_can_read_is_refused() -> None:
     assert (
         validate_manifest(make_job().set("model", {"name": "m:f", "options": options["a"][0]["a"][0]}).manifest()) == []
     )
+
+
+def test_a_program_is_refused_numbers_that_json_has_not() -> None:
+    for value in (float("inf"), float("nan")):
+        with pytest.raises(ValidationError, match="finite number"):
+            Training(steps=1, max_gradient_norm=value)
 
 
 def test_a_program_is_refused_what_a_manifest_is() -> None:

@@ -162,8 +162,21 @@ def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tens
     """
     with _reading(ids):
         if step is not None and _is_augmented(split):
-            return split.augmented_batch(ids, step)
-        return split.batch(ids)
+            return _checked(split.augmented_batch(ids, step), len(ids))
+        return _checked(split.batch(ids), len(ids))
+
+
+def _checked(found: object, count: int) -> tuple[Tensor, Tensor]:
+    """What a split returned for `count` samples.
+
+    Raises:
+        TypeError: it is not a pair of tensors with a row for each sample.
+    """
+    parts = found if isinstance(found, tuple | list) else (found,)
+    if len(parts) == 2 and all(isinstance(part, Tensor) and part.shape[:1] == (count,) for part in parts):
+        return parts[0], parts[1]
+    kinds = [f"a tensor {tuple(p.shape)}" if isinstance(p, Tensor) else f"a {type(p).__name__}" for p in parts]
+    raise TypeError(f"the split returned {' and '.join(kinds)} for {count} samples, not two tensors ({count}, ...)")
 
 
 @contextmanager
@@ -218,6 +231,13 @@ class Dataset:
     test: Split
     info: DataInfo
     processor: Processor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            if not hasattr(split := getattr(self, name), "batch") or not hasattr(split, "__len__"):
+                raise TypeError(f"{name} is a {type(split).__name__}, not a Split: it needs __len__ and batch")
+        if not isinstance(self.info, DataInfo):
+            raise TypeError(f"info is a {type(self.info).__name__}, not a DataInfo")
 
     @cached_property
     def inputs_change(self) -> bool:

@@ -18,7 +18,7 @@ from pipetransformer.data import (
     read_batch,
     task_before_reading,
 )
-from pipetransformer.errors import SpecError
+from pipetransformer.errors import SpecError, building
 from pipetransformer.freeze import constants, limits_of, make_policy
 from pipetransformer.models import (
     OwnModel,
@@ -66,6 +66,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
     check_spec(spec)
+    build = _with_same_weights(model, build)
     model, build = _without_constants(spec.freeze, model, build)
     check_model(model)
     stages = spec.pipeline.stages
@@ -161,6 +162,20 @@ def _model(
             "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} layers"
         )
     return model, own.build_units
+
+
+def _with_same_weights(
+    model: PipelineModel, build: Callable[[Collection[int]], dict[int, nn.Module]]
+) -> Callable[[Collection[int]], dict[int, nn.Module]]:
+    """Make `build` refuse a function that returns other weights each time. Nothing compares the weights of workers."""
+
+    def build_and_compare(indices: Collection[int]) -> dict[int, nn.Module]:
+        units = build(indices)
+        with building("spec.model", "cannot be built twice"):
+            model.check_built(units)
+        return units
+
+    return build_and_compare
 
 
 def _without_constants(

@@ -17,6 +17,8 @@ from .ties import Ties
 
 #: A target of this value is ignored, as in `cross_entropy`.
 _NO_TARGET = -100
+#: Number of values of a parameter that tell whether a model is built with other weights.
+_COMPARED = 32
 
 
 def unit_name(index: int, num_layers: int) -> str:
@@ -58,9 +60,12 @@ class PipelineModel:
     head: nn.Module
     activation: tuple[int, ...]
     ties: Ties = field(init=False)
+    _first_values: Mapping[int, Mapping[str, Tensor]] = field(init=False, repr=False, default_factory=dict)
     slices_tokens: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.activation, tuple | list):
+            raise TypeError(f"activation is {self.activation!r}, not a shape such as (positions, channels)")
         for unit in self.units:
             _fix_constants(unit)
         self.ties = Ties.of(self.units)
@@ -115,7 +120,24 @@ class PipelineModel:
             for tensor in unit.state_dict(keep_vars=True).values():
                 empty = torch.empty_like(tensor, device="meta")
                 memory[id(tensor)] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
-        return self.with_units({index: copy.deepcopy(unit, dict(memory)) for index, unit in enumerate(self.units)})
+        shell = self.with_units({index: copy.deepcopy(unit, dict(memory)) for index, unit in enumerate(self.units)})
+        shell._first_values = {index: _first_values(unit) for index, unit in enumerate(self.units)}
+        return shell
+
+    def check_built(self, units: Mapping[int, nn.Module]) -> None:
+        """Check that units (by index) were built with the weights of the model that this shell was made of.
+
+        Raises:
+            ValueError: a parameter has other first values. Other workers would start from yet others.
+        """
+        for index, unit in units.items():
+            before = self._first_values.get(index, {})
+            for name, values in _first_values(unit).items():
+                if name in before and not torch.allclose(values, before[name], rtol=0, atol=0, equal_nan=True):
+                    raise ValueError(
+                        f"{self.unit_name(index)}.{name} has other values each time that the model is built, but all"
+                        " workers must start from the same: draw by torch, numpy.random or random, which are seeded"
+                    )
 
     def unit_name(self, index: int) -> str:
         """Name of a unit in the whole model. A parameter's whole-model name is `blocks.3.` + its name in the unit."""
@@ -152,6 +174,11 @@ class PipelineModel:
             )
         target = target.view_as(classes)
         return ((classes == target) * target_weights(target, weight)).sum()
+
+
+def _first_values(unit: nn.Module) -> dict[str, Tensor]:
+    """The first values of each parameter of a unit, by name."""
+    return {name: parameter.detach().flatten()[:_COMPARED].clone() for name, parameter in unit.named_parameters()}
 
 
 def fix_constants(units: Mapping[int, nn.Module], names: Collection[tuple[int, str]]) -> None:

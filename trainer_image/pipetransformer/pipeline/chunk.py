@@ -1,7 +1,7 @@
 """A chunk: what passes through the spans of one worker, a micro-batch or a slice of its tokens. At the end of the last
 span a target takes its output: the loss in training, metrics in an evaluation."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -105,11 +105,11 @@ class Loss:
         assert chunk.labels is not None and chunk.weights is not None
         with _LOSS:
             sums = self._model.loss(output, chunk.labels, chunk.weights)
+            loss, weight = _scalars("loss", sums, output.device)
             if not isinstance(sums[0], Tensor):
                 raise TypeError(
                     f"the sum of losses is a {type(sums[0]).__name__}, which has no gradient. Return a tensor"
                 )
-            loss, weight = _scalars("loss", sums, output.device)
             # If all samples have weight 0, the loss may not depend on the output. Then make it depend, with gradient 0.
             if output.requires_grad and not loss.requires_grad and not weight:
                 loss = loss + output.flatten()[:0].sum()
@@ -139,12 +139,15 @@ class Scores:
         return output
 
 
-def _scalars(what: str, sums: Iterable[Tensor | float], device: torch.device) -> tuple[Tensor, Tensor]:
+def _scalars(what: str, sums: object, device: torch.device) -> tuple[Tensor, Tensor]:
     """The two sums that the loss or metric named `what` returned, as tensors.
 
     Raises:
-        ModelError: they are not scalars.
+        ModelError: it returned something else than two scalars.
     """
+    if not isinstance(sums, tuple | list) or len(sums) != 2:  # a tensor of two elements could be unpacked, too
+        kind = f"{len(sums)} values" if isinstance(sums, tuple | list) else f"a {type(sums).__name__}"
+        raise ModelError(f"{what} returned {kind}: it must return two scalars, a sum and its weight")
     first, second = (
         each.to(device) if isinstance(each, Tensor) else torch.tensor(each, dtype=torch.float64, device=device)
         for each in sums

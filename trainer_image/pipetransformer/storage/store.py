@@ -13,6 +13,7 @@ import json
 import logging
 import re
 import time
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ MARKER = "DONE.json"
 _UNIT = ".safetensors"
 #: Suffix of the name of a complex tensor. It is written as pairs of real numbers, because the format lacks the type.
 _COMPLEX = "@complex128"
+#: Key in the metadata of a unit's file for its checksum. Files of older trainers have none.
+_CHECKSUM = "crc32"
 #: Key in the marker for the sizes of the units' files in bytes. The other keys are the fields of `CheckpointInfo`.
 _FILES = "files"
 #: Seconds to wait until files of other workers are visible. An NFS client may cache a listing for 60 s.
@@ -89,7 +92,8 @@ def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[s
     Returns:
         The size of the file in bytes.
     """
-    content = to_bytes(tensors)
+    stored = _on_host(tensors)
+    content = safetensors.torch.save(stored, {_CHECKSUM: _checksum(stored)})
     Folder(location).write(f"{info.folder}/{unit}{_UNIT}", content)
     return len(content)
 
@@ -99,6 +103,28 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = No
 
     A tensor that has two names, as when two modules share a weight, is written twice. The format cannot share tensors.
     """
+    return safetensors.torch.save(_on_host(tensors), metadata)
+
+
+def from_bytes(content: bytes) -> dict[str, Tensor]:
+    """Read the tensors, on the CPU, from bytes that `to_bytes` or `save_unit` made.
+
+    Raises:
+        SafetensorError: the content is damaged.
+    """
+    stored = safetensors.torch.load(content)
+    length = int.from_bytes(content[:8], "little")
+    checksum = json.loads(content[8 : 8 + length]).get("__metadata__", {}).get(_CHECKSUM)
+    if checksum not in (None, _checksum(stored)):
+        raise SafetensorError("the tensors do not have the file's checksum")
+    return {
+        name.removesuffix(_COMPLEX): torch.view_as_complex(tensor) if name.endswith(_COMPLEX) else tensor
+        for name, tensor in stored.items()
+    }
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as safetensors can store them: contiguous, in host memory, real, and no two in the same memory."""
     content: dict[str, Tensor] = {}
     written: set[int] = set()
     for name, tensor in tensors.items():
@@ -107,19 +133,16 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = No
             name, on_host = name + _COMPLEX, torch.view_as_real(on_host)
         content[name] = on_host.clone() if on_host.data_ptr() in written else on_host
         written.add(on_host.data_ptr())
-    return safetensors.torch.save(content, metadata)
+    return content
 
 
-def from_bytes(content: bytes) -> dict[str, Tensor]:
-    """Read the tensors, on the CPU, from bytes that `to_bytes` made.
-
-    Raises:
-        SafetensorError: the content is damaged.
-    """
-    return {
-        name.removesuffix(_COMPLEX): torch.view_as_complex(tensor) if name.endswith(_COMPLEX) else tensor
-        for name, tensor in safetensors.torch.load(content).items()
-    }
+def _checksum(stored: Mapping[str, Tensor]) -> str:
+    """CRC-32 of names, types, shapes and values, of which a few wrong bytes would otherwise train on unnoticed."""
+    checksum = 0
+    for name, tensor in sorted(stored.items()):
+        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
+        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"
 
 
 def commit(location: str, info: CheckpointInfo, *, keep: int = 2, patience_seconds: float = _PATIENCE_SECONDS) -> None:

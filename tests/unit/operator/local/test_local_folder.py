@@ -120,11 +120,16 @@ def test_a_file_system_without_locks_does_not_matter(tmp_path: Path, monkeypatch
     assert claim(tmp_path, make_job()) == "digits"
 
 
-def test_the_newest_checkpoint_is_that_of_the_record(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_one_that_is_still_there(tmp_path: Path) -> None:
     with RunFolder.open(tmp_path) as folder:
+        (tmp_path / "events.jsonl").write_text('{"kind": "CheckpointDurable", "step": 20}\n')
         assert folder.checkpoint_step() is None
-        lines = [{"kind": "CheckpointDurable", "step": step} for step in (5, 10)] + [{"kind": "Frozen", "step": 12}]
-        (tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "Chec')
+        contents = ["", "[]", *(json.dumps({"layoutGeneration": g, "step": s}) for g, s in [(2, 10), (1, 15), (2, 5)])]
+        for number, content in enumerate(contents):
+            marker = tmp_path / "checkpoints" / f"step-{number}" / "DONE.json"
+            marker.parent.mkdir(parents=True)
+            marker.write_text(content)
+        (tmp_path / "checkpoints" / "step-99").mkdir()
         assert folder.checkpoint_step() == 10
 
 

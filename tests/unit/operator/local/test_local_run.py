@@ -172,12 +172,30 @@ def test_a_job_whose_name_the_cluster_makes_has_one_here(tmp_path: Path) -> None
         read_manifest(file)
 
 
-@pytest.mark.parametrize("content", ["a: [", "a: !!timestamp 2024-01-01", "a: !!binary aGk="])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a: [",
+        "a: !!timestamp 2024-01-01",
+        "a: !!binary aGk=",
+        "a: .inf",
+        "a: .nan",
+        "a: 1\na: 1",
+        '{"a": {"b": 1, "b": 2}}',
+    ],
+)
 def test_what_is_no_yaml_or_has_what_json_has_not_is_refused(content: str, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(content)
     with pytest.raises(InvalidManifest, match="is not YAML"):
         read_manifest(file)
+
+
+def test_a_key_overrides_one_that_is_merged(tmp_path: Path) -> None:
+    file = write(make_job().set("data.options", "OPTIONS"), tmp_path)
+    merged = "{a: &both {<<: {x: 1}, x: 2}, b: {<<: *both, x: 3}}"
+    file.write_text(file.read_text().replace("OPTIONS", merged))
+    assert read_manifest(file)["spec"]["data"]["options"] == {"a": {"x": 2}, "b": {"x": 3}}
 
 
 def test_numbers_and_dates_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:

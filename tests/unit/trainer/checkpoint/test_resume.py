@@ -1,6 +1,7 @@
 """A run that goes on from the checkpoint of one before, and what keeps it from that."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -212,11 +213,20 @@ def test_a_run_goes_on_with_another_freeze_policy_from_the_newest_checkpoint_tha
     assert result.steps == 8
 
 
-def test_a_checkpoint_with_a_damaged_unit_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: bytes(len(content)),
+        lambda content: content[:-3] + bytes([content[-3] ^ 1]) + content[-2:],  # one bit of a weight or moment
+        lambda content: content.replace(b'weight"', b'weighs"', 1),
+    ],
+    ids=["zeros", "one bit", "a name"],
+)
+def test_a_checkpoint_with_a_damaged_unit_is_named(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
     checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=2)
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=2, global_batch_size=16))
     [newest] = (tmp_path / "checkpoint").glob("step-000000000002-g1-*/blocks.1.safetensors")
-    newest.write_bytes(bytes(len(newest.read_bytes())))
+    newest.write_bytes(damage(newest.read_bytes()))
 
     with pytest.raises(StorageError, match=r"remove step-000000000002-g1-.*blocks\.1\.safetensors is damaged"):
         run(tmp_path, checkpoint=checkpoint)

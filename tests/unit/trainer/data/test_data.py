@@ -1,7 +1,7 @@
 """The order of samples and their dealing to pipelines."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +265,36 @@ def test_data_that_cannot_be_used_name_the_field(data: Data, field: str, reason:
     with pytest.raises(SpecError) as caught:
         load_dataset(data, dtype=torch.float32)
     assert (caught.value.field, caught.value.reason) == (field, reason)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: None, "returned a NoneType for 3 samples"),
+        (lambda x: x, r"returned a tensor \(3, 1\) for 3"),
+        (lambda x: (x, x, x), r"returned a tensor .* and a tensor .* and a tensor .* for 3"),
+        (lambda x: (x.numpy(), x.tolist()), "returned a ndarray and a list for 3"),
+        (lambda x: ({"input_ids": x}, x), r"returned a dict and a tensor \(3, 1\) for 3"),
+        (lambda x: (x[:2], x), r"a tensor \(2, 1\) and .* for 3 samples, not two tensors \(3, \.\.\.\)"),
+        (lambda x: (x, x.sum()), r"and a tensor \(\) for 3"),
+    ],
+)
+def test_a_split_that_returns_something_else_is_refused(function: Callable[[Tensor], Any], words: str) -> None:
+    class Broken(TensorSplit):
+        def batch(self, ids: Sequence[int]) -> Any:
+            return function(self.inputs[list(ids)])
+
+    with pytest.raises(SpecError, match=f"one of the samples 1, 0, 2 cannot be read: TypeError: .*{words}") as refused:
+        read_batch(Broken(torch.zeros(4, 1), torch.zeros(4)), [1, 0, 2], None)
+    assert refused.value.reason == "DataUnreadable"
+
+
+def test_a_dataset_refuses_parts_of_other_types() -> None:
+    split, info = TensorSplit(torch.zeros(4, 1), torch.zeros(4)), DataInfo((1,), 1)
+    parts: list[tuple[Any, Any, Any]] = [(split, None, info), ([1, 2], split, info), (split, split, (1,))]
+    for part, words in zip(parts, ["test is a NoneType", "train is a list", "info is a tuple"], strict=True):
+        with pytest.raises(TypeError, match=words):
+            Dataset(*part)
 
 
 def test_inputs_that_are_augmented_at_random_are_noticed() -> None:

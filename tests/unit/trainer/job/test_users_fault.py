@@ -3,12 +3,14 @@
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import weight_norm as old_weight_norm
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.data import Dataset as TorchDataset
@@ -84,6 +86,26 @@ def without_parts() -> PipelineModel:
 class NoScalar(PipelineModel):
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return super().loss(output, target, weight)[0], weight.sum(0, keepdim=True)
+
+
+class EachSample(PipelineModel):
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> Any:
+        return functional.cross_entropy(output, target, reduction="none")
+
+
+def sure(output: Tensor, target: Tensor, weight: Tensor) -> Any:
+    return output.amax(1)
+
+
+def triple(output: Tensor, target: Tensor, weight: Tensor) -> Any:
+    return weight.sum(), weight.sum(), 1
+
+
+def drawn_anew() -> list[nn.Module]:
+    """A model with a weight that each process draws for itself."""
+    modules = around(nn.Linear(8, 8))()
+    nn.init.constant_(next(modules[1].parameters()), np.random.default_rng().normal())
+    return modules
 
 
 def around(*blocks: nn.Module) -> Callable[[], list[nn.Module]]:
@@ -235,6 +257,16 @@ class Unreadable(TorchDataset[Any]):
     [
         ({"callbacks": [Broken()]}, CallbackError, "Broken.on_step failed: RuntimeError: disk"),
         ({"metrics": [broken]}, ModelError, "metric broken failed: RuntimeError: no such class"),
+        (
+            {"model": lambda: PipelineModel(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), cast(Any, 8))},
+            SpecError,
+            "model: cannot be built: TypeError: activation is 8, not a shape such as",
+        ),
+        (
+            {"model": drawn_anew},
+            SpecError,
+            r"spec\.model: cannot be built twice: ValueError: blocks\.0\.weight has other values each time",
+        ),
         ({"model": of_shape(3, 8)}, ModelError, r"embedding failed: .* \(8,\) in .* activation is \(3, 8\)"),
         ({"data": dicts()}, SpecError, r"data: a sample is a dict, not \(input, target\)"),
         ({"data": (dicts(2), dicts(2))}, SpecError, r"data: a sample's input is a dict, not a tensor or"),
@@ -268,6 +300,20 @@ class Unreadable(TorchDataset[Any]):
             ModelError,
             r"loss returned sums of the shapes \(\) and \(1,\): both must be scalars",
         ),
+        (
+            {
+                "model": lambda: EachSample(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,)),
+                "pipeline": Pipeline(micro_batch_size=2),
+            },
+            ModelError,
+            "loss returned a Tensor: it must return two scalars, a sum and its weight",
+        ),
+        (
+            {"metrics": [sure], "pipeline": Pipeline(micro_batch_size=2)},
+            ModelError,
+            "sure returned a Tensor: it must return two scalars",
+        ),
+        ({"metrics": [triple]}, ModelError, "triple returned 3 values: it must return two scalars"),
         *(
             (
                 {
