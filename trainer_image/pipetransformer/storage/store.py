@@ -35,7 +35,7 @@ MARKER = "DONE.json"
 _UNIT = ".safetensors"
 #: Suffix of the name of a complex tensor. It is written as pairs of real numbers, because the format lacks the type.
 _COMPLEX = "@complex128"
-#: Key in the metadata of a unit's file for its checksum. Files of older trainers have none.
+#: Key in the metadata of a unit's file for its checksum. A file that another program wrote has none.
 _CHECKSUM = "crc32"
 #: Key in the marker for the sizes of the units' files in bytes. The other keys are the fields of `CheckpointInfo`.
 _FILES = "files"
