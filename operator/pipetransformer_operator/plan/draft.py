@@ -144,8 +144,7 @@ class Draft:
         )
 
     def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason) -> None:
-        """Writes into the status which phase a resize is in. Its deadline is `resizeTimeoutSeconds` from now, unless a
-        rule sets another."""
+        """Writes which phase a resize is in. A rule may change the deadline, `resizeTimeoutSeconds` from now."""
         prepared, old = self.view.preparation, self.status.generation
         resize = Resize(
             from_=LayoutSize.of(old.layout) if old else None,
