@@ -26,7 +26,9 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
     least, base = _of_starting_size(draft.view, ids, missing, replaced)
     if draft.status.quota_requests:
         base, missing = _within_quota(draft, missing, least, base)
-    created = range(draft.status.next_worker_id, draft.status.next_worker_id + missing)
+    # A status that another client emptied does not know the ids of its pods, which the job then does not want.
+    first = max(draft.status.next_worker_id, *(known + 1 for known in draft.view.workers.ids), 0)
+    created = range(first, first + missing)
     if missing:
         if draft.status.quota_requests:
             for part, own in ((created[:base], True), (created[base:], False)):
