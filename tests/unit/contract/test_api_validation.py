@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
 from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.manifest import checked
 from pipetransformer_contract.api.schema import Schema, root_schema
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.api.validate import validate_manifest, validate_update
@@ -52,6 +53,13 @@ def test_a_job_that_is_nested_deeper_than_others_can_read_is_refused() -> None:
     assert (
         validate_manifest(make_job().set("model", {"name": "m:f", "options": options["a"][0]["a"][0]}).manifest()) == []
     )
+
+
+def test_an_empty_field_of_a_map_is_absent_as_on_the_api_server() -> None:
+    job = make_job().set("podTemplate.metadata", {"labels": {"team": None}, "annotations": {"a": "b", "c": None}})
+    read = checked(job.set("model.options", {"kept": None}).manifest(), "job.yaml")["spec"]
+    assert read["podTemplate"]["metadata"] == {"labels": {}, "annotations": {"a": "b"}}
+    assert read["model"]["options"] == {"kept": None}
 
 
 def test_a_program_is_refused_what_a_manifest_is() -> None:
