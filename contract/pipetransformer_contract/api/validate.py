@@ -113,8 +113,10 @@ def _program(rule: str) -> celpy.Runner:
 
 
 def _to_cel(schema: Schema, value: Any) -> Any:
-    """Converts `value` to a CEL value of the type in its schema. A `1` in a field of type number becomes a double, and so
-    does an integer of more than 64 bits in free-form options, as on the API server."""
+    """Converts `value` to a CEL value of the type in its schema.
+
+    A `1` in a field of type number becomes a double, and so does an integer of more than 64 bits in free-form options,
+    as on the API server."""
     if isinstance(value, Mapping):
         fields = schema.get("properties", {})
         others = schema.get("additionalProperties", {})
