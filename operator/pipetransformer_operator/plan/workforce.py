@@ -34,7 +34,7 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
             for part, own in ((created[:base], True), (created[base:], False)):
                 draft.update(quota_requests=quota.assign(draft.status, draft.observed, part, own=own))
         draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
-        draft.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
+        draft.tell(Reason.WORKERS_CREATED, f"Creating workers: {missing}, {len(ids) + missing} in all")
     draft.keep_workers(
         [*ids, *created, *draft.status.leaving_ids, *replaced], "not needed for the layout that is being prepared"
     )
