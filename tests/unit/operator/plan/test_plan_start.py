@@ -45,6 +45,16 @@ def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
     assert world.state() == State.RUNNING
 
 
+def test_a_pod_that_no_scheduler_has_looked_at_is_called_so() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.change("digits-w0", scheduled=False, phase=WorkerPhase.PENDING)
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert running.reason == "Unschedulable"
+    assert "digits-w0: has no node: no scheduler has reported on it yet" in running.message
+
+
 def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes() -> None:
     world = World(make_job().stages(4).workers(4))
     world.settle()
