@@ -88,10 +88,14 @@ class Kube:
             NotFound: 404.
             AlreadyExists: 409.
             Refused: any other 4xx.
-            Unavailable: no answer, 429 or 5xx.
+            Unavailable: no answer, 429, 5xx, or an answer that no API server gives.
         """
         with self._open(method, path, body, query or {}, READ_SECONDS) as response:
-            answer: Object = json.loads(response.data)
+            try:
+                answer: Object = json.loads(response.data)
+            except ValueError as error:  # such as the page of a proxy that wants a login
+                words = f"answers {method} {path} with {response.headers.get('content-type')}, not with JSON"
+                raise Unavailable(f"{self._configuration.host} {words}: is it an API server?") from error
             return answer
 
     def lines(self, path: str, query: Query, *, silence: float = SILENCE_SECONDS) -> Iterator[str]:

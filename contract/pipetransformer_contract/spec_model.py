@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
 from .conditions import Condition
 from .wire import Wire
@@ -35,6 +36,19 @@ class Rule:
     def holds(self) -> Callable[[Any], bool] | None:
         """The condition as a function of the object, for the specs of programs. None if the rule exists only in CEL."""
         return None if isinstance(self.condition, str) else self.condition.holds
+
+
+def _with_one_error(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+    """Validates a union, whose own errors are one for each type, at paths that no manifest has."""
+    try:
+        return validate(value)
+    except ValidationError as error:
+        words = "Input should be an integer or a string: put other numbers in quotes"
+        raise PydanticCustomError("int_or_string", words) from error
+
+
+#: As Kubernetes writes quantities, such as 1 or "500m".
+IntOrString = Annotated[int | str, WrapValidator(_with_one_error)]
 
 
 class SpecModel(Wire):

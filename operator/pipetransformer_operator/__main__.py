@@ -15,6 +15,7 @@ from .handlers import operate
 from .kube.client.api import Api
 from .kube.client.lease import LeaseLost
 from .kube.workers.protection import release_budgets
+from .service import CannotStart
 from .settings import Settings, served_namespaces
 
 #: Thresholds of the garbage collector for its three generations. With Python's own threshold of 700 new objects, the
@@ -66,7 +67,7 @@ def run() -> int:
     gc.set_threshold(*_COLLECT_AFTER)
     try:
         asyncio.run(operate(settings))
-    except LeaseLost as error:
+    except (CannotStart, LeaseLost) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -48,6 +48,10 @@ CERTIFICATE_SECONDS = 600.0
 RELEASE_SECONDS = 15.0
 
 
+class CannotStart(Exception):
+    """The operator cannot begin its work. The message says why; a kubelet starts it again."""
+
+
 class Service:
     """See the module. The watch of nodes calls `on_node_changed`.
 
@@ -83,9 +87,8 @@ class Service:
         """Connects to the cluster and listens.
 
         Raises:
-            Unavailable: the API server does not let the operator start now.
+            CannotStart: the API server does not answer or refuses, or the channel's certificate cannot be used.
             OSError: a port is taken.
-            ValueError: the mounted certificate cannot be used.
         """
         buffers.shrink()
         metrics = Metrics()
@@ -96,7 +99,11 @@ class Service:
         lease = Lease(own, settings.lease_namespace, identity, seconds=settings.lease_seconds)
         health = Health([PLURAL, "pods"], lease, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
-        await certificate.refresh()
+        try:
+            await certificate.refresh()
+        except (Unavailable, NotFound, ValueError) as error:
+            await own.close()
+            raise CannotStart(str(error)) from error
         # Any client may send tokens to the metrics page, so their reviews delay neither the lease nor jobs.
         reviews = await Api.connect(listener=metrics)
         api = await Api.connect(lease, metrics, settings.api_limiter())

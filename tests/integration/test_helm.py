@@ -179,6 +179,16 @@ def test_every_object_and_pod_of_a_release_has_the_common_labels() -> None:
     assert "team" not in selector, "a selector cannot be changed later"
 
 
+def test_a_label_of_a_monitor_counts_more_than_a_common_label_and_stands_once() -> None:
+    monitor = "monitoring.serviceMonitor"
+    done = helm(
+        "template", "x", CHART, "--set", "commonLabels.release=x", "--set", f"{monitor}.enabled=true",
+        "--set", f"{monitor}.labels.release=prometheus", "--api-versions", "monitoring.coreos.com/v1/ServiceMonitor",
+        "--show-only", "templates/monitoring.yaml",
+    )  # fmt: skip
+    assert re.findall(r"^    release: (.*)$", done.stdout, re.MULTILINE) == ["prometheus"]
+
+
 def _makes_pods(one: Any) -> bool:
     return "template" in one.get("spec", {})
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api.requests import MERGE_PATCH
+from pipetransformer_operator.__main__ import main
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.client.lease import NAME
 from pipetransformer_operator.settings import EVERY_CLUSTERS_NAMESPACE
+from tests.testkit.forked import Forked
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until
@@ -106,6 +108,17 @@ async def cut_off(api: Api, wire: Wire, tmp_path: Path) -> AsyncIterator[Operato
     yield running
     await running.kill()
     print((tmp_path / "operator.log").read_text())
+
+
+async def test_an_operator_that_starts_while_the_api_server_is_away_says_so_in_one_line(
+    wire: Wire, tmp_path: Path
+) -> None:
+    await wire.cut()
+    log = tmp_path / "operator.log"
+    process = Forked(main, Operator(wire.kubeconfig, log).environment, log)
+    assert await process.wait() == 1
+    (line,) = log.read_text().splitlines()
+    assert line.startswith(f"error: GET /api/v1/namespaces/{SYSTEM}/secrets/")
 
 
 async def test_an_operator_outlives_an_outage_of_the_api_server_and_its_job_trains_through_it(

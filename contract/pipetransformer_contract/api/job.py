@@ -12,7 +12,7 @@ from pipetransformer_contract.conditions import field, given
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec import TrainerSpec, TrainingSpec
-from pipetransformer_contract.spec_model import Rule, SpecModel
+from pipetransformer_contract.spec_model import IntOrString, Rule, SpecModel
 
 from .status import JobStatus
 
@@ -210,7 +210,7 @@ class Opaque(SpecModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="allow", frozen=True)
 
 
-Quantities = dict[Annotated[str, Field(max_length=317)], int | str]
+Quantities = dict[Annotated[str, Field(max_length=317)], IntOrString]
 
 
 class Resources(Opaque):

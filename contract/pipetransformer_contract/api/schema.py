@@ -94,8 +94,8 @@ def without_nulls(schema: Schema, value: Any) -> Any:
 
     Fields that the schema does not know stay null. Of the fields that it knows, none may be null."""
     if isinstance(value, Mapping):
-        known = schema.get("properties", {})
-        there = {name: item for name, item in value.items() if item is not None or name not in known}
+        known, others = schema.get("properties", {}), schema.get("additionalProperties")
+        there = {name: item for name, item in value.items() if item is not None or not (others or name in known)}
         return {name: without_nulls(known.get(name, {}), item) for name, item in there.items()}
     if isinstance(value, list):
         return [without_nulls(schema.get("items", {}), item) for item in value]

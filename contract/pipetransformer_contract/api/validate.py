@@ -127,7 +127,10 @@ def _program(rule: str) -> celpy.Runner:
 
 
 def _to_cel(schema: Schema, value: Any) -> Any:
-    """Converts `value` to a CEL value of the type in its schema. A `1` in a field of type number becomes a double."""
+    """Converts `value` to a CEL value of the type in its schema.
+
+    A `1` in a field of type number becomes a double, and so does an integer of more than 64 bits in free-form options,
+    as on the API server."""
     if isinstance(value, Mapping):
         fields = schema.get("properties", {})
         others = schema.get("additionalProperties", {})
@@ -136,6 +139,6 @@ def _to_cel(schema: Schema, value: Any) -> Any:
         )
     if isinstance(value, list):
         return celtypes.ListType([_to_cel(schema.get("items", {}), item) for item in value])
-    if schema.get("type") == "number":
+    if schema.get("type") == "number" or (isinstance(value, int) and value.bit_length() > 63):
         return celtypes.DoubleType(value)
     return json_to_cel(value)

@@ -8,7 +8,7 @@ from pydantic import Field
 from pipetransformer_contract.choose import Packing
 from pipetransformer_contract.conditions import Condition, field, given
 from pipetransformer_contract.messages import Positive
-from pipetransformer_contract.spec_model import Rule, SpecModel
+from pipetransformer_contract.spec_model import IntOrString, Rule, SpecModel
 
 
 class ScheduleName(StrEnum):
@@ -84,7 +84,7 @@ class Pipeline(SpecModel):
         description="Interleaved and ZeroBubble: number of spans (contiguous parts of the model) on each worker, 2 by"
         " default. ZeroBubbleV always has 2. Script: by default as many as the program's schedule asks for.",
     )
-    token_slices: int | str | None = Field(
+    token_slices: IntOrString | None = Field(
         default=None,
         description="TeraPipe: number of equal slices of each sample, or Auto. With Auto, the default, slices are equal"
         " at first. Once times are measured, these decide the lengths.",

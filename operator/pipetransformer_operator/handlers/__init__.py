@@ -27,6 +27,7 @@ async def operate(settings: Settings) -> None:
     """Runs the operator until a signal tells it to stop.
 
     Raises:
+        CannotStart: see `Service.start`.
         LeaseLost: another operator took over.
     """
     service = await Service.start(settings)

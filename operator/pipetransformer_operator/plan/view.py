@@ -169,9 +169,8 @@ class View:
 
     def shards_of(self, checkpoint: DurableCheckpoint | None) -> int:
         """How many pipelines the data order of a checkpoint allows; without one, as many as the job may have now."""
-        assert self.status.num_shards is not None
         shards = checkpoint.num_shards if checkpoint else None
-        return shards or self.status.num_shards
+        return shards or self.status.num_shards or self.spec.max_pipelines
 
     @property
     def awaits_quota(self) -> bool:

@@ -26,13 +26,15 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
     least, base = _of_starting_size(draft.view, ids, missing, replaced)
     if draft.status.quota_requests:
         base, missing = _within_quota(draft, missing, least, base)
-    created = range(draft.status.next_worker_id, draft.status.next_worker_id + missing)
+    # A status that another client emptied does not know the ids of its pods, which the job then does not want.
+    first = max(draft.status.next_worker_id, *(known + 1 for known in draft.view.workers.ids), 0)
+    created = range(first, first + missing)
     if missing:
         if draft.status.quota_requests:
             for part, own in ((created[:base], True), (created[base:], False)):
                 draft.update(quota_requests=quota.assign(draft.status, draft.observed, part, own=own))
         draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
-        draft.tell(Reason.WORKERS_CREATED, f"Creating {missing} workers, {len(ids) + missing} in all")
+        draft.tell(Reason.WORKERS_CREATED, f"Creating workers: {missing}, {len(ids) + missing} in all")
     draft.keep_workers(
         [*ids, *created, *draft.status.leaving_ids, *replaced], "not needed for the layout that is being prepared"
     )

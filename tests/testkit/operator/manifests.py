@@ -32,6 +32,7 @@ VALID = [
     make_job().set("evaluation", {"everySteps": 5, "bestMetric": "loss", "goal": "Lowest", "patience": 3}),
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
+    make_job().set("data.options", {"max_length": 10**30}),  # as tokenizers of transformers say that they have no limit
     make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),
     causal_job().set("pipeline", {"schedule": "TeraPipe", "tokenSlices": "Auto", "sliceMultiple": 8}),
     make_job().set("pipeline.schedule", "Interleaved").set("pipeline.frozenForward", "Ahead"),
@@ -55,6 +56,10 @@ REFUSED = [
     (make_job("a" * 51), "metadata.name"),
     (make_job("a/b"), "metadata.name"),
     (make_job("Digits"), "metadata.name"),
+    (
+        make_job().set("podTemplate.spec.containers", [{"name": "trainer", "resources": {"limits": {"cpu": 0.5}}}]),
+        "spec.podTemplate.spec.containers[0].resources.limits.cpu",
+    ),
     (make_job().stages(3).workers(4), "spec.elasticPolicy.workers"),
     (make_job().set("pipeline.spansPerWorker", 2), "spec.pipeline.spansPerWorker"),
     (

@@ -54,6 +54,13 @@ def test_an_answer_that_breaks_off_is_none(said: bytes, answering: Callable[[byt
         list(lines)
 
 
+def test_a_page_in_place_of_an_answer_is_called_so(answering: Callable[[bytes], str]) -> None:
+    url = answering(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 5\r\n\r\nlogin")
+    kube = Kube(client.ApiClient(configuration=client.Configuration(host=url)), "default")
+    with pytest.raises(Unavailable, match="answers GET /api/v1/pods with text/html, not with JSON"):
+        kube.get("/api/v1/pods")
+
+
 def write_kubeconfig(file: Path, **cluster: str) -> str:
     content = {
         "current-context": "c",

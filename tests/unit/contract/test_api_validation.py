@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
 from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.manifest import checked
 from pipetransformer_contract.api.schema import Schema, root_schema
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.api.validate import validate_manifest, validate_update
@@ -72,6 +73,13 @@ def test_a_program_is_refused_numbers_that_json_has_not() -> None:
     for value in (float("inf"), float("nan")):
         with pytest.raises(ValidationError, match="finite number"):
             Training(steps=1, max_gradient_norm=value)
+
+
+def test_an_empty_field_of_a_map_is_absent_as_on_the_api_server() -> None:
+    job = make_job().set("podTemplate.metadata", {"labels": {"team": None}, "annotations": {"a": "b", "c": None}})
+    read = checked(job.set("model.options", {"kept": None}).manifest(), "job.yaml")["spec"]
+    assert read["podTemplate"]["metadata"] == {"labels": {}, "annotations": {"a": "b"}}
+    assert read["model"]["options"] == {"kept": None}
 
 
 def test_a_program_is_refused_what_a_manifest_is() -> None:

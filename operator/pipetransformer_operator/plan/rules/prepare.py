@@ -258,7 +258,7 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
     if worker is None:
         return Reason.NOT_READY, "is not created yet"
     if not worker.scheduled:
-        return Reason.UNSCHEDULABLE, worker.waiting or "has no node"
+        return Reason.UNSCHEDULABLE, worker.waiting or "has no node: no scheduler has reported on it yet"
     if worker.lacks_image:
         return Reason.IMAGE_PULL, worker.waiting
     return Reason.NOT_READY, worker.waiting or ("is on a cordoned node" if worker.draining else "runs and is not ready")

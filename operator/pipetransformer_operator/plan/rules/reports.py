@@ -51,6 +51,8 @@ def _write(draft: Draft, report: Report) -> None:
         checkpoint_time=draft.status.checkpoint_time if checkpoint == before else draft.now,
         redone_steps=draft.status.redone_steps + (report.redone_steps if begins else 0),
         num_shards=min(draft.view.shards_of(None), draft.view.shards_of(checkpoint)),
+        # A status that another client emptied lacks it, and workers take no generation with a number that they had.
+        layout_generation=max(draft.status.layout_generation, report.layout_generation),
     )
 
 

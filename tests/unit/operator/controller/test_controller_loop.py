@@ -320,7 +320,7 @@ async def test_a_failed_write_is_retried_and_stops_neither_deletions_nor_events(
         await make_loop(failing, writes=2).turn(failing.jobs[KEY])
 
     assert failing.deleted == ["digits-w7"]
-    assert failing.told == ["Creating 2 workers, 2 in all", "Deleting digits-w7: no longer needed by the job"]
+    assert failing.told == ["Creating workers: 2, 2 in all", "Deleting digits-w7: no longer needed by the job"]
 
 
 async def test_a_refusal_shows_in_status_and_stops_neither_deletions_nor_events(failing: Failing) -> None:
@@ -330,7 +330,7 @@ async def test_a_refusal_shows_in_status_and_stops_neither_deletions_nor_events(
     await loop.turn(failing.jobs[KEY])
 
     assert failing.deleted == ["digits-w7"]
-    assert failing.told == ["Creating 2 workers, 2 in all", "Deleting digits-w7: no longer needed by the job"]
+    assert failing.told == ["Creating workers: 2, 2 in all", "Deleting digits-w7: no longer needed by the job"]
     with pytest.raises(Refused):  # the words are in the status by then
         await loop.turn(failing.jobs[KEY])
     running = failing.status("digits").condition(ConditionType.RUNNING)

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_operator.plan import WorkerPhase, plan
 from pipetransformer_operator.plan.draft import DOUBT
@@ -42,6 +43,16 @@ def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
     assert world.state() == State.STARTING, "they meet first"
     world.commit()
     assert world.state() == State.RUNNING
+
+
+def test_a_pod_that_no_scheduler_has_looked_at_is_called_so() -> None:
+    world = World(make_job().stages(2).workers(2))
+    world.settle()
+    world.change("digits-w0", scheduled=False, phase=WorkerPhase.PENDING)
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert running.reason == "Unschedulable"
+    assert "digits-w0: has no node: no scheduler has reported on it yet" in running.message
 
 
 def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes() -> None:
@@ -332,3 +343,18 @@ def test_a_start_that_waited_long_for_nodes_has_no_more_time_for_what_is_slow_on
         world.wait(60)
         world.settle()
     assert world.status.resize is not None and world.status.resize.deadline == world.now + timedelta(hours=1)
+
+
+def test_a_job_whose_status_another_client_emptied_starts_again_from_its_checkpoint_with_new_workers() -> None:
+    world = World(make_job().stages(4).workers(4).checkpoint())
+    world.start()
+    world.commit(boundary=6, checkpoint=6)
+    before = world.generation.layout_generation
+    world.status = JobStatus()
+    world.settle()
+    assert set(world.workers) == {f"digits-w{number}" for number in range(4, 8)}
+    world.warm_up()
+    assert world.generation.layout_generation > before, "workers and storage would take an old number for an old layout"
+    world.commit()
+    assert world.generation.confirmed_generation > before
+    assert world.status.checkpoint is not None and world.status.checkpoint.boundary == 6
