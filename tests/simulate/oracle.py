@@ -174,7 +174,7 @@ class Oracle:
         """Another client deleted what a job needs: the operator writes it again."""
         loop = asyncio.get_running_loop()
         until = loop.time() + PROTECTED_SECONDS
-        if self._world.leader() is not None and self._is_calm(loop.time(), until):
+        if self._world.leader() is not None and self.is_calm(loop.time(), until):
             loop.call_at(until, self._judge_protection, key)
 
     def _exists(self, job: Job) -> bool:
@@ -192,7 +192,7 @@ class Oracle:
         if needed and key not in self._world.server.objects:
             self.violate("protection", f"{key[1]} {key[3]} was deleted, and {', '.join(needed)} trains without it")
 
-    def _is_calm(self, begin: float, end: float) -> bool:
+    def is_calm(self, begin: float, end: float) -> bool:
         """Whether no fault disturbs the operator or the ways to it in this time, or did shortly before."""
         return all(
             fault.at >= end or fault.end + CALM_SECONDS <= begin
@@ -262,8 +262,8 @@ class Oracle:
     def _released_without_pod(self, job: Job, status: Object, old: Object) -> set[int]:
         """Ids of workers whose pods another client removed before they were released: no status says that they go."""
         numbers = {(one.get("generation") or {}).get("layoutGeneration") for one in (status, old)}
-        if len(numbers) > 1 or not status.get("workerIds"):
-            return set()
+        if len(numbers) > 1 or not status.get("workerIds") or status.get("stop"):
+            return set()  # a job that stops gives all workers back, and counts none of them as released
         return set(old.get("surplusIds", [])) - set(status["workerIds"]) - _ids(self._pods(job.name))
 
     def _judge_generation(self, job: Job, body: Object, old: Object) -> None:
@@ -291,7 +291,10 @@ class Oracle:
             )
         if generation["stages"] > plan.stages or plan.stages % generation["stages"]:
             self.violate("sizes", f"{job.name}: {generation['stages']} stages")
-        most = max(spec["elasticPolicy"]["maxWorkers"], len((old.get("generation") or {}).get("members", [])))
+        # Workers may stay in the layout that they have, or go back to the one that they last confirmed.
+        before = old.get("generation") or {}
+        kept = [before, known.get(before.get("confirmedGeneration", 0), {})]
+        most = max(spec["elasticPolicy"]["maxWorkers"], *(len(one.get("members", [])) for one in kept))
         if workers > most:
             self.violate("sizes", f"{job.name}: {workers} workers, and at most {most} are allowed")
         uids = [one["uid"] for one in (*generation["members"], *generation.get("leavers", []))]
@@ -343,7 +346,7 @@ class Oracle:
                 continue
             self._judge_accounts(found, pods)
             job = self._world.jobs[found["metadata"]["uid"]]
-            if job.done and not job.acknowledged and self._is_calm(0.0, asyncio.get_running_loop().time()):
+            if job.done and not job.acknowledged and self.is_calm(0.0, asyncio.get_running_loop().time()):
                 self.violate("truth", f"{plan.name} is trained, and no report of its leader was acknowledged")
         for pod in self._world.cluster.pods():
             if pod.get("status", {}).get("phase") not in _ENDED and JOB_LABEL in pod["metadata"].get("labels", {}):
