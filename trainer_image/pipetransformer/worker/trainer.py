@@ -481,11 +481,11 @@ class Trainer:
 
     def _abandon(self, why: str) -> None:
         """Drop a broken group. The committed state and pending steps stay."""
-        self._kit.committer.go_back()
         if self._member is not None:
             self._kit.committer.note_for_the_lost(self._state.control, self._member.layout)
         self._kit.checkpointer.give_up()
         self.close()
+        self._kit.committer.go_back()  # last: it waits for the device, and until then that may wait for a dead peer
         self._note_broken(why)
 
     def _note_broken(self, why: str) -> None:
