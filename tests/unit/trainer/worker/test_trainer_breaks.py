@@ -7,7 +7,10 @@ from unittest import mock
 import pytest
 import torch
 
+from pipetransformer.checkpoint.checkpointer import Checkpointer
+from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import Transport
+from pipetransformer.errors import StorageError
 from pipetransformer.job.load import load_job
 from pipetransformer.training.commit import Committer
 from pipetransformer.worker.trainer import Trainer
@@ -32,3 +35,21 @@ def test_groups_are_dropped_before_the_weights_go_back(trainer: Trainer, monkeyp
     trainer._abandon("a peer has died")
 
     assert is_member == [False]
+
+
+def test_a_member_that_cannot_write_the_checkpoint_of_a_leaver_drops_the_group(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leaver waits in the checkpoint for this member's part. It would take the next vote for that one."""
+    refused = mock.Mock(side_effect=StorageError("spec.checkpoint.location: the disk is full"))
+    passed = mock.Mock()
+    monkeypatch.setattr(Checkpointer, "save_now", refused)
+    monkeypatch.setattr(Barrier, "pass_after", passed)
+    member = trainer._member
+    assert member is not None
+
+    assert trainer._leave(member) is None
+
+    assert trainer._member is None
+    refused.assert_called_once()
+    passed.assert_not_called()
