@@ -457,8 +457,8 @@ class Trainer:
         )  # fmt: skip
         if layout.is_first:
             self._kit.cache.listen(layout, result.store, self._kit.transport.address)
-        if layout.is_leader:
-            self._kit.watcher.watch(layout.number)
+        if layout.is_leader:  # in a level change there may be newer generations, which were not committed
+            self._kit.watcher.watch(self._kit.handler.current)
         self._kit.checkpointer.give_up()
         if control.step > 0:
             self._kit.checkpointer.want()
