@@ -1,8 +1,8 @@
 """Reads frozen units from storage while a worker waits for its first generation. The regroup then need not transfer
 them, so its pause is shorter.
 
-Each unit is kept with the step of its checkpoint. The transfer plan decides at the regroup whether the unit is still
-valid: the boundary may have fallen after that step, and the unit may have trained since.
+Each unit is kept with the step after which the boundary had last fallen. The transfer plan decides at the regroup
+whether the unit is still valid: the boundary may have fallen again, and the unit may have trained since.
 """
 
 import logging
@@ -54,15 +54,16 @@ class Prefetcher:
             self._stopped.wait(_LOOK_SECONDS)
 
     def look(self) -> None:
-        """Read the frozen units of the newest checkpoint. Skip a unit that was read after the boundary last fell,
+        """Read the frozen units of the newest checkpoint. Skip a unit that was read since the boundary last fell,
         because it has not changed since."""
         units, location = self.units, self._location
         info = None if location is None else latest(location)
         if location is None or info is None:
             return
+        fell_step = info.state.get("fellStep", 0)
         for index in range(first_trainable(info.boundary)):
             if self._stopped.is_set():
                 return
-            if index in self._skipped or (index in units and units[index].step >= info.state.get("fellStep", 0)):
+            if index in self._skipped or (index in units and units[index].fell_step == fell_step):
                 continue
-            units[index] = ReadUnit(info.step, load_unit(location, info, unit_name(index, self._num_layers)))
+            units[index] = ReadUnit(fell_step, load_unit(location, info, unit_name(index, self._num_layers)))

@@ -6,7 +6,8 @@ from torch import Tensor
 
 
 class ReadUnit(NamedTuple):
-    """A unit's parameters and buffers (`tensors`, by name) after `step` committed steps."""
+    """A unit's parameters and buffers (`tensors`, by name), and `Control.fell_step` of the checkpoint. If layers have
+    thawed since, this number is another one."""
 
-    step: int
+    fell_step: int
     tensors: dict[str, Tensor]

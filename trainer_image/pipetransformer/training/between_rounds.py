@@ -156,16 +156,21 @@ class BetweenRounds:
             with kit.watchdog.timing("mirror", member.groups.connections):
                 kit.mirrors.take(state, member.layout, member.world)
 
-    def leave_checkpoint(self, state: WorkerState, member: Membership) -> None:
-        """Write a checkpoint and wait until it is durable, because a member was told to stop."""
+    def leave_checkpoint(self, state: WorkerState, member: Membership) -> bool:
+        """Write a checkpoint and wait until it is durable, because a member was told to stop.
+
+        Returns:
+            Whether it is durable. If not, other members may still wait for this worker, so they cannot go on together.
+        """
         kit = self._kit
         try:
             checkpoint = kit.checkpointer.save_now(state, member.layout, member.groups, kit.barrier)
         except StorageError as error:
             logger.error("the steps since the newest checkpoint are lost: %s", error)
-            return
+            return False
         self.left_at = state.control.step
         _note_durable(state, member, checkpoint)
+        return True
 
     def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
         """Request a checkpoint if one is due after the newest step, or if the boundary `moved`. Then call

@@ -279,9 +279,9 @@ class Trainer:
         kit.hooks.on_point(HookPoint.COMMITTED, self.step - 1)
         # A leaver is killed before long, so its checkpoint comes first. The next generation does what follows the step.
         leaving = vote.leaving > 0 or not between.evaluate(state, member)
-        if leaving:
-            between.leave_checkpoint(state, member)
-        else:
+        if leaving and not between.leave_checkpoint(state, member):
+            return self._part(member, together=False)
+        if not leaving:
             between.offload(state, member)
             moved = between.decide(state, self._policy, member)
             between.save(state, member, vote, moved=moved)
@@ -318,15 +318,24 @@ class Trainer:
 
     def _leave(self, member: Membership) -> Ending | None:
         """Leave a checkpoint between two rounds, because a member was told to stop."""
-        self._between.leave_checkpoint(self._state, member)
+        saved = self._between.leave_checkpoint(self._state, member)
         self._state.control.round_ended_at = wall_clock()
-        return self._part(member)
+        return self._part(member, together=saved)
 
-    def _part(self, member: Membership) -> Ending | None:
-        """Leave if told to stop. Otherwise wait here until the leavers close their connections and the group breaks."""
+    def _part(self, member: Membership, *, together: bool = True) -> Ending | None:
+        """Leave if told to stop. Otherwise wait here until the leavers close their connections and the group breaks.
+
+        Args:
+            member: of the generation.
+            together: whether all members have left the checkpoint. If not, some may still wait there for this worker.
+                Then it drops the group itself.
+        """
         if self._kit.hooks.stop_requested():
             return Ending.STOPPED
-        self._kit.barrier.pass_after(None, member.groups)
+        if together:
+            self._kit.barrier.pass_after(None, member.groups)
+        else:
+            self._abandon(f"generation {member.layout.number} ended without its last checkpoint")
         return None
 
     def _next_visit(self, member: Membership) -> Ending | None:
@@ -448,8 +457,8 @@ class Trainer:
         )  # fmt: skip
         if layout.is_first:
             self._kit.cache.listen(layout, result.store, self._kit.transport.address)
-        if layout.is_leader:
-            self._kit.watcher.watch(layout.number)
+        if layout.is_leader:  # in a level change there may be newer generations, which were not committed
+            self._kit.watcher.watch(self._kit.handler.current)
         self._kit.checkpointer.give_up()
         if control.step > 0:
             self._kit.checkpointer.want()
@@ -481,11 +490,11 @@ class Trainer:
 
     def _abandon(self, why: str) -> None:
         """Drop a broken group. The committed state and pending steps stay."""
-        self._kit.committer.go_back()
         if self._member is not None:
             self._kit.committer.note_for_the_lost(self._state.control, self._member.layout)
         self._kit.checkpointer.give_up()
         self.close()
+        self._kit.committer.go_back()  # last: it waits for the device, and until then that may wait for a dead peer
         self._note_broken(why)
 
     def _note_broken(self, why: str) -> None:

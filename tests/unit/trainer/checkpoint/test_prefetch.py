@@ -30,6 +30,11 @@ def prefetcher(location: Path, skipped: tuple[int, ...] = ()) -> Prefetcher:
     return Prefetcher(str(location), 2, skipped)
 
 
+def steps_of(reader: Prefetcher) -> dict[int, int]:
+    """By unit, the step of the checkpoint that it was read from."""
+    return {unit: int(read.tensors["w"][0]) for unit, read in reader.units.items()}
+
+
 def test_only_what_is_frozen_is_read_and_again_only_once_it_has_trained(tmp_path: Path) -> None:
     reader = prefetcher(tmp_path)
     reader.look()
@@ -37,16 +42,28 @@ def test_only_what_is_frozen_is_read_and_again_only_once_it_has_trained(tmp_path
 
     write(tmp_path, 4, boundary=1)
     reader.look()
-    assert {unit: read.step for unit, read in reader.units.items()} == {0: 4, 1: 4}
+    assert steps_of(reader) == {0: 4, 1: 4}
 
     write(tmp_path, 6, boundary=2)
     reader.look()
-    assert {unit: read.step for unit, read in reader.units.items()} == {0: 4, 1: 4, 2: 6}
+    assert steps_of(reader) == {0: 4, 1: 4, 2: 6}
 
     write(tmp_path, 9, boundary=1, fell_step=8)
     reader.look()
-    assert {unit: read.step for unit, read in reader.units.items()} == {0: 9, 1: 9, 2: 6}
-    assert torch.equal(reader.units[1].tensors["w"], torch.full((2,), 9.0))
+    assert steps_of(reader) == {0: 9, 1: 9, 2: 6}
+    assert {unit: read.fell_step for unit, read in reader.units.items()} == {0: 8, 1: 8, 2: 0}
+
+
+def test_a_unit_that_thawed_at_the_step_of_its_checkpoint_is_read_again(tmp_path: Path) -> None:
+    """A worker that left wrote the first checkpoint before the freeze policy was asked."""
+    reader = prefetcher(tmp_path)
+    write(tmp_path, 8, boundary=2)
+    reader.look()
+
+    write(tmp_path, 12, boundary=2, fell_step=8)
+    reader.look()
+
+    assert steps_of(reader) == {0: 12, 1: 12, 2: 12}
 
 
 def test_a_unit_that_shares_a_parameter_is_not_read(tmp_path: Path) -> None:

@@ -324,12 +324,13 @@ def test_a_leaver_gives_what_only_it_holds() -> None:
     assert {(move.unit, move.source, move.target) for move in plan.moves} == {(unit, 1, 0) for unit in range(4)}
 
 
-def joiner_that_read(units: range, step: int) -> Inventory:
-    return bring([], -1).model_copy(update={"frozen": dict.fromkeys(units, step)})
+def joiner_that_read(units: range, fell_step: int = 0) -> Inventory:
+    """It read a checkpoint with this `Control.fell_step`."""
+    return bring([], -1).model_copy(update={"frozen": dict.fromkeys(units, fell_step)})
 
 
 def test_frozen_units_that_a_joiner_has_read_need_not_move() -> None:
-    plan = plan_for([bring(range(NUM_UNITS), 8, boundary=3), joiner_that_read(range(4), 5)], 1, 2)
+    plan = plan_for([bring(range(NUM_UNITS), 8, boundary=3), joiner_that_read(range(4))], 1, 2)
 
     assert [move.unit for move in plan.moves] == [4, 5, 6, 7]
 
@@ -338,17 +339,18 @@ def test_what_is_no_longer_frozen_or_was_not_all_the_time_moves() -> None:
     thawed = bring(range(NUM_UNITS), 8, boundary=3)
     thawed.control["fell_step"] = 6
 
-    plan = plan_for([thawed, joiner_that_read(range(4), 5)], 1, 2)
+    plan = plan_for([thawed, joiner_that_read(range(4))], 1, 2)
     assert len(plan.moves) == NUM_UNITS
 
-    plan = plan_for([bring(range(NUM_UNITS), 8, boundary=1), joiner_that_read(range(4), 5)], 1, 2)
+    plan = plan_for([thawed, joiner_that_read(range(4), 6)], 1, 2)
+    assert [move.unit for move in plan.moves] == [4, 5, 6, 7], "they were read after the fall"
+
+    plan = plan_for([bring(range(NUM_UNITS), 8, boundary=1), joiner_that_read(range(4))], 1, 2)
     assert [move.unit for move in plan.moves] == [2, 3, 4, 5, 6, 7]
 
 
 def test_a_joiner_gets_the_stage_whose_frozen_units_it_has_read() -> None:
-    plan = plan_for(
-        [bring(range(4, NUM_UNITS), 8, boundary=3), joiner_that_read(range(4), 5), bring(range(4), 8)], 2, 1
-    )
+    plan = plan_for([bring(range(4, NUM_UNITS), 8, boundary=3), joiner_that_read(range(4)), bring(range(4), 8)], 2, 1)
 
     assert plan.roles == [(0, 1), (0, 0)]
     assert not plan.moves

@@ -69,14 +69,14 @@ def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
     member.apply_boundary()
     in_doubt = WorkerState(LAYERS, control=behind, units={index: unit(5.0) for index in UNITS})
     joiner = WorkerState(LAYERS).joined(in_doubt)
-    read = {index: ReadUnit(6, {f"{unit_name(index, LAYERS)}.weight": torch.full((2, 2), 6.0)}) for index in range(2)}
+    read = {index: ReadUnit(0, {f"{unit_name(index, LAYERS)}.weight": torch.full((2, 2), 6.0)}) for index in range(2)}
     inventories = [
         Inventory(units=list(member.units), step=9, control=member.control.to_dict()),
         Inventory(
             units=list(joiner.units),
             step=behind.step,
             control=behind.to_dict(),
-            frozen={index: each.step for index, each in read.items()},
+            frozen={index: each.fell_step for index, each in read.items()},
         ),
     ]
     count = len(UNITS)

@@ -175,3 +175,13 @@ def test_transformers_loads_what_a_cycle_trained(tmp_path: Path) -> None:
 
     model = transformers.GPT2LMHeadModel.from_pretrained(moved.run_dir / "model")
     assert (model.config.n_layer, model.config.n_head, model.config.n_embd) == (4, 8, 32)
+
+
+def test_a_generation_is_entered_after_an_earlier_one_failed_and_the_level_changed(stayed: Ran, tmp_path: Path) -> None:
+    """The joiner of the second generation dies, so the leader goes on in the first one, and there changes the level."""
+    script = [Scripted(1, 1, [0]), Scripted(1, 2, [0, 1], at_step=DOWN - 2), Scripted(1, 1, [0], at_step=UP - 2)]
+
+    run = run_job(spec_of(tmp_path), script, tmp_path / "run", faults={1: Faults(killed_at=(HookPoint.ASSEMBLED, 2))})
+
+    check_same(run, stayed)
+    assert [generation["generation"] for generation in run.summary["generations"]] == [1, 3]

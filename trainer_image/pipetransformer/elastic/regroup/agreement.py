@@ -99,7 +99,7 @@ class Agreement:
             data=tools.job.data_digest,
             mirrors=tools.mirrors.describe(),
             in_doubt=None if doubted is None else _brought(doubted),
-            frozen={index: read.step for index, read in dict(tools.read_ahead.units).items()},
+            frozen={index: read.fell_step for index, read in dict(tools.read_ahead.units).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         # Make the plan, or read that of the leader. It may have to read the storage first.

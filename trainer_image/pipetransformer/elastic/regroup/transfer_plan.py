@@ -67,7 +67,8 @@ class Inventory(_Message):
         mirrors: the copies of stages that it keeps in host memory.
         in_doubt: the model that it made in a level change whose vote broke. Other workers may have committed it. None
             if there is no such model.
-        frozen: frozen units that it has read ahead from a checkpoint: by unit index, the checkpoint's step.
+        frozen: frozen units that it has read ahead from a checkpoint: by unit index, the checkpoint's
+            `Control.fell_step`.
     """
 
     units: list[int]
@@ -296,9 +297,13 @@ def make_plan(
 
 
 def _still_frozen(inventory: Inventory, control: dict[str, Any]) -> set[int]:
-    """Return the units that a participant has read from a checkpoint, and that have stayed frozen since."""
+    """Return the units that a participant has read from a checkpoint, and that have stayed frozen since.
+
+    The checkpoint's step does not tell. A worker that leaves writes a checkpoint before the freeze policy is asked. The
+    policy may thaw layers at this very step.
+    """
     frozen = range(first_trainable(int(control["boundary"])))
-    return {unit for unit, step in inventory.frozen.items() if unit in frozen and step >= control.get("fell_step", 0)}
+    return {unit for unit, fell in inventory.frozen.items() if unit in frozen and fell == control.get("fell_step", 0)}
 
 
 def _whole(found: "_InMemory", sources: PlanSources) -> bool:

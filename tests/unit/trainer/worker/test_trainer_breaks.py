@@ -1,0 +1,55 @@
+"""How one worker's trainer drops a generation that is broken."""
+
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import pytest
+import torch
+
+from pipetransformer.checkpoint.checkpointer import Checkpointer
+from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.groups import Transport
+from pipetransformer.errors import StorageError
+from pipetransformer.job.load import load_job
+from pipetransformer.training.commit import Committer
+from pipetransformer.worker.trainer import Trainer
+from tests.testkit.trainer.numerics import ADAMW, make_spec
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    """The trainer of a member."""
+    transport = Transport("127.0.0.1", cast(Any, None), torch.device("cpu"))
+    made = Trainer(load_job(make_spec(ADAMW)), "w0", mock.Mock(), mock.Mock(), transport, mock.Mock(), tmp_path)
+    made._member = mock.Mock()
+    made._member.release.return_value = []
+    return made
+
+
+def test_groups_are_dropped_before_the_weights_go_back(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL waits on the device for a dead peer until its groups are dropped, and going back waits for the device."""
+    is_member: list[bool] = []
+    monkeypatch.setattr(Committer, "go_back", lambda _: is_member.append(trainer._member is not None))
+
+    trainer._abandon("a peer has died")
+
+    assert is_member == [False]
+
+
+def test_a_member_that_cannot_write_the_checkpoint_of_a_leaver_drops_the_group(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leaver waits in the checkpoint for this member's part. It would take the next vote for that one."""
+    refused = mock.Mock(side_effect=StorageError("spec.checkpoint.location: the disk is full"))
+    passed = mock.Mock()
+    monkeypatch.setattr(Checkpointer, "save_now", refused)
+    monkeypatch.setattr(Barrier, "pass_after", passed)
+    member = trainer._member
+    assert member is not None
+
+    assert trainer._leave(member) is None
+
+    assert trainer._member is None
+    refused.assert_called_once()
+    passed.assert_not_called()
