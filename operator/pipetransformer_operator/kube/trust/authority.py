@@ -120,6 +120,7 @@ class Publisher:
         while self._done.get(namespace) != self._trust.trusted:
             if namespace not in self._writing:
                 self._writing[namespace] = asyncio.create_task(self._write(namespace))
+                self._writing[namespace].add_done_callback(_take_error)
             await asyncio.shield(self._writing[namespace])
 
     async def republish(self, namespaces: Iterable[str]) -> None:
@@ -176,6 +177,12 @@ class Publisher:
                 await self._api.request("PATCH", f"{path}/{CA_CONFIG_MAP}", patch, content_type=MERGE_PATCH)
             except NotFound:
                 raise error from None
+
+
+def _take_error(write: asyncio.Task[None]) -> None:
+    """Takes the error of a write, because nothing waits for it any longer if the operator is stopping."""
+    if not write.cancelled():
+        write.exception()
 
 
 def _decode(secret: Object) -> tuple[Authority, ...]:

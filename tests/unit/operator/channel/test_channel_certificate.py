@@ -1,6 +1,7 @@
 """Certificates of the channel: workers trust the server at every instant while authorities follow each other."""
 
 import asyncio
+import gc
 import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,7 @@ from pipetransformer_operator.channel.tls.certificate import (
     server_context,
     signing,
 )
-from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.controller.ports import Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NotFound
 from pipetransformer_operator.kube.trust.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
 from tests.testkit.operator.fake_lease_api import FakeApi
@@ -263,6 +264,29 @@ async def test_concurrent_calls_share_one_attempt_to_publish() -> None:
         answers = await asyncio.gather(*(publisher.publish("team") for _ in range(8)), return_exceptions=True)
         assert all(isinstance(answer, Refused) for answer in answers) and len(answers) == 8
         assert attempts == each
+
+
+async def test_a_write_that_fails_after_its_callers_have_stopped_complains_to_nobody() -> None:
+    began, ends = asyncio.Event(), asyncio.Event()
+    complaints: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+
+    class Away(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            began.set()
+            await ends.wait()
+            raise Unavailable(path)
+
+    caller = asyncio.create_task(Publisher(Away(), Trust(b"one")).publish("team"))
+    await began.wait()
+    (write,) = asyncio.all_tasks() - {caller, asyncio.current_task()}
+    caller.cancel()
+    await asyncio.wait([caller])
+    ends.set()
+    await asyncio.wait([write])
+    del write
+    gc.collect()
+    assert complaints == []
 
 
 async def test_who_asks_while_an_older_certificate_is_written_gets_the_new_one() -> None:
