@@ -73,7 +73,7 @@ def _evict(world: "World", fault: Fault) -> None:
 def _delete_pod(world: "World", fault: Fault) -> None:
     """A user deletes a pod. While the operator cannot see that, the worker's silence may count as a failure."""
     if (worker := _worker(world, fault)) is not None:
-        if not world.oracle.is_calm(fault.at, fault.at):
+        if any(one.kind == "api_away" and one.at <= fault.at < one.end for one in world.scenario.faults):
             world.oracle.on_failure(worker.job)
         world.cluster.delete(("api/v1", "pods", worker.namespace, worker.name))
 

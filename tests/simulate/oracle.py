@@ -174,7 +174,7 @@ class Oracle:
         """Another client deleted what a job needs: the operator writes it again."""
         loop = asyncio.get_running_loop()
         until = loop.time() + PROTECTED_SECONDS
-        if self._world.leader() is not None and self.is_calm(loop.time(), until):
+        if self._world.leader() is not None and self._is_calm(loop.time(), until):
             loop.call_at(until, self._judge_protection, key)
 
     def _exists(self, job: Job) -> bool:
@@ -192,7 +192,7 @@ class Oracle:
         if needed and key not in self._world.server.objects:
             self.violate("protection", f"{key[1]} {key[3]} was deleted, and {', '.join(needed)} trains without it")
 
-    def is_calm(self, begin: float, end: float) -> bool:
+    def _is_calm(self, begin: float, end: float) -> bool:
         """Whether no fault disturbs the operator or the ways to it in this time, or did shortly before."""
         return all(
             fault.at >= end or fault.end + CALM_SECONDS <= begin
@@ -346,7 +346,7 @@ class Oracle:
                 continue
             self._judge_accounts(found, pods)
             job = self._world.jobs[found["metadata"]["uid"]]
-            if job.done and not job.acknowledged and self.is_calm(0.0, asyncio.get_running_loop().time()):
+            if job.done and not job.acknowledged and self._is_calm(0.0, asyncio.get_running_loop().time()):
                 self.violate("truth", f"{plan.name} is trained, and no report of its leader was acknowledged")
         for pod in self._world.cluster.pods():
             if pod.get("status", {}).get("phase") not in _ENDED and JOB_LABEL in pod["metadata"].get("labels", {}):
