@@ -1,4 +1,5 @@
-"""Gangs on a real scheduler that knows them (Kubernetes 1.37), with fake nodes and workers that only speak."""
+"""Gangs on real schedulers that know them (that of Kubernetes 1.37, and Volcano), with fake nodes and workers that only
+speak."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,7 +11,7 @@ import pytest
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_contract.api.requests import Object
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from tests.testkit.cluster import installing
 from tests.testkit.cluster.api_server import ApiServer, api_server
 from tests.testkit.operator.charts import render
@@ -18,26 +19,57 @@ from tests.testkit.operator.scale.cluster import OperatorProcess, control_plane,
 from tests.testkit.operator.scale.living import LivingJobs
 from tests.testkit.operator.scale.nodes import GPU
 from tests.testkit.operator.scale.run import STAGES, manifest
-from tools.devcluster import gobuild
+from tools.devcluster import gobuild, volcano
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # it builds another Kubernetes, once
 TEAM = "team"
 PODS = f"/api/v1/namespaces/{TEAM}/pods"
-GROUPS = f"/apis/scheduling.k8s.io/v1beta1/namespaces/{TEAM}/podgroups"
 SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Scheduler:
+    """A scheduler that knows gangs.
+
+    Attributes:
+        value: of the chart's `gangScheduling`.
+        kubernetes: the version of the cluster.
+        api: group and version of its `PodGroup`.
+        size: of a group, from its spec.
+    """
+
+    value: str
+    kubernetes: str
+    api: str
+    size: Callable[[Object], int]
+
+    @property
+    def groups(self) -> str:
+        return f"/apis/{self.api}/namespaces/{TEAM}/podgroups"
+
+
+KUBERNETES = Scheduler(
+    "PodGroup",
+    gobuild.KUBERNETES_WITH_GANGS,
+    "scheduling.k8s.io/v1beta1",
+    lambda spec: spec["schedulingPolicy"]["gang"]["minCount"],
+)
+VOLCANO = Scheduler("Volcano", gobuild.KUBERNETES, "scheduling.volcano.sh/v1beta1", lambda spec: spec["minMember"])
 
 
 @dataclass
 class Gangs:
-    """A cluster of fake nodes with the operator as the chart installs it with `gangScheduling: PodGroup`.
+    """A cluster of fake nodes with the operator as the chart installs it with `gangScheduling`.
 
     Attributes:
+        scheduler: binds the pods.
         jobs: those of the test.
         log: the operator's.
         news: what happened to pods and groups, in the API server's order: the event's type and the object.
         tasks: run as long as the cluster.
     """
 
+    scheduler: Scheduler
     api: ApiServer
     jobs: LivingJobs
     log: Path
@@ -65,8 +97,8 @@ class Gangs:
 
     async def sizes(self) -> dict[str, int]:
         """How many pods each group needs together."""
-        groups = (await self.api.send("GET", GROUPS))["items"]
-        return {group["metadata"]["name"]: group["spec"]["schedulingPolicy"]["gang"]["minCount"] for group in groups}
+        groups = (await self.api.send("GET", self.scheduler.groups))["items"]
+        return {group["metadata"]["name"]: self.scheduler.size(group["spec"]) for group in groups}
 
     async def until(self, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
         try:
@@ -100,13 +132,21 @@ class Gangs:
         return len(published.get("members", [])) == workers
 
 
+@pytest.fixture(params=[KUBERNETES, VOLCANO], ids=lambda scheduler: scheduler.value)
+def scheduler(request: pytest.FixtureRequest) -> Scheduler:
+    found: Scheduler = request.param
+    return found
+
+
 @pytest.fixture
-async def gangs(tmp_path: Path, nodes: int) -> AsyncIterator[Gangs]:
+async def gangs(tmp_path: Path, scheduler: Scheduler, nodes: int) -> AsyncIterator[Gangs]:
     log = tmp_path / "operator.log"
-    async with control_plane(gobuild.KUBERNETES_WITH_GANGS) as layout, api_server(layout.kubeconfig) as api:
+    async with control_plane(scheduler.kubernetes) as layout, api_server(layout.kubeconfig) as api:
+        if scheduler is VOLCANO:
+            await asyncio.to_thread(volcano.start, layout)
         await install(api)
         await make_namespaces(api, [TEAM])
-        documents = render("gangs", gangScheduling='"PodGroup"')
+        documents = render("gangs", gangScheduling=f'"{scheduler.value}"')
         (deployment,) = (document for document in documents if document["kind"] == "Deployment")
         await installing.install(api, [document for document in documents if document is not deployment])
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
@@ -116,8 +156,8 @@ async def gangs(tmp_path: Path, nodes: int) -> AsyncIterator[Gangs]:
         async with OperatorProcess(layout, log, KUBECONFIG=str(rights), **told) as operator:
             jobs = await LivingJobs.of(operator, api, STAGES)
             await jobs.nodes.create(nodes)
-            made = Gangs(api, jobs, log)
-            for one in (jobs.nodes.run(), made.follow(PODS), made.follow(GROUPS)):
+            made = Gangs(scheduler, api, jobs, log)
+            for one in (jobs.nodes.run(), made.follow(PODS), made.follow(scheduler.groups)):
                 made.tasks.append(asyncio.create_task(one))
             yield made
             for task in made.tasks:
@@ -203,9 +243,32 @@ async def test_a_group_needs_fewer_pods_before_the_released_ones_go(gangs: Gangs
     lowered = next(
         int(one["metadata"]["resourceVersion"])
         for _, one in gangs.news
-        if one["kind"] == "PodGroup" and one["spec"]["schedulingPolicy"]["gang"]["minCount"] == STAGES // 2
+        if one["kind"] == "PodGroup" and gangs.scheduler.size(one["spec"]) == STAGES // 2
     )
     ended = min(
         int(one["metadata"]["resourceVersion"]) for _, one in gangs.news if "deletionTimestamp" in one["metadata"]
     )
     assert lowered < ended
+
+
+@pytest.mark.parametrize(("scheduler", "nodes"), [(VOLCANO, 1)], indirect=["scheduler"])
+async def test_a_job_keeps_to_the_limit_of_its_queue_of_volcano(gangs: Gangs) -> None:
+    queues = f"/apis/{gangs.scheduler.api}/queues"
+    queue = {"kind": "Queue", "apiVersion": gangs.scheduler.api, "metadata": {"name": TEAM}, "spec": _limit(STAGES - 1)}
+    await gangs.api.send("POST", queues, queue)
+    queued = job("queued")
+    queued["spec"]["podTemplate"]["metadata"] = {"annotations": {"scheduling.volcano.sh/queue-name": TEAM}}
+    await gangs.jobs.submit(TEAM, queued)
+
+    async def held_back() -> bool:
+        pods = (await gangs.api.send("GET", PODS))["items"]
+        refused = [one for pod in pods for one in pod["status"].get("conditions", []) if one["type"] == "PodScheduled"]
+        return len(refused) == STAGES and {one["status"] for one in refused} == {"False"}
+
+    await gangs.until("Volcano looked at all pods, and the queue has no room", held_back)
+    await gangs.api.send("PATCH", f"{queues}/{TEAM}", {"spec": _limit(STAGES)}, content_type=MERGE_PATCH)
+    await gangs.until("the job trains", lambda: gangs.trains("queued", STAGES))
+
+
+def _limit(gpus: int) -> Object:
+    return {"weight": 1, "capability": {GPU: str(gpus)}}
