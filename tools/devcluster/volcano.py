@@ -14,9 +14,9 @@ def start(layout: Layout) -> None:
     """Apply Volcano's kinds, start its processes, and return once its default queue takes pods."""
     chart = gobuild.volcano_chart()
     controlplane.kubectl(layout, "apply", "--server-side", "-f", str(chart / "crd/bases"))
-    for kind in ("podgroups", "queues", "hypernodes.topology.volcano.sh", "numatopologies"):
-        listing = [*controlplane.kubectl_command(layout), "get", kind, "--all-namespaces"]
-        wait_until(lambda listing=listing: succeeds(listing), f"{listing[-2]} are served")
+    kinds = "podgroups.scheduling.volcano.sh,queues.scheduling.volcano.sh,hypernodes.topology.volcano.sh,numatopologies"
+    listing = [*controlplane.kubectl_command(layout), "get", kinds, "--all-namespaces"]
+    wait_until(lambda: succeeds(listing), "Volcano's kinds are served")
     settings = f"--scheduler-conf={chart / 'config/volcano-scheduler.conf'}"
     _start(layout, "vc-scheduler", layout.volcano_port, settings)
     _start(layout, "vc-controller-manager", layout.volcano_port + 1, f"--controllers={_CONTROLLERS}")
