@@ -153,9 +153,10 @@ class KubePool(ClusterListener):
 
     def room(self, job: PipeTrainingJob) -> Room:
         """See `WorkerPool`."""
-        if self._reservations is None:
+        shape, status = self._shape(job), job.status
+        if self._reservations is None or shape.unknown:
             return NO_ROOM_KNOWN
-        room, shape, status = self._reservations.room(_key(job), self._shape(job)), self._shape(job), job.status
+        room = self._reservations.room(_key(job), shape)
         if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # the job neither takes workers back nor retries
         return room._replace(reach=self._reservations.reach(shape, status.priority))

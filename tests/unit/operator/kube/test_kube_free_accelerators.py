@@ -136,6 +136,8 @@ def test_selectors_and_taints_say_which_nodes_take_a_pod(spec: dict[str, Any], a
         ({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["39"]}]}, True),
         ({"matchExpressions": [{"key": "memory", "operator": "Lt", "values": ["40"]}]}, False),
         ({"matchExpressions": [{"key": "zone", "operator": "Gt", "values": ["1"]}]}, False),
+        ({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["39Gi"]}]}, False),
+        ({"matchExpressions": [{"key": "memory", "operator": "Lt", "values": []}]}, False),
         ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}, True),
         ({"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}]}, False),
         ({}, False),
@@ -147,6 +149,34 @@ def test_required_node_affinity_is_read_as_the_scheduler_reads_it(term: dict[str
     assert allows(view, {"affinity": {"nodeAffinity": required}}) == matches
     either = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}, term]}}
     assert allows(view, {"affinity": {"nodeAffinity": either}}) == matches
+
+
+def required(terms: object) -> dict[str, Any]:
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (required([{"matchExpressions": []}]), "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"),
+        (required({"nodeSelectorTerms": [{"matchExpressions": [{"operator": "Exists"}]}]}), "matchExpressions.0.key"),
+        ({"tolerations": {"key": "team"}}, "tolerations"),
+        ({"nodeSelector": ["gpu"]}, "nodeSelector"),
+        ({"nodeSelector": {"gpu": True}}, "nodeSelector.gpu"),
+        ({"initContainers": ["main"]}, "initContainers.0"),
+        ({"overhead": "1"}, "overhead"),
+        ({"resources": {"limits": [1]}}, "resources.limits"),
+    ],
+    ids=["list of terms", "no key", "tolerations", "selector", "value", "init container", "overhead", "resources"],
+)
+def test_a_template_that_no_server_accepts_fits_nowhere_and_hinders_no_other(wrong: dict[str, Any], where: str) -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a", 2, taints=({"key": "team", "effect": "NoSchedule"},), memory="40"))
+    shape = shape_of({"containers": [container()], **wrong})
+    assert shape.unknown.endswith(f"{where} is invalid")
+    assert (free.room_by_node(shape), free.lacking(shape, GPU), free.reach(shape, 1)) == ({}, {}, 0)
+    free.note_pod(pod("1", "a"))
+    assert (free.by_node(GPU), free.room_by_node(shape)) == ({"a": 1}, {})
 
 
 def test_a_pod_requests_its_containers_or_its_largest_init_container() -> None:

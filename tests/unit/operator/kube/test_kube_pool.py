@@ -12,6 +12,8 @@ from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
+from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
+from pipetransformer_operator.kube.capacity.reservations import NO_ROOM_KNOWN, Reservations
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.workers.pool import KubePool
@@ -56,6 +58,14 @@ class World(Api):
 def job(stages: int = 2) -> PipeTrainingJob:
     made = make_job().stages(stages).job()
     return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": "job-uid"})})
+
+
+def test_a_template_that_no_server_accepts_has_no_known_room_so_that_the_server_says_what_is_wrong() -> None:
+    world, status = World(), JobStatus(resize_failures=1)
+    world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(FreeAccelerators(), []))
+    assert world.pool.room(job().model_copy(update={"status": status})) == (0, 0, 0)
+    wrong = make_job("wrong").set("podTemplate.spec.tolerations", {"key": "team"}).job()
+    assert world.pool.room(wrong.model_copy(update={"status": status})) == NO_ROOM_KNOWN
 
 
 async def test_a_pod_that_came_and_went_while_the_watch_was_away_is_gone_with_the_next_list() -> None:
