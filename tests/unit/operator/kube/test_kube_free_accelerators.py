@@ -243,8 +243,8 @@ def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
     room = Reservations(free, [], returned)
     first, second = JobKey("default", "a"), JobKey("default", "b")
     room.reserve(first, shape, 2)
-    assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None), (5, 3, None)]
-    assert room.room(second, elsewhere) == (2, 0, None)
+    assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None, ""), (5, 3, None, "")]
+    assert room.room(second, elsewhere) == (2, 0, None, "")
     room.reserve(first, shape, 1)
     assert (room.room(second, shape).unreserved, returned.by) == (4, [first])
     room.forget(first)
@@ -255,7 +255,8 @@ def test_before_all_pods_are_listed_there_is_no_room() -> None:
     free = FreeAccelerators()
     free.note_node(node("a", 3))
     shape = shape_of({"containers": [container()]})
-    assert Reservations(free, [OtherPods(ScriptedApi(), free)]).room(JobKey("default", "a"), shape) == (None, 0, None)
+    room = Reservations(free, [OtherPods(ScriptedApi(), free)]).room(JobKey("default", "a"), shape)
+    assert room == (None, 0, None, "the operator has not yet listed all pods")
 
 
 def test_within_reach_is_what_pods_of_lower_priority_hold_as_well() -> None:

@@ -13,7 +13,7 @@ from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
-from pipetransformer_operator.kube.capacity.reservations import NO_ROOM_KNOWN, Reservations
+from pipetransformer_operator.kube.capacity.reservations import Reservations
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.workers.pool import KubePool
@@ -63,9 +63,30 @@ def job(stages: int = 2) -> PipeTrainingJob:
 def test_a_template_that_no_server_accepts_has_no_known_room_so_that_the_server_says_what_is_wrong() -> None:
     world, status = World(), JobStatus(resize_failures=1)
     world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(FreeAccelerators(), []))
-    assert world.pool.room(job().model_copy(update={"status": status})) == (0, 0, 0)
+    assert world.pool.room(job().model_copy(update={"status": status})) == (0, 0, 0, "")
     wrong = make_job("wrong").set("podTemplate.spec.tolerations", {"key": "team"}).job()
-    assert world.pool.room(wrong.model_copy(update={"status": status})) == NO_ROOM_KNOWN
+    unknown = (None, 0, None, "podTemplate.spec.tolerations is invalid")
+    assert world.pool.room(wrong.model_copy(update={"status": status})) == unknown
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "claims", "free"),
+    [("", ["gpu"], None), ("", [], 110), ("nvidia.com/gpu", ["network"], 2)],
+    ids=["by claims", "no accelerators", "also claims"],
+)
+def test_devices_by_resource_claims_are_not_counted_so_that_no_room_is_known_for_them(
+    accelerator: str, claims: list[str], free: int | None
+) -> None:
+    world, counted = World(), FreeAccelerators()
+    counted.note_node({"metadata": {"name": "a"}, "status": {"allocatable": {"nvidia.com/gpu": "2", "pods": "110"}}})
+    world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(counted, []))
+    limits = {accelerator: 1} if accelerator else {}
+    container = {"name": "trainer", "image": "x", "resources": {"limits": limits}}
+    spec = {"containers": [container], "resourceClaims": [{"name": name} for name in claims]}
+    asks = make_job().set("acceleratorResource", accelerator).set("podTemplate.spec", spec)
+    room = world.pool.room(asks.job())
+    assert room.free == free
+    assert ("resourceClaims asks for devices" in room.unknown) == (free is None)
 
 
 async def test_a_pod_that_came_and_went_while_the_watch_was_away_is_gone_with_the_next_list() -> None:
