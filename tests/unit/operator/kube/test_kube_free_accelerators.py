@@ -7,16 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_contract.api.requests import Object
+from pipetransformer_operator.controller.ports import JobKey, Unavailable
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators, free_by_node, pod_view
 from pipetransformer_operator.kube.capacity.node_fit import allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room
 from pipetransformer_operator.kube.events import ClusterListener
+from pipetransformer_operator.kube.watches.node_watch import NodeWatch
+from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.watches.other_pods import OtherPods
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
 GPU = "nvidia.com/gpu"
+
+
+class Watched(ClusterListener):
+    """Notes which watches were opened."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def on_watch_opened(self, path: str) -> None:
+        self.paths.append(path)
 
 
 class Returned(ClusterListener):
@@ -304,3 +317,30 @@ async def test_a_pod_of_others_that_went_unseen_holds_nothing_after_the_next_lis
     assert not others.listed
     await api.answer(others.run())
     assert (others.listed, free.by_node(GPU)) == (True, {"a": 3})
+
+
+async def test_a_node_that_went_unseen_has_nothing_free_after_the_next_list() -> None:
+    class Free(FreeAccelerators):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lost = Nodes()
+
+        def on_node_changed(self, node: Object, *, deleted: bool) -> None:
+            self.lost.note(node, deleted=deleted)
+            self.note_node(node, deleted=deleted)
+
+    def listed(*names: str) -> Listed:
+        return Listed([node(name, 2) for name in names])
+
+    seen: Object = {"metadata": {"resourceVersion": "6"}}
+    api = ScriptedApi(
+        listed("a", "b", "c"),
+        [{"type": "DELETED", "object": seen | {"metadata": node("b")["metadata"] | seen["metadata"]}}],
+        Unavailable("410"),
+        listed("c"),
+    )
+    free, watched = Free(), Watched()
+    await api.answer(NodeWatch(api, free, watched).run())
+    assert free.by_node(GPU) == {"c": 2}
+    assert free.lost.is_gone("a") and free.lost.is_gone("b") and not free.lost.is_gone("c")
+    assert watched.paths == ["/api/v1/nodes"]
