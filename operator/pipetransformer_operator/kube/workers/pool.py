@@ -123,7 +123,7 @@ class KubePool(ClusterListener):
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
         self._groups: dict[JobKey, Groups] = {}
         self._together: dict[JobKey, dict[int, str]] = {}
-        self._shapes: dict[JobKey, tuple[int, PodShape]] = {}
+        self._shapes: dict[JobKey, tuple[tuple[str, int], PodShape]] = {}
 
     @property
     def sees_drains(self) -> bool:
@@ -173,10 +173,10 @@ class KubePool(ClusterListener):
 
     def _shape(self, job: PipeTrainingJob) -> PodShape:
         """Cached, because every turn needs it."""
-        known = self._shapes.get(_key(job))
-        if known is None or known[0] != job.metadata.generation:
+        known, version = self._shapes.get(_key(job)), (job.metadata.uid, job.metadata.generation)
+        if known is None or known[0] != version:
             spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-            known = self._shapes[_key(job)] = job.metadata.generation, shape_of(spec)
+            known = self._shapes[_key(job)] = version, shape_of(spec)
         return known[1]
 
     def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:

@@ -69,6 +69,21 @@ def test_a_template_that_no_server_accepts_has_no_known_room_so_that_the_server_
     assert world.pool.room(wrong.model_copy(update={"status": status})) == unknown
 
 
+def test_the_room_of_a_new_job_of_the_same_name_is_that_of_its_own_template() -> None:
+    world, counted = World(), FreeAccelerators()
+    allocatable = {"nvidia.com/gpu": "2", "cpu": "4", "pods": "110"}
+    counted.note_node({"metadata": {"name": "a"}, "status": {"allocatable": allocatable}})
+    world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(counted, []))
+    free = []
+    for uid, cpu in (("first", "2"), ("second", "4")):
+        resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": cpu}}
+        container = {"name": "trainer", "image": "x", "resources": resources}
+        one = make_job().set("podTemplate.spec", {"containers": [container]}).job()
+        metadata = one.metadata.model_copy(update={"uid": uid})
+        free.append(world.pool.room(one.model_copy(update={"metadata": metadata})).free)
+    assert free == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("accelerator", "claims", "free"),
     [("", ["gpu"], None), ("", [], 110), ("nvidia.com/gpu", ["network"], 2)],
