@@ -4,8 +4,9 @@ The service connects them to a cluster. Simulations run the same parts on an API
 """
 
 import sys
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
+
+from pipetransformer_contract.api.requests import Object
 
 from .channel.app import Channel
 from .channel.listener import NO_LISTENER as NO_CHANNEL_LISTENER
@@ -21,6 +22,7 @@ from .kube.trust.tokens import TokenReviewer
 from .kube.watched import WatchedCluster
 from .kube.watches.jobs import KnownJobs
 from .kube.watches.keeper import Keeper
+from .kube.watches.node_watch import NodeWatch
 from .kube.workers.pod_groups import SCHEDULERS, PodGroups
 from .kube.workers.pool import KubePool
 from .kube.workers.rendering import PriorityClasses
@@ -56,7 +58,7 @@ class Assembly:
         quota: of jobs with a queue.
         publisher: writes what workers trust.
         channel: the workers' API.
-        watching: parts to run while this operator leads, in addition to the watches of jobs and nodes.
+        watching: parts to run while this operator leads, in addition to the watch of jobs.
     """
 
     def __init__(
@@ -105,11 +107,12 @@ class Assembly:
         lease.add(waker)
         keeper = Keeper(api, settings.namespaces, pool.protection, self.publisher, cluster.events)
         self.channel = Channel(self.controller.boards, tokens, requests, most_polls, sources.seconds)
-        others = [cluster.others] if cluster.others is not None else []
-        self.watching: list[Watching] = [cluster.jobs, cluster.pods, keeper, self.quota, *others]
+        self.watching: list[Watching] = [cluster.jobs, cluster.pods, keeper, self.quota]
+        if cluster.others is not None:
+            self.watching += [cluster.others, NodeWatch(api, self, cluster.events)]
 
-    def on_node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
-        """The watch showed a node, or its deletion."""
+    def on_node_changed(self, node: Object, *, deleted: bool) -> None:
+        """See `NodeListener`."""
         news = self.cluster.nodes.note(node, deleted=deleted)
         # `free` comes second, because it asks `nodes` whether the node takes pods.
         self.cluster.free.note_node(node, deleted=deleted)

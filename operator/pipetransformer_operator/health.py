@@ -53,16 +53,20 @@ class Health(ClusterListener):
     @property
     def ready(self) -> bool:
         """Whether all kinds are watched. Only the holder of the lease watches."""
-        return self._kinds <= {path.rpartition("/")[2] for path in self._opened}
+        return self._kinds <= set(map(_kind, self._opened))
 
     @property
     def opened_times(self) -> dict[str, float]:
-        """When the watches of each plural name were opened, seconds since the epoch: the oldest of several."""
+        """When the watches of each plural name were opened, seconds since the epoch: the oldest of several.
+
+        A refused watch counts only if all of its name are refused: one alone may be of a namespace that was deleted."""
         times: dict[str, float] = {}
         offset = time.time() - self._clock()
+        answered = {_kind(path) for path in self._opened.keys() - self._refused}
         for path, opened in self._opened.items():
-            kind = path.rpartition("/")[2]
-            times[kind] = min(times.get(kind, math.inf), opened + offset)
+            kind = _kind(path)
+            if path not in self._refused or kind not in answered:
+                times[kind] = min(times.get(kind, math.inf), opened + offset)
         return times
 
     @property
@@ -86,6 +90,11 @@ class Health(ClusterListener):
         app = web.Application()
         app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
         return app
+
+
+def _kind(path: str) -> str:
+    """The plural name of what the path lists."""
+    return path.rpartition("/")[2]
 
 
 def _answer(good: bool, otherwise: str) -> web.Response:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from prometheus_client import generate_latest
@@ -53,7 +52,7 @@ class CannotStart(Exception):
 
 
 class Service:
-    """See the module. The watch of nodes calls `on_node_changed`.
+    """See the module.
 
     Attributes:
         health: tell it of each watch that is opened.
@@ -130,7 +129,7 @@ class Service:
         await self._lease.acquire()
 
     async def run(self) -> None:
-        """Watches everything except jobs and nodes. Call it once this operator leads; it raises a fault of any part."""
+        """Watches everything except jobs. Call it once this operator leads; it raises a fault of any part."""
         async with asyncio.TaskGroup() as tasks:
             for one in self._assembly.watching:
                 tasks.create_task(one.run())
@@ -167,10 +166,6 @@ class Service:
             logger.warning(
                 "cannot delete PodDisruptionBudgets, which refuse evictions while no operator runs: %r", error
             )
-
-    def on_node_changed(self, node: Mapping[str, Any], *, deleted: bool) -> None:
-        """The watch showed a node, or its deletion."""
-        self._assembly.on_node_changed(node, deleted=deleted)
 
 
 @dataclass(frozen=True)

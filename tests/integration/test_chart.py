@@ -89,6 +89,14 @@ def test_the_operator_meets_the_restricted_pod_security_standard() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_each_container_has_resources_because_a_quota_of_the_namespace_refuses_pods_without() -> None:
+    asks = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "1", "memory": "1Gi"}}
+    documents = render("x", resources=json.dumps(asks))
+    templates = [one["spec"]["template"]["spec"] for one in documents if one["kind"] in ("Deployment", "Job")]
+    specs = [*templates, *(one["spec"] for one in documents if one["kind"] == "Pod")]
+    assert [one["resources"] for spec in specs for one in spec["containers"]] == [asks] * 3
+
+
 def test_a_namespaced_operator_has_no_right_over_the_cluster_but_to_check_tokens() -> None:
     documents = render("x", namespaces='["team-a", "team-b"]')
     (cluster,) = (document for document in documents if document["kind"] == "ClusterRole")

@@ -1,6 +1,6 @@
 """One operator in a process of its own: its real parts, on the simulated way to the API server and to its workers.
 
-Two things stand in for real ones: `_Kopf` for kopf's watches of jobs and nodes, and `Front` for sockets and TLS.
+Two things stand in for real ones: `_Kopf` for kopf's watch of jobs, and `Front` for sockets and TLS.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import aiohttp
 from aiohttp import web
 from kubernetes.aio import client
 
-from pipetransformer_contract.api.requests import Object, jobs_path
+from pipetransformer_contract.api.requests import jobs_path
 from pipetransformer_operator.assembly import Assembly
 from pipetransformer_operator.clocks import Sources
 from pipetransformer_operator.controller.ports import Conflict, Unavailable
@@ -126,7 +126,7 @@ class Operator:
         try:
             await self.lease.acquire()
             kopf = _Kopf(self._api, self.assembly, self.health)
-            parts = [self.lease.keep(), self._watch(), kopf.run(jobs_path(None)), kopf.run("/api/v1/nodes")]
+            parts = [self.lease.keep(), self._watch(), kopf.run()]
             self._parts = [asyncio.create_task(part) for part in parts]
             await asyncio.wait(self._parts, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -166,9 +166,9 @@ class _Kopf:
         self._assembly = assembly
         self._health = health
 
-    async def run(self, path: str) -> None:
-        """Watches the objects of a path endlessly."""
-        failures = 0
+    async def run(self) -> None:
+        """Watches the jobs endlessly."""
+        path, jobs, failures = jobs_path(None), self._assembly.cluster.jobs, 0
         while True:
             try:
                 version = await self._list(path)
@@ -180,28 +180,19 @@ class _Kopf:
                     async for event in watch:
                         version = event["object"]["metadata"]["resourceVersion"]
                         if event["type"] != "BOOKMARK":
-                            self._tell(path, event["object"], deleted=event["type"] == "DELETED")
+                            (jobs.drop if event["type"] == "DELETED" else jobs.note)(event["object"])
             except (Conflict, NotFound, Unavailable):
                 await asyncio.sleep(_RETRIES[min(failures, len(_RETRIES) - 1)])
                 failures += 1
 
     async def _list(self, path: str) -> str:
-        version = ""
+        version, jobs = "", self._assembly.cluster.jobs
         async for part in self._api.list(path):
             version = part["metadata"]["resourceVersion"]
-            if path != "/api/v1/nodes":
-                self._assembly.cluster.jobs.listed(path)
+            jobs.listed(path)
             for one in part["items"]:
-                self._tell(path, one, deleted=False)
+                jobs.note(one)
         return version
-
-    def _tell(self, path: str, one: Object, *, deleted: bool) -> None:
-        if path == "/api/v1/nodes":
-            self._assembly.on_node_changed(one, deleted=deleted)
-        elif deleted:
-            self._assembly.cluster.jobs.drop(one)
-        else:
-            self._assembly.cluster.jobs.note(one)
 
 
 class _Front:

@@ -75,8 +75,8 @@ class ElasticPolicy(SpecModel):
     claim_from: ClaimFrom = Field(
         default=ClaimFrom.IDLE,
         description="When the job claims workers beyond elasticPolicy.workers. Idle: only while nodes have free"
-        " accelerators for them, and never if the operator sees no nodes. Autoscaler: at any time, so that an"
-        " autoscaler may add nodes for their pods.",
+        " accelerators for them, and never if the operator sees no nodes, or if acceleratorResource is empty and the"
+        " pods have resourceClaims. Autoscaler: at any time, so that an autoscaler may add nodes for their pods.",
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
         default=1.0,

@@ -263,6 +263,7 @@ class JobLoop:
             free=room.free,
             room=room.unreserved,
             reach=room.reach,
+            room_unknown=room.unknown,
         )
 
     def workers(self) -> Iterable[Worker]:

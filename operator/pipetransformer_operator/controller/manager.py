@@ -136,11 +136,16 @@ class Controller:
         looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
         now = self._clock()
         demands, claims, gangs = [], [], []
-        for loop, job in looks.values():
+        for name, (loop, job) in list(looks.items()):
             await asyncio.sleep(0)  # observing a thousand jobs takes a third of a second
             if self._release_for_others is None and not may_demand(job):
                 continue
-            look = (job.spec, loop.observe(job), now)
+            try:
+                look = (job.spec, loop.observe(job), now)
+            except Exception:
+                logger.exception("cannot share workers with job %s", name)
+                del looks[name]  # it keeps its share
+                continue
             demands.append(demand_of(*look))
             if job.status.generation is None:
                 gangs.append(gang_of(*look))

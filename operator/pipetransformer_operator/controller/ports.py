@@ -27,6 +27,7 @@ class Room(NamedTuple):
     free: int | None  #: in total; None: unknown
     unreserved: int | None  #: without those that other jobs reserved; 0: unknown, None: unlimited
     reach: int | None = None  #: in total if pods of lower priority were preempted; None: unknown or not asked
+    unknown: str = ""  #: why `free` is unknown, in words
 
 
 class Conflict(Exception):

@@ -1,4 +1,4 @@
-"""kopf's part: watches jobs and nodes, and tells the service what it sees. Nothing is decided here.
+"""kopf's part: watches jobs, and tells the service what it sees. Nothing is decided here.
 
 Watches start only when this operator holds the lease, so they show everything that the operator before it wrote.
 """
@@ -33,8 +33,6 @@ async def operate(settings: Settings) -> None:
     service = await Service.start(settings)
     registry = kopf.OperatorRegistry()
     _register(registry, service)
-    if not settings.namespaces:
-        _register_nodes(registry, service)
     watching = kopf.operator(
         registry=registry,
         settings=_kopf_settings(),
@@ -120,9 +118,3 @@ def _register(registry: kopf.OperatorRegistry, service: Service) -> None:
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(*, body: kopf.Body, type: str, **_: Any) -> None:
         (service.jobs.drop if type == "DELETED" else service.jobs.note)(body)
-
-
-def _register_nodes(registry: kopf.OperatorRegistry, service: Service) -> None:
-    @kopf.on.event("nodes", registry=registry)
-    async def node_changed(*, body: kopf.Body, type: str, **_: Any) -> None:
-        service.on_node_changed(body, deleted=type == "DELETED")

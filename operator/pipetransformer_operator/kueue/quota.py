@@ -45,7 +45,7 @@ class KueueQuota(ClusterListener):
         self._clock = clock
         self._seen = Workloads(api, namespaces, events)
         self._refusals: dict[JobKey, str] = {}
-        self._assignments: dict[str, tuple[tuple[str, ...], Assignment]] = {}
+        self._flavors: dict[str, tuple[tuple[str, ...], list[Object]]] = {}
 
     @property
     def answers(self) -> bool | None:
@@ -96,14 +96,14 @@ class KueueQuota(ClusterListener):
         names = workloads.flavors(seen) if seen else None
         if seen is None or names is None:
             raise Refused(f"cannot read Workload {request.name} now, which says which nodes its pods need")
-        known = self._assignments.get(seen["metadata"]["uid"])
+        known = self._flavors.get(seen["metadata"]["uid"])
         if known is None or known[0] != names:
             try:
                 found = [await self._get(f"resourceflavors/{name}") for name in names]
             except (NotFound, Unavailable) as error:
                 raise Refused(f"ResourceFlavors of Workload {request.name}: {error}") from error
-            known = self._assignments[seen["metadata"]["uid"]] = (names, workloads.assignment(seen, found))
-        return known[1]
+            known = self._flavors[seen["metadata"]["uid"]] = names, found
+        return workloads.assignment(seen, known[1])
 
     def on_job_gone(self, key: JobKey) -> None:
         """See `ClusterListener`."""
@@ -176,7 +176,7 @@ class KueueQuota(ClusterListener):
             with suppress(NotFound):
                 await self._api.request("DELETE", path, body, timeout=TIMEOUT_SECONDS)
         others = await _drop_finalizer(self._api, seen)
-        self._assignments.pop(metadata["uid"], None)
+        self._flavors.pop(metadata["uid"], None)
         if not others:
             self._seen.drop(seen)
 

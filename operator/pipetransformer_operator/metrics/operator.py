@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from typing import Protocol
 
@@ -38,6 +38,9 @@ _QUICK_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.
 _REQUEST_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15)
 _LAG_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _WATCH = "watch"
+#: A series of node failures ends this long after its last one, because an autoscaler makes new nodes endlessly. The
+#: alert looks back six hours.
+_FAILURES_SHOWN = timedelta(days=1)
 #: A trainer may give any reason for a failure; the others count as TrainingFailed.
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
 
@@ -88,6 +91,7 @@ class Metrics(LoopMetrics, ChannelListener):
         self.registry = CollectorRegistry()
         self._clock = clock
         self._seen: dict[tuple[str, str], Seen] = {}
+        self._failed: dict[tuple[str, str], datetime] = {}
         self._resizes = Resizes(self.registry)
         self._returns = Returns()
         self._starts = Starts(self.registry)
@@ -191,11 +195,22 @@ class Metrics(LoopMetrics, ChannelListener):
         wanted = set() if plan.status.finished else set(plan.status.worker_ids)
         idle = idle_gpus(observed, plan.status)
         self._seen[key] = Seen(len(wanted - placed), idle, self._returns.count(key))
-        for failure in plan.failures:
-            self._node_failures.labels(failure.node, failure.cause.value).inc()
+        self._count_failures(plan)
         if plan.status.finished and not before.finished:
             self._count_end(plan.status)
         self._plan_seconds.observe(seconds)
+
+    def _count_failures(self, plan: Plan) -> None:
+        now = self._clock()
+        for failure in plan.failures:
+            series = failure.node, failure.cause.value
+            self._node_failures.labels(*series).inc()
+            self._failed.pop(series, None)  # the newest comes last
+            self._failed[series] = now
+        while self._failed and now > next(iter(self._failed.values())) + _FAILURES_SHOWN:
+            series = next(iter(self._failed))
+            del self._failed[series]
+            self._node_failures.remove(*series)
 
     def on_turned(self, result: TurnResult, seconds: float) -> None:
         """See `LoopMetrics`."""

@@ -218,6 +218,7 @@ class Observed:
         free: how many more workers of the job would find a node now; None if unknown.
         room: how many of `free` other jobs have not reserved; 0 if unknown, None if unlimited.
         reach: like `free`, plus workers that would find a node by preempting pods of lower priority; None if unknown.
+        room_unknown: why `free` is unknown, in words.
         since: when this operator began to listen to the job's workers: at its own start, or when it heard from workers
             again after all were silent. If a worker was silent before that, this proves nothing.
     """
@@ -253,6 +254,7 @@ class Observed:
     free: int | None = None
     room: int | None = None
     reach: int | None = None
+    room_unknown: str = ""
 
     def beat(self, uid: str) -> Beat:
         """The newest heartbeat of a worker. For a worker that sent none: no generation, and the present `pace`."""

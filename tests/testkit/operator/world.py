@@ -73,6 +73,7 @@ class World:
         self.free: int | None = None
         self.room: int | None = None
         self.reach: int | None = None
+        self.room_unknown = ""
         self._uids = 0
 
     @property
@@ -129,6 +130,7 @@ class World:
             free=self.free,
             room=self.room,
             reach=self.reach,
+            room_unknown=self.room_unknown,
         )
 
     def beat(self, worker: Worker) -> Beat:

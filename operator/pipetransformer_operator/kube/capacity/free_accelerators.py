@@ -127,9 +127,7 @@ class FreeAccelerators:
         if shape not in self._rooms:
             if len(self._rooms) >= SHAPES:
                 del self._rooms[next(iter(self._rooms))]
-            self._rooms[shape] = {}
-            for name in self._nodes:
-                self._count(name, [shape])
+            self._rooms[shape] = {name: room for name in self._nodes if (room := self._room(name, shape))}
         return self._rooms[shape]
 
     def holders(self, node: str) -> int:
@@ -167,17 +165,21 @@ class FreeAccelerators:
     def _closed(self, name: str) -> bool:
         return self._gate is not None and self._gate.is_closed(name)
 
-    def _count(self, name: str, shapes: Iterable[PodShape] | None = None) -> None:
+    def _count(self, name: str) -> None:
         """Recounts the room of one node."""
-        node = self._nodes.get(name)
-        for shape in self._rooms if shapes is None else shapes:
-            room = 0
-            if node is not None and not self._closed(name):
-                room = fits(self._left(node), shape.requests)
-            if room and node is not None and allows(node, shape.spec):
-                self._rooms[shape][name] = room
+        for shape, rooms in self._rooms.items():
+            if room := self._room(name, shape):
+                rooms[name] = room
             else:
-                self._rooms[shape].pop(name, None)
+                rooms.pop(name, None)
+
+    def _room(self, name: str, shape: PodShape) -> int:
+        """How many more pods of this shape the node would take now."""
+        node = self._nodes.get(name)
+        if node is None or self._closed(name):
+            return 0
+        room = fits(self._left(node), shape.requests)
+        return room if room and allows(node, shape.spec) else 0
 
     def _left(self, node: NodeView) -> Amounts:
         held = self._held.get(node.name)

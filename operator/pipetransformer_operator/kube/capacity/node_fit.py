@@ -5,9 +5,13 @@ between pods: a pod that fails by them is simply pending.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
 
 from pipetransformer_contract.api.requests import Object
 
@@ -18,6 +22,66 @@ Amounts = Mapping[str, int]
 _HOLDS_OFF = ("NoSchedule", "NoExecute")
 #: Fields of a pod's spec that, with its containers' resources, decide which nodes take it.
 _DECIDES = ("nodeSelector", "affinity", "tolerations", "overhead", "resources")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+_Quantities = dict[str, int | float | str] | None
+
+
+class _Part(BaseModel):
+    """A part of a pod's spec: the form of the fields that are read here, without all others."""
+
+    model_config = ConfigDict(alias_generator=to_camel)
+
+
+class _Requirement(_Part):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class _Term(_Part):
+    match_expressions: list[_Requirement] | None = None
+    match_fields: list[_Requirement] | None = None
+
+
+class _Required(_Part):
+    node_selector_terms: list[_Term] | None = None
+
+
+class _NodeAffinity(_Part):
+    required_during_scheduling_ignored_during_execution: _Required | None = None
+
+
+class _Affinity(_Part):
+    node_affinity: _NodeAffinity | None = None
+
+
+class _Toleration(_Part):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+
+
+class _Resources(_Part):
+    limits: _Quantities = None
+    requests: _Quantities = None
+
+
+class _Container(_Part):
+    restart_policy: str | None = None
+    resources: _Resources | None = None
+
+
+class _Form(_Part):
+    """The form of a pod's spec. A template may have anything in its place, which only the API server refuses."""
+
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+    tolerations: list[_Toleration] | None = None
+    overhead: _Quantities = None
+    resources: _Resources | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +117,12 @@ def is_extended(resource: str) -> bool:
     return "/" in resource and not resource.startswith("kubernetes.io/")
 
 
+#: A required affinity without terms selects no node.
+_NOWHERE: Object = {
+    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+}
+
+
 @dataclass(frozen=True, slots=True)
 class PodShape:
     """What a pod asks of a node. Two shapes are equal if the same nodes take both.
@@ -61,15 +131,22 @@ class PodShape:
         key: the same text for equal shapes.
         spec: the pod's.
         requests: what it holds on its node.
+        unknown: why nobody can tell which nodes take it, in words; empty if that is known.
     """
 
     key: str
     spec: Mapping[str, Any] = field(compare=False)
     requests: Amounts = field(compare=False)
+    unknown: str = field(default="", compare=False)
 
 
 def shape_of(spec: Mapping[str, Any]) -> PodShape:
-    """The shape of pods of that spec."""
+    """The shape of pods of that spec. If it has not the form that Kubernetes wants, no node takes them."""
+    try:
+        _Form.model_validate(spec)
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        return PodShape("", _NOWHERE, requests_of({}), f"podTemplate.spec.{where} is invalid")
     decides: dict[str, Any] = {name: spec[name] for name in _DECIDES if spec.get(name)}
     requests = requests_of(spec)
     return PodShape(json.dumps([requests, decides], sort_keys=True, default=str), spec, requests)
@@ -155,14 +232,17 @@ def _holds(labels: Mapping[str, str], expression: Object) -> bool:
         case "DoesNotExist":
             return value is None
         case "Gt":
-            return _is_number(value) and int(str(value)) > int(values[0])
+            return _is_less(next(iter(values), None), value)
         case "Lt":
-            return _is_number(value) and int(str(value)) < int(values[0])
+            return _is_less(value, next(iter(values), None))
     return False
 
 
-def _is_number(value: str | None) -> bool:
-    return value is not None and value.removeprefix("-").isdecimal()
+def _is_less(one: str | None, other: str | None) -> bool:
+    """Whether both are whole numbers, and `one` is the smaller. Kubernetes accepts others, and matches no node."""
+    if one is None or other is None or not (_WHOLE.fullmatch(one) and _WHOLE.fullmatch(other)):
+        return False
+    return int(one) < int(other)
 
 
 def _is_tolerated(taint: Mapping[str, str], tolerations: Iterable[Object]) -> bool:

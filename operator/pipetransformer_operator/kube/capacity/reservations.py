@@ -15,8 +15,10 @@ from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from .free_accelerators import FreeAccelerators
 from .node_fit import PodShape
 
-#: The room is unknown, for example where nodes are not watched.
-NO_ROOM_KNOWN = Room(None, 0)
+
+def unknown_room(why: str) -> Room:
+    """An unknown room, and why it is unknown."""
+    return Room(None, 0, unknown=why)
 
 
 class Lister(Protocol):
@@ -49,7 +51,7 @@ class Reservations:
     def room(self, key: JobKey, shape: PodShape) -> Room:
         """How many of the job's workers without a node, and new ones, would find a node now."""
         if not self._known:
-            return NO_ROOM_KNOWN
+            return unknown_room("the operator has not yet listed all pods")
         mine = self._free.room_by_node(shape)
         free = unreserved = sum(mine.values())
         own_shape, own = self._reserved.get(key, (shape, 0))

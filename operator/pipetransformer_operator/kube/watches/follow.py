@@ -9,8 +9,9 @@ import logging
 from collections.abc import AsyncIterator
 
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.controller.ports import Conflict, Unavailable
+from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
+from pipetransformer_operator.kube.events import ClusterListener
 
 logger = logging.getLogger(__name__)
 #: How long a watch stays open.
@@ -43,6 +44,29 @@ class Followed:
 
     def on_failed(self, error: Exception) -> None:
         """A list or a watch raised `error`; another attempt follows."""
+
+
+class Reported(Followed):
+    """Objects whose watch is reported to listeners.
+
+    Args:
+        path: of the list.
+        events: is told how the watch does.
+        query: of the list and of each watch.
+    """
+
+    def __init__(self, path: str, events: ClusterListener, query: Query = NO_QUERY) -> None:
+        super().__init__(path, query)
+        self._events = events
+
+    def on_opened(self) -> None:
+        """See `Followed`."""
+        self._events.on_watch_opened(self.path)
+
+    def on_failed(self, error: Exception) -> None:
+        """See `Followed`."""
+        if isinstance(error, NotFound | Refused):
+            self._events.on_watch_refused(self.path)
 
 
 async def follow(

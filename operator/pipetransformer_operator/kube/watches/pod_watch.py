@@ -9,13 +9,13 @@ from collections.abc import Iterable
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.controller.ports import JobKey, Refused
+from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.workers.pods import holds_accelerators, observable
 
-from .follow import Followed, follow
+from .follow import Reported, follow
 
 _QUERY = {"labelSelector": JOB_LABEL}
 
@@ -122,24 +122,14 @@ class PodWatch:
             self._events.on_accelerators_released(key)
 
 
-class _PodsOf(Followed):
+class _PodsOf(Reported):
     """Workers' pods of one namespace; of all when it is empty."""
 
     def __init__(self, namespace: str, pods: PodWatch, events: ClusterListener) -> None:
-        super().__init__(f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods", _QUERY)
+        super().__init__(f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods", events, _QUERY)
         self._namespace = namespace
         self._pods = pods
-        self._events = events
 
     async def relist(self) -> str:
         """See `Followed`."""
         return await self._pods.list(self._namespace, self.path)
-
-    def on_opened(self) -> None:
-        """See `Followed`."""
-        self._events.on_watch_opened(self.path)
-
-    def on_failed(self, error: Exception) -> None:
-        """See `Followed`."""
-        if isinstance(error, NotFound | Refused):
-            self._events.on_watch_refused(self.path)

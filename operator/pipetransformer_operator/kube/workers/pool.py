@@ -17,7 +17,7 @@ from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
-from pipetransformer_operator.kube.capacity.reservations import NO_ROOM_KNOWN, Reservations, awaits_room
+from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room, unknown_room
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.nodes import Nodes
@@ -123,7 +123,7 @@ class KubePool(ClusterListener):
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
         self._groups: dict[JobKey, Groups] = {}
         self._together: dict[JobKey, dict[int, str]] = {}
-        self._shapes: dict[JobKey, tuple[int, PodShape]] = {}
+        self._shapes: dict[JobKey, tuple[tuple[str, int], PodShape]] = {}
 
     @property
     def sees_drains(self) -> bool:
@@ -153,9 +153,12 @@ class KubePool(ClusterListener):
 
     def room(self, job: PipeTrainingJob) -> Room:
         """See `WorkerPool`."""
+        shape, status = self._shape(job), job.status
         if self._reservations is None:
-            return NO_ROOM_KNOWN
-        room, shape, status = self._reservations.room(_key(job), self._shape(job)), self._shape(job), job.status
+            return unknown_room("this operator serves single namespaces and sees no nodes")
+        if uncounted := shape.unknown or _uncounted_devices(job):
+            return unknown_room(uncounted)
+        room = self._reservations.room(_key(job), shape)
         if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # the job neither takes workers back nor retries
         return room._replace(reach=self._reservations.reach(shape, status.priority))
@@ -170,10 +173,10 @@ class KubePool(ClusterListener):
 
     def _shape(self, job: PipeTrainingJob) -> PodShape:
         """Cached, because every turn needs it."""
-        known = self._shapes.get(_key(job))
-        if known is None or known[0] != job.metadata.generation:
+        known, version = self._shapes.get(_key(job)), (job.metadata.uid, job.metadata.generation)
+        if known is None or known[0] != version:
             spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-            known = self._shapes[_key(job)] = job.metadata.generation, shape_of(spec)
+            known = self._shapes[_key(job)] = version, shape_of(spec)
         return known[1]
 
     def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
@@ -389,6 +392,13 @@ class KubePool(ClusterListener):
 
 def _key(job: PipeTrainingJob) -> JobKey:
     return JobKey(job.metadata.namespace, job.metadata.name)
+
+
+def _uncounted_devices(job: PipeTrainingJob) -> str:
+    """Why no node tells how many accelerators it has for the job, in words; empty if nodes do."""
+    if job.spec.accelerator_resource or not (job.spec.pod_template.spec.model_extra or {}).get("resourceClaims"):
+        return ""
+    return "podTemplate.spec.resourceClaims asks for devices that the operator does not count"
 
 
 def _pods_path(job: PipeTrainingJob) -> str:

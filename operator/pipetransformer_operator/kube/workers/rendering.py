@@ -108,7 +108,7 @@ def render(
     spec.setdefault("automountServiceAccountToken", False)
     _set_priority(spec, job, classes, claimed=worker_id in status.claimed_ids)
     if assignment.node_selector:
-        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **assignment.node_selector}
+        _object(spec, "nodeSelector").update(assignment.node_selector)
     if assignment.tolerations:
         _items(spec, "tolerations").extend(assignment.tolerations)
     _place(spec, wishes(job, group, alone=alone), doubted, unfit)

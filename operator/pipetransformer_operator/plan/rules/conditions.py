@@ -234,7 +234,7 @@ def _no_room(draft: Draft) -> str:
     if not draft.waits_for_room:
         return ""
     if draft.observed.free is None:
-        why = "this operator serves single namespaces and sees no nodes, so the job claims no free accelerators"
+        why = f"{draft.observed.room_unknown}, so the job claims no free accelerators"
         return f"{why}; with spec.elasticPolicy.claimFrom: Autoscaler it creates pods without knowing"
     return "no node has free accelerators for more workers; the job claims them once there are some"
 

@@ -6,10 +6,12 @@ from datetime import timedelta
 
 import pytest
 
+from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import JobKey, LoopMetrics
+from pipetransformer_operator.plan import Worker
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shared_cluster import PACE, Cluster
 
@@ -51,6 +53,29 @@ async def test_a_job_that_waits_for_nodes_shares_and_a_content_job_does_not(
         await cluster.next_change()
     assert cluster.status("second").share == Share(workers=0, layout_generation=0)
     assert cluster.status("first").share is None
+    await controller.stop()
+
+
+async def test_a_job_that_cannot_be_observed_leaves_the_others_their_shares(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(Cluster):
+        def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
+            if job.metadata.name == "odd":
+                raise AttributeError("podTemplate")
+            return super().list(job)
+
+    monkeypatch.setattr(manager, "allocate", lambda demands, weigh_namespaces: {demand.key: 0 for demand in demands})
+    cluster = Odd(0, make_job("odd").workers(1).job(), make_job("waits").workers(1).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key in cluster.jobs:
+        controller.wake(key)
+    while not cluster.workers["waits"]:
+        await cluster.next_change()
+    cluster.now += timedelta(seconds=10)
+    while cluster.status("waits").share is None:
+        await cluster.next_change()
+    assert "cannot share workers with job default/odd" in caplog.text
     await controller.stop()
 
 

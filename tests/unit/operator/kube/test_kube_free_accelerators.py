@@ -7,16 +7,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipetransformer_contract.api.labels import JOB_LABEL
-from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_contract.api.requests import Object
+from pipetransformer_operator.controller.ports import JobKey, Unavailable
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators, free_by_node, pod_view
 from pipetransformer_operator.kube.capacity.node_fit import allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room
 from pipetransformer_operator.kube.events import ClusterListener
+from pipetransformer_operator.kube.watches.node_watch import NodeWatch
+from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.watches.other_pods import OtherPods
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
 GPU = "nvidia.com/gpu"
+
+
+class Watched(ClusterListener):
+    """Notes which watches were opened."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    def on_watch_opened(self, path: str) -> None:
+        self.paths.append(path)
 
 
 class Returned(ClusterListener):
@@ -136,6 +149,8 @@ def test_selectors_and_taints_say_which_nodes_take_a_pod(spec: dict[str, Any], a
         ({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["39"]}]}, True),
         ({"matchExpressions": [{"key": "memory", "operator": "Lt", "values": ["40"]}]}, False),
         ({"matchExpressions": [{"key": "zone", "operator": "Gt", "values": ["1"]}]}, False),
+        ({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["39Gi"]}]}, False),
+        ({"matchExpressions": [{"key": "memory", "operator": "Lt", "values": []}]}, False),
         ({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}, True),
         ({"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n"]}]}, False),
         ({}, False),
@@ -147,6 +162,34 @@ def test_required_node_affinity_is_read_as_the_scheduler_reads_it(term: dict[str
     assert allows(view, {"affinity": {"nodeAffinity": required}}) == matches
     either = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}, term]}}
     assert allows(view, {"affinity": {"nodeAffinity": either}}) == matches
+
+
+def required(terms: object) -> dict[str, Any]:
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        (required([{"matchExpressions": []}]), "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"),
+        (required({"nodeSelectorTerms": [{"matchExpressions": [{"operator": "Exists"}]}]}), "matchExpressions.0.key"),
+        ({"tolerations": {"key": "team"}}, "tolerations"),
+        ({"nodeSelector": ["gpu"]}, "nodeSelector"),
+        ({"nodeSelector": {"gpu": True}}, "nodeSelector.gpu"),
+        ({"initContainers": ["main"]}, "initContainers.0"),
+        ({"overhead": "1"}, "overhead"),
+        ({"resources": {"limits": [1]}}, "resources.limits"),
+    ],
+    ids=["list of terms", "no key", "tolerations", "selector", "value", "init container", "overhead", "resources"],
+)
+def test_a_template_that_no_server_accepts_fits_nowhere_and_hinders_no_other(wrong: dict[str, Any], where: str) -> None:
+    free = FreeAccelerators()
+    free.note_node(node("a", 2, taints=({"key": "team", "effect": "NoSchedule"},), memory="40"))
+    shape = shape_of({"containers": [container()], **wrong})
+    assert shape.unknown.endswith(f"{where} is invalid")
+    assert (free.room_by_node(shape), free.lacking(shape, GPU), free.reach(shape, 1)) == ({}, {}, 0)
+    free.note_pod(pod("1", "a"))
+    assert (free.by_node(GPU), free.room_by_node(shape)) == ({"a": 1}, {})
 
 
 def test_a_pod_requests_its_containers_or_its_largest_init_container() -> None:
@@ -213,8 +256,8 @@ def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
     room = Reservations(free, [], returned)
     first, second = JobKey("default", "a"), JobKey("default", "b")
     room.reserve(first, shape, 2)
-    assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None), (5, 3, None)]
-    assert room.room(second, elsewhere) == (2, 0, None)
+    assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None, ""), (5, 3, None, "")]
+    assert room.room(second, elsewhere) == (2, 0, None, "")
     room.reserve(first, shape, 1)
     assert (room.room(second, shape).unreserved, returned.by) == (4, [first])
     room.forget(first)
@@ -225,7 +268,8 @@ def test_before_all_pods_are_listed_there_is_no_room() -> None:
     free = FreeAccelerators()
     free.note_node(node("a", 3))
     shape = shape_of({"containers": [container()]})
-    assert Reservations(free, [OtherPods(ScriptedApi(), free)]).room(JobKey("default", "a"), shape) == (None, 0, None)
+    room = Reservations(free, [OtherPods(ScriptedApi(), free)]).room(JobKey("default", "a"), shape)
+    assert room == (None, 0, None, "the operator has not yet listed all pods")
 
 
 def test_within_reach_is_what_pods_of_lower_priority_hold_as_well() -> None:
@@ -273,3 +317,30 @@ async def test_a_pod_of_others_that_went_unseen_holds_nothing_after_the_next_lis
     assert not others.listed
     await api.answer(others.run())
     assert (others.listed, free.by_node(GPU)) == (True, {"a": 3})
+
+
+async def test_a_node_that_went_unseen_has_nothing_free_after_the_next_list() -> None:
+    class Free(FreeAccelerators):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lost = Nodes()
+
+        def on_node_changed(self, node: Object, *, deleted: bool) -> None:
+            self.lost.note(node, deleted=deleted)
+            self.note_node(node, deleted=deleted)
+
+    def listed(*names: str) -> Listed:
+        return Listed([node(name, 2) for name in names])
+
+    seen: Object = {"metadata": {"resourceVersion": "6"}}
+    api = ScriptedApi(
+        listed("a", "b", "c"),
+        [{"type": "DELETED", "object": seen | {"metadata": node("b")["metadata"] | seen["metadata"]}}],
+        Unavailable("410"),
+        listed("c"),
+    )
+    free, watched = Free(), Watched()
+    await api.answer(NodeWatch(api, free, watched).run())
+    assert free.by_node(GPU) == {"c": 2}
+    assert free.lost.is_gone("a") and free.lost.is_gone("b") and not free.lost.is_gone("c")
+    assert watched.paths == ["/api/v1/nodes"]

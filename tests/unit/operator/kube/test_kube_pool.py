@@ -12,6 +12,8 @@ from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
+from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
+from pipetransformer_operator.kube.capacity.reservations import Reservations
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.workers.pool import KubePool
@@ -56,6 +58,50 @@ class World(Api):
 def job(stages: int = 2) -> PipeTrainingJob:
     made = make_job().stages(stages).job()
     return made.model_copy(update={"metadata": made.metadata.model_copy(update={"uid": "job-uid"})})
+
+
+def test_a_template_that_no_server_accepts_has_no_known_room_so_that_the_server_says_what_is_wrong() -> None:
+    world, status = World(), JobStatus(resize_failures=1)
+    world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(FreeAccelerators(), []))
+    assert world.pool.room(job().model_copy(update={"status": status})) == (0, 0, 0, "")
+    wrong = make_job("wrong").set("podTemplate.spec.tolerations", {"key": "team"}).job()
+    unknown = (None, 0, None, "podTemplate.spec.tolerations is invalid")
+    assert world.pool.room(wrong.model_copy(update={"status": status})) == unknown
+
+
+def test_the_room_of_a_new_job_of_the_same_name_is_that_of_its_own_template() -> None:
+    world, counted = World(), FreeAccelerators()
+    allocatable = {"nvidia.com/gpu": "2", "cpu": "4", "pods": "110"}
+    counted.note_node({"metadata": {"name": "a"}, "status": {"allocatable": allocatable}})
+    world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(counted, []))
+    free = []
+    for uid, cpu in (("first", "2"), ("second", "4")):
+        resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": cpu}}
+        container = {"name": "trainer", "image": "x", "resources": resources}
+        one = make_job().set("podTemplate.spec", {"containers": [container]}).job()
+        metadata = one.metadata.model_copy(update={"uid": uid})
+        free.append(world.pool.room(one.model_copy(update={"metadata": metadata})).free)
+    assert free == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "claims", "free"),
+    [("", ["gpu"], None), ("", [], 110), ("nvidia.com/gpu", ["network"], 2)],
+    ids=["by claims", "no accelerators", "also claims"],
+)
+def test_devices_by_resource_claims_are_not_counted_so_that_no_room_is_known_for_them(
+    accelerator: str, claims: list[str], free: int | None
+) -> None:
+    world, counted = World(), FreeAccelerators()
+    counted.note_node({"metadata": {"name": "a"}, "status": {"allocatable": {"nvidia.com/gpu": "2", "pods": "110"}}})
+    world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(counted, []))
+    limits = {accelerator: 1} if accelerator else {}
+    container = {"name": "trainer", "image": "x", "resources": {"limits": limits}}
+    spec = {"containers": [container], "resourceClaims": [{"name": name} for name in claims]}
+    asks = make_job().set("acceleratorResource", accelerator).set("podTemplate.spec", spec)
+    room = world.pool.room(asks.job())
+    assert room.free == free
+    assert ("resourceClaims asks for devices" in room.unknown) == (free is None)
 
 
 async def test_a_pod_that_came_and_went_while_the_watch_was_away_is_gone_with_the_next_list() -> None:

@@ -13,7 +13,7 @@ from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.workers.placement import PREFERRED, REQUIRED
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.protection import disruption_budget, network_policy
-from pipetransformer_operator.kube.workers.rendering import PriorityClasses, render
+from pipetransformer_operator.kube.workers.rendering import Assignment, PriorityClasses, render
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.kubelet import without_escapes
 from tests.testkit.operator.rendered import CHANNEL, pod_of
@@ -58,6 +58,12 @@ def test_what_the_user_wrote_in_the_template_is_kept() -> None:
     assert trainer["workingDir"] == "/src"
     assert pod["spec"]["nodeSelector"] == {"zone": "a"}
     assert pod["spec"]["automountServiceAccountToken"] is True
+
+
+def test_a_wrong_node_selector_of_the_template_is_refused_where_a_quota_adds_to_it() -> None:
+    job = with_containers({"name": "trainer", "image": "x"}, nodeSelector=["zone"]).job()
+    with pytest.raises(Refused, match="nodeSelector: must be an object"):
+        render(job, 0, JobStatus(), channel_url=CHANNEL, assignment=Assignment(node_selector={"gpu": "a100"}))
 
 
 @pytest.mark.parametrize("field", ["env", "volumeMounts", "ports", "volumes"])

@@ -93,3 +93,38 @@ async def test_only_claims_have_the_priority_of_claims(monkeypatch: pytest.Monke
     requests = [QuotaRequest(name=f"digits-q{n}", queue="team-a", workers=1, own=n == 1) for n in range(3)]
     await asked.apply(make_job().job(), JobStatus(quota_requests=requests))
     assert ["priority" in body["spec"] for body in api.made] == [False, False, True]
+
+
+class Flavors(Api):
+    """Serves ResourceFlavors, and remembers which were read."""
+
+    def __init__(self) -> None:
+        self.read: list[str] = []
+
+    async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+        name = path.rpartition("/")[2]
+        self.read.append(name)
+        return {"spec": {"nodeLabels": {"flavor": name}}}
+
+
+def admitted(version: int, flavor: str, rack: str) -> Object:
+    owner = {"controller": True, "uid": make_job().job().metadata.uid}
+    metadata: Object = {"name": "digits-q0", "namespace": "default", "uid": "q0", "resourceVersion": str(version)}
+    metadata |= {"labels": {JOB_LABEL: "digits"}, "ownerReferences": [owner]}
+    checks = [{"podSetUpdates": [{"nodeSelector": {"rack": rack}}]}]
+    assigned = [{"flavors": {"nvidia.com/gpu": flavor}}]
+    return {"metadata": metadata, "status": {"admission": {"podSetAssignments": assigned}, "admissionChecks": checks}}
+
+
+async def test_a_workload_that_is_admitted_again_places_its_pods_by_the_new_admission() -> None:
+    api, job = Flavors(), make_job().job()
+    asked = KueueQuota(api, [], NO_LISTENER)
+    status = JobStatus(quota_requests=[QuotaRequest(name="digits-q0", queue="team-a", workers=1, worker_ids=[0])])
+    places = []
+    for version, (flavor, rack) in enumerate([("gold", "1"), ("gold", "2"), ("iron", "2")]):
+        asked._seen.note(admitted(version, flavor, rack))
+        places.append((await asked.assigned(job, 0, status)).node_selector)
+    assert places == [
+        {"flavor": flavor, "rack": rack} for flavor, rack in (("gold", "1"), ("gold", "2"), ("iron", "2"))
+    ]
+    assert api.read == ["gold", "iron"]

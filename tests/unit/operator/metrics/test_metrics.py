@@ -146,6 +146,22 @@ def test_failures_count_by_node_and_cause() -> None:
     assert figure(metrics, "node_failures_total", node="node-b", cause="Killed") == 1
 
 
+def test_a_day_after_the_last_failure_of_a_node_its_series_ends() -> None:
+    times = [NOW]
+    metrics = metrics_of([], clock=lambda: times[0])
+
+    def shown(*nodes: str) -> list[float | None]:
+        failures = tuple(NodeFailure(node, FailureCause.LOST) for node in nodes)
+        metrics.on_decided(make_job().job(), observed(), Plan(status=JobStatus(), failures=failures), 0.001)
+        return [figure(metrics, "node_failures_total", node=node, cause="Lost") for node in ("gone", "bad")]
+
+    assert shown("bad", "gone") == [1, 1]
+    times[0] += timedelta(hours=20)
+    assert shown("bad") == [1, 2]
+    times[0] += timedelta(hours=5)
+    assert shown() == [None, 2]
+
+
 @pytest.mark.parametrize(
     ("kind", "reason", "counted"),
     [

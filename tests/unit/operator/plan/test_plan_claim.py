@@ -63,8 +63,12 @@ def test_with_claim_from_autoscaler_one_more_pipeline_is_tried_whatever_is_free(
 
 def test_an_operator_that_sees_no_nodes_claims_nothing_but_what_others_give_up() -> None:
     world = trains(elastic().on_pack("Auto"), free=None)
+    world.room_unknown = "this operator sees no nodes"
+    world.settle()
     assert len(world.workers) == 1
-    assert "claimFrom: Autoscaler" in world.condition(ConditionType.RESIZING).message
+    said = world.condition(ConditionType.RESIZING).message
+    assert "this operator sees no nodes, so the job claims no free accelerators; with" in said
+    assert "claimFrom: Autoscaler" in said
     world.share = Share(workers=3, layout_generation=world.status.layout_generation)
     world.settle()
     assert len(world.workers) == 3
