@@ -98,7 +98,7 @@ e2e-install: programs ## A new user's path on real kubelets: docs/install.md's c
 	$(BIN)/pytest tests/e2e/test_install.py tests/e2e/test_upgrade.py
 
 .PHONY: e2e-gang
-e2e-gang: $(STAMP) ## Gangs on the scheduler of Kubernetes 1.37, which this builds once, with fake nodes (2 min; no root).
+e2e-gang: $(STAMP) ## Gangs on Kubernetes 1.37 and on Volcano, which this builds once, with fake nodes (3 min; no root).
 	$(BIN)/python -m tools.devcluster programs
 	$(BIN)/pytest tests/integration/test_gangs.py
 

@@ -8,7 +8,19 @@ import shutil
 import string
 from collections.abc import Iterable, Iterator
 
-from tools.devcluster import controlplane, debian, disk, gobuild, host, images, kueue, node, preflight, registry
+from tools.devcluster import (
+    controlplane,
+    debian,
+    disk,
+    gobuild,
+    host,
+    images,
+    kueue,
+    node,
+    preflight,
+    registry,
+    volcano,
+)
 from tools.devcluster.layout import DNS_SERVICE_IP, MAX_NODES, NODES, SOURCES, Layout, cache_dir
 from tools.devcluster.process import CommandError, say
 
@@ -89,6 +101,7 @@ def _stop(layout: Layout) -> None:
         node.stop(layout, index)
     registry.daemon(layout).stop()
     kueue.stop(layout)
+    volcano.stop(layout)
     controlplane.stop(layout)
 
 

@@ -21,6 +21,7 @@ KUBERNETES_WITH_GANGS = "1.37.2"
 _MODULES = {KUBERNETES: "kubernetes", KUBERNETES_WITH_GANGS: "kubernetes-1.37"}
 HELM = "3.19.0"
 KUEUE = "0.15.0"
+VOLCANO = "1.14.1"
 PROMETHEUS_OPERATOR = "0.85.0"
 _VERSION_PACKAGE = "k8s.io/component-base/version"
 _KUBERNETES_PROGRAMS = (
@@ -76,6 +77,11 @@ def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str 
     return folder
 
 
+def _module(pins: str, module: str) -> Path:
+    """Folder of a Go module's sources, in the version that `go/<pins>` pins."""
+    return Path(json.loads(run([_go(), "mod", "download", "-json", module], cwd=SOURCES / "go" / pins))["Dir"])
+
+
 def _names(*, nodes: bool) -> tuple[str, ...]:
     return _KUBERNETES_PROGRAMS if nodes else _CONTROL_PLANE_PROGRAMS
 
@@ -119,8 +125,18 @@ def kueue() -> Path:
 
 def kueue_chart() -> Path:
     """Kueue's Helm chart in its Go module, including the CRDs."""
-    listed = run([_go(), "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kueue"], cwd=SOURCES / "go" / "kueue").strip()
-    return Path(listed) / "charts" / "kueue"
+    return _module("kueue", "sigs.k8s.io/kueue") / "charts" / "kueue"
+
+
+def volcano() -> Path:
+    """Folder of Volcano's programs."""
+    packages = {f"vc-{name}": f"volcano.sh/volcano/cmd/{name}" for name in ("scheduler", "controller-manager")}
+    return _build("volcano", packages, version=VOLCANO)
+
+
+def volcano_chart() -> Path:
+    """Volcano's Helm chart in its Go module, including the CRDs."""
+    return _module("volcano", "volcano.sh/volcano") / "installer/helm/chart/volcano"
 
 
 def pause() -> Path:

@@ -107,6 +107,11 @@ class Layout:
     def kueue_health_port(self) -> int:
         return self.port + 15
 
+    @property
+    def volcano_port(self) -> int:
+        """The health port of Volcano's scheduler; the next one is that of its controllers."""
+        return self.port + 16
+
     def kubelet_port(self, index: int) -> int:
         return self.port + 10 + index
 
@@ -115,8 +120,9 @@ class Layout:
         return f"127.0.0.1:{self.registry_port}"
 
     def control_plane_ports(self) -> list[int]:
-        kueue = [self.kueue_port, self.kueue_health_port]  # Kueue is a process if there are no nodes
-        return [self.port + offset for offset in range(5)] + kueue
+        # Kueue and Volcano are processes if there are no nodes.
+        added = [self.kueue_port, self.kueue_health_port, self.volcano_port, self.volcano_port + 1]
+        return [self.port + offset for offset in range(5)] + added
 
     def all_ports(self) -> list[int]:
         others = [self.registry_port, self.proxy_health_port, self.proxy_metrics_port]

@@ -45,8 +45,8 @@ class Scheduler:
     minimum: tuple[str, ...]
     needs: str
 
-    def spec(self, size: Size) -> Object:
-        """The spec of a group."""
+    def spec(self, size: Size, annotations: Mapping[str, str]) -> Object:
+        """The spec of a group whose pods have these annotations."""
         spec = self.count(size.pods)
         # The scheduler refuses a group whose priority is not that of its pods.
         return {**spec, "priorityClassName": size.priority_class} if size.priority_class else spec
@@ -72,7 +72,13 @@ class Scheduler:
 
 
 class Volcano(Scheduler):
-    """Volcano reads the group's name from an annotation, and sees only pods that name it as their scheduler."""
+    """Volcano reads the group's name from an annotation, and sees only pods that name it as their scheduler. A group
+    joins the queue that its pods' annotation names; without one Volcano takes its default queue."""
+
+    def spec(self, size: Size, annotations: Mapping[str, str]) -> Object:
+        """See `Scheduler`."""
+        queue = annotations.get("scheduling.volcano.sh/queue-name")
+        return {**super().spec(size, annotations), **({"queue": queue} if queue else {})}
 
     def join(self, pod: Object, name: str) -> None:
         """See `Scheduler`."""
@@ -186,7 +192,7 @@ class PodGroups:
                 "labels": {JOB_LABEL: job.metadata.name, **MANAGED_BY},
                 "ownerReferences": [owner_reference(job)],
             },
-            "spec": self._scheduler.spec(size),
+            "spec": self._scheduler.spec(size, job.spec.pod_template.metadata.annotations),
         }
 
     def _path(self, job: PipeTrainingJob) -> str:

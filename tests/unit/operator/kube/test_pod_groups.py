@@ -10,7 +10,7 @@ from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
-from pipetransformer_operator.kube.workers.pod_groups import SCHEDULERS, PodGroups
+from pipetransformer_operator.kube.workers.pod_groups import SCHEDULERS, PodGroups, Size
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.kube.workers.rendering import PriorityClasses
 from tests.testkit.operator.builders import make_job
@@ -215,3 +215,11 @@ async def test_volcano_reads_the_group_from_an_annotation() -> None:
         "spec": {"schedulerName": "volcano"},
     }
     assert SCHEDULERS["Volcano"].count(3) == {"minMember": 3}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "queue"), [({}, {}), ({"scheduling.volcano.sh/queue-name": "team"}, {"queue": "team"})]
+)
+def test_a_group_joins_the_queue_of_volcano_that_the_job_names(annotations: dict[str, str], queue: Object) -> None:
+    spec = SCHEDULERS["Volcano"].spec(Size(3, "low"), annotations)
+    assert spec == {"minMember": 3, "priorityClassName": "low", **queue}
