@@ -13,6 +13,7 @@ from tests.testkit.operator.scale.nodes import GPU, GPUS_PER_NODE
 from tests.testkit.operator.scale.run import STAGES, manifest
 
 RACK = "example.com/rack"
+HALF = STAGES // 2
 
 
 @pytest.fixture
@@ -22,10 +23,10 @@ async def cluster(tmp_path: Path) -> AsyncIterator[LivingCluster]:
         yield made
 
 
-async def build(cluster: LivingCluster, racks: list[str], free: int) -> None:
-    """Makes a node in each of these racks, and leaves so many of its GPUs free."""
-    await cluster.jobs.nodes.create(len(racks))
-    for index, rack in enumerate(racks):
+async def build(cluster: LivingCluster, nodes: list[tuple[str, int]]) -> None:
+    """Makes nodes, each in a rack and with so many free GPUs."""
+    await cluster.jobs.nodes.create(len(nodes))
+    for index, (rack, free) in enumerate(nodes):
         await label(cluster, index, rack)
         resources = {"limits": {GPU: str(GPUS_PER_NODE - free)}}
         other = {"containers": [{"name": "main", "image": "x", "resources": resources}], "nodeName": f"fake-{index}"}
@@ -60,7 +61,7 @@ async def racks_of(cluster: LivingCluster) -> dict[str, set[str]]:
 
 
 async def test_each_pipeline_has_a_rack_and_no_two_have_the_same(cluster: LivingCluster) -> None:
-    await build(cluster, ["a", "b", "c", "a", "b", "c"], free=STAGES // 2)
+    await build(cluster, [(rack, HALF) for rack in "abcabc"])
     await cluster.jobs.submit(TEAM, job(2 * STAGES, within=True, spread=True))
     await cluster.until("the job trains", lambda: cluster.trains("wide", 2 * STAGES))
     racks = list((await racks_of(cluster)).values())
@@ -68,8 +69,15 @@ async def test_each_pipeline_has_a_rack_and_no_two_have_the_same(cluster: Living
     assert racks[0] != racks[1]
 
 
+async def test_a_pipeline_gets_the_only_rack_with_room_for_all_of_it(cluster: LivingCluster) -> None:
+    await build(cluster, [("a", STAGES - 1), ("b", HALF), *((rack, STAGES - 1) for rack in "cdef"), ("b", HALF)])
+    await cluster.jobs.submit(TEAM, job(STAGES, within=True))
+    await cluster.until("the job trains", lambda: cluster.trains("wide", STAGES))
+    assert await racks_of(cluster) == {f"{STAGES}-0": {"b"}}
+
+
 async def test_a_second_pipeline_waits_for_a_rack_of_its_own_only_if_that_is_required(cluster: LivingCluster) -> None:
-    await build(cluster, ["a", "a", "a", "a"], free=STAGES // 2)
+    await build(cluster, [("a", HALF)] * 4)
     await cluster.jobs.submit(TEAM, job(2 * STAGES, spread=True))
 
     async def one_waits() -> bool:
@@ -86,7 +94,7 @@ async def test_a_second_pipeline_waits_for_a_rack_of_its_own_only_if_that_is_req
 
 
 async def test_a_wish_that_is_not_required_makes_no_worker_wait(cluster: LivingCluster) -> None:
-    await build(cluster, ["a", "b", "c", "d"], free=STAGES // 2)
+    await build(cluster, [(rack, HALF) for rack in "abcd"])
     await cluster.jobs.submit(TEAM, job(2 * STAGES, within=False, spread=False))
     await cluster.until("the job trains", lambda: cluster.trains("wide", 2 * STAGES))
 

@@ -5,7 +5,7 @@ some hundred milliseconds, and does not know what the scheduler is about to do.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -129,6 +129,17 @@ class FreeAccelerators:
                 del self._rooms[next(iter(self._rooms))]
             self._rooms[shape] = {name: room for name in self._nodes if (room := self._room(name, shape))}
         return self._rooms[shape]
+
+    def room_by_label(self, shape: PodShape, label: str, without: Collection[str]) -> dict[str, int]:
+        """How many more pods of this shape find nodes, by the nodes' value of a label. Leaves out values of the nodes
+        `without`."""
+        values = {name: node.labels[label] for name, node in self._nodes.items() if label in node.labels}
+        taken = {values[name] for name in without if name in values}
+        found: Counter[str] = Counter()
+        for name, room in self.room_by_node(shape).items():
+            if name in values and values[name] not in taken:
+                found[values[name]] += room
+        return found
 
     def holders(self, node: str) -> int:
         """How many pods hold accelerators of the node."""

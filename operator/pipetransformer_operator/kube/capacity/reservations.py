@@ -5,7 +5,7 @@ has a node or is no longer wanted. Other jobs count it as taken, so each acceler
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from pipetransformer_contract.api.requests import Object
@@ -64,6 +64,10 @@ class Reservations:
     def reach(self, shape: PodShape, priority: int) -> int | None:
         """How many more pods of that shape nodes would take if pods of lower priority were preempted."""
         return self._free.reach(shape, priority) if self._known else None
+
+    def room_by_label(self, shape: PodShape, label: str, without: Collection[str]) -> Mapping[str, int]:
+        """See `FreeAccelerators`; with reserved room. Empty while it is unknown."""
+        return self._free.room_by_label(shape, label, without) if self._known else {}
 
     def holders(self, node: str) -> int:
         """How many pods hold accelerators of the node."""

@@ -5,7 +5,7 @@ is a guess at its creation: a free place in a group, otherwise a new group with 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
@@ -60,6 +60,33 @@ def _length(group: str) -> int:
     """Length of a group according to its label; 0 if another client changed the label to something else."""
     length = group.partition("-")[0]
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 5 else 0
+
+
+def choose_domains(sizes: Mapping[str, int], room: Mapping[str, int], *, apart: bool) -> dict[str, str]:
+    """The domain, such as a rack, where each new group should begin.
+
+    The scheduler looks for a node for one pod, not for a group. So the first pod of a group could take the last place
+    of a domain, and the others would wait for ever to be near it.
+
+    Args:
+        sizes: number of workers of each group.
+        room: how many more workers find nodes in each domain.
+        apart: whether no two groups may share a domain.
+
+    Returns:
+        By group the domain with most room, because other pods may take some of it meanwhile. Without groups that have
+        room in no domain.
+    """
+    left, found = dict(room), {}
+    for group, size in sizes.items():
+        domain = max(left, key=lambda one: (left[one], one), default="")
+        if left.get(domain, 0) < size:
+            continue
+        found[group] = domain
+        left[domain] -= size
+        if apart:
+            del left[domain]
+    return found
 
 
 class Wish(NamedTuple):
@@ -118,6 +145,11 @@ def _wish(topology: Topology | None, kind: str, pods: dict[str, Any], weight: in
 def off(nodes: Sequence[str]) -> dict[str, Any]:
     """A preference for nodes other than these."""
     return {"weight": 100, "preference": {"matchFields": none_of(nodes)}}
+
+
+def inside(label: str, value: str) -> dict[str, Any]:
+    """A preference for nodes with this label."""
+    return {"weight": 100, "preference": {"matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}}
 
 
 def none_of(nodes: Sequence[str]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name
 
-from .placement import Groups
+from .placement import Groups, choose_domains, inside
 from .pod_groups import CLAIMED, FIRST_GROUP, PodGroups, Size
 from .pods import controller_uid, is_of, is_unattended, observable, observe, worker_id
 from .protection import Protection
@@ -123,6 +123,7 @@ class KubePool(ClusterListener):
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
         self._groups: dict[JobKey, Groups] = {}
         self._together: dict[JobKey, dict[int, str]] = {}
+        self._beginnings: dict[JobKey, dict[str, Object]] = {}
         self._shapes: dict[JobKey, tuple[tuple[str, int], PodShape]] = {}
 
     @property
@@ -207,6 +208,7 @@ class KubePool(ClusterListener):
         self._avoided.pop(key, None)
         self._groups.pop(key, None)
         self._together.pop(key, None)
+        self._beginnings.pop(key, None)
         self._shapes.pop(key, None)
         if self._pod_groups is not None:
             self._pod_groups.forget(key)
@@ -232,6 +234,7 @@ class KubePool(ClusterListener):
         """See `WorkerPool`. Also decides which nodes new workers avoid: once, because that looks at all workers."""
         self._avoided[_key(job)] = self._to_avoid(job)
         self._groups.pop(_key(job), None)
+        self._beginnings[_key(job)] = self._begin(job, status, new)
         await self._trust.publish(job.metadata.namespace)
         if self._pod_groups is not None:
             groups = self._together[_key(job)] = self._grouped(job, status, new)
@@ -256,6 +259,7 @@ class KubePool(ClusterListener):
                     assignment=assignment,
                     group=group,
                     alone=alone,
+                    begins=self._beginnings.get(_key(job), {}).get(group),
                     doubted=doubted,
                     unfit=unfit,
                     avoided=self._nodes.avoided if self._nodes is not None else (),
@@ -331,6 +335,24 @@ class KubePool(ClusterListener):
         if (groups := self._groups.get(_key(job))) is None:
             groups = self._groups[_key(job)] = self._staying(job, status)
         return groups
+
+    def _begin(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[str, Object]:
+        """Where each group should begin, in which no worker has a node yet: a preference for nodes."""
+        within, spread = job.spec.placement.within, job.spec.placement.spread
+        if within is None or self._reservations is None:
+            return {}
+        near = self._near(job, status)
+        begun = {
+            pod["metadata"].get("labels", {}).get(PLACEMENT_GROUP_LABEL, ""): pod["spec"]["nodeName"]
+            for pod in self._pods(job)
+            if pod["spec"].get("nodeName")
+        }
+        sizes = Counter(group for one in new if (group := near.of(one)) not in begun)
+        apart = spread is not None and spread.topology_key == within.topology_key
+        without = begun.values() if apart else ()
+        room = self._reservations.room_by_label(self._shape(job), within.topology_key, without)
+        domains = choose_domains(sizes, room, apart=apart)
+        return {group: inside(within.topology_key, domain) for group, domain in domains.items()}
 
     def _grouped(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[int, str]:
         """The pod group of each new worker. All are one while no worker of the job has a node, otherwise each pipeline.

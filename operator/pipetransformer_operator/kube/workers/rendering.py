@@ -73,6 +73,7 @@ def render(
     assignment: Assignment = ANYWHERE,
     group: str = "",
     alone: bool = False,
+    begins: Object | None = None,
     doubted: Collection[str] = (),
     unfit: Collection[str] = (),
     avoided: Collection[str] = (),
@@ -88,6 +89,7 @@ def render(
         assignment: metadata and placement that its quota requires.
         group: the pod prefers nodes near others of this group.
         alone: the job has no other group.
+        begins: the preference for the nodes where its group should begin; None for any.
         doubted: nodes of the job's workers that may be lost. The pod prefers other nodes.
         unfit: further nodes that the pod prefers not to run on.
         avoided: nodes that the pod never runs on.
@@ -107,11 +109,8 @@ def render(
     _mount_volumes(spec, container)
     spec.setdefault("automountServiceAccountToken", False)
     _set_priority(spec, job, classes, claimed=worker_id in status.claimed_ids)
-    if assignment.node_selector:
-        _object(spec, "nodeSelector").update(assignment.node_selector)
-    if assignment.tolerations:
-        _items(spec, "tolerations").extend(assignment.tolerations)
-    _place(spec, wishes(job, group, alone=alone), doubted, unfit)
+    _assign(spec, assignment)
+    _place(spec, wishes(job, group, alone=alone), doubted, unfit, begins)
     _keep_off(spec, avoided)
     return {
         "apiVersion": "v1",
@@ -262,8 +261,22 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
     _items(spec, "volumes").append({"name": name, **source})
 
 
-def _place(spec: Object, wished_for: Sequence[Wish], doubted: Collection[str], unfit: Collection[str]) -> None:
-    """Adds nodes to avoid, and where the job's other pods are, to the template's affinity.
+def _assign(spec: Object, assignment: Assignment) -> None:
+    """Adds the placement that the worker's quota requires."""
+    if assignment.node_selector:
+        _object(spec, "nodeSelector").update(assignment.node_selector)
+    if assignment.tolerations:
+        _items(spec, "tolerations").extend(assignment.tolerations)
+
+
+def _place(
+    spec: Object,
+    wished_for: Sequence[Wish],
+    doubted: Collection[str],
+    unfit: Collection[str],
+    begins: Object | None,
+) -> None:
+    """Adds nodes to avoid, where the group begins, and where the job's other pods are, to the template's affinity.
 
     A template with an affinity to pods, or with spread constraints, gets only what `spec.placement` asks for. If nodes
     are doubted, the pod prefers to avoid them to being near other workers, which may be there. If nodes are unfit, it
@@ -272,8 +285,8 @@ def _place(spec: Object, wished_for: Sequence[Wish], doubted: Collection[str], u
     affinity = _object(spec, "affinity")
     wished = "topologySpreadConstraints" in spec or any(affinity.get(kind) is not None for kind in (NEAR, FAR))
     avoided = sorted({*doubted, *unfit})
-    if avoided:
-        _items(_object(affinity, "nodeAffinity"), PREFERRED).append(off(avoided))
+    for preference in ([off(avoided)] if avoided else []) + ([begins] if begins else []):
+        _items(_object(affinity, "nodeAffinity"), PREFERRED).append(preference)
     for wish in wished_for:
         hinders = doubted or (avoided and wish.kind == FAR)
         if wish.required or not (hinders or (wished and not wish.asked)):

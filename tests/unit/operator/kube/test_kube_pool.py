@@ -16,6 +16,7 @@ from pipetransformer_operator.kube.capacity.free_accelerators import FreeAcceler
 from pipetransformer_operator.kube.capacity.reservations import Reservations
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.workers.placement import PREFERRED
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.plan import Worker
 from tests.testkit.operator.builders import make_job
@@ -209,6 +210,65 @@ async def test_a_replacement_takes_the_place_of_the_one_that_was_lost() -> None:
 async def test_who_is_on_the_way_out_leaves_a_place() -> None:
     assert await groups_of([4], FOUR | {1: "2-0 cordoned"}) == ["2-0"]
     assert await groups_of([4, 5], FOUR, leaving_ids=[2, 3]) == ["2-1", "2-1"]
+
+
+def _racks(gpus: Mapping[str, int]) -> Reservations:
+    """A node with so many free GPUs in each rack, which the node's name begins with."""
+    free = FreeAccelerators()
+    for name, amount in gpus.items():
+        allocatable = {"nvidia.com/gpu": str(amount), "cpu": "64", "memory": "256Gi", "pods": "110"}
+        metadata = {"name": name, "labels": {"rack": name[0]}}
+        free.note_node({"metadata": metadata, "status": {"allocatable": allocatable}})
+    return Reservations(free, [])
+
+
+def _wanted_racks(pod: Object) -> list[str]:
+    terms = pod["spec"]["affinity"].get("nodeAffinity", {}).get(PREFERRED, [])
+    return [rack for term in terms for one in term["preference"]["matchExpressions"] for rack in one["values"]]
+
+
+def _placed(stages: int, *wishes: str) -> PipeTrainingJob:
+    """A job with these wishes about racks, one GPU a worker."""
+    container = {"name": "trainer", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    made = make_job().stages(stages).set("podTemplate.spec.containers", [container])
+    made.set("placement", {wish: {"topologyKey": "rack", "required": True} for wish in wishes})
+    return job().model_copy(update={"spec": made.job().spec})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wishes", "racks"),
+    [
+        ({"a1": 3, "b1": 2, "b2": 2}, ["within"], [["b"], []]),
+        ({"a1": 9, "b1": 2, "b2": 2}, ["within"], [["a"], ["a"]]),
+        ({"a1": 9, "b1": 2, "b2": 2}, ["within", "spread"], [["a"], ["b"]]),
+        ({"a1": 3, "b1": 3}, ["within"], [[], []]),
+        ({"a1": 8}, ["spread"], [[], []]),
+    ],
+)
+async def test_a_pipeline_begins_in_a_rack_that_has_room_for_all_of_it(
+    gpus: dict[str, int], wishes: list[str], racks: list[list[str]]
+) -> None:
+    world, made = World(), _placed(4, *wishes)
+    world.pool = KubePool(world, world, "https://channel", world, reservations=_racks(gpus))
+    await world.pool.prepare(made, JobStatus(), range(8))
+    for number in range(8):
+        await world.pool.create(made, number, JobStatus())
+    first, second = racks
+    assert [_wanted_racks(pod) for pod in world.made] == [first] * 4 + [second] * 4
+
+
+async def test_a_replacement_goes_to_its_pipeline_and_a_new_pipeline_to_another_rack() -> None:
+    world, made = World(), _placed(2, "within", "spread")
+    world.pool = KubePool(world, world, "https://channel", world, reservations=_racks({"a1": 8, "b1": 3}))
+    await world.pool.prepare(made, JobStatus(), [0])
+    await world.pool.create(made, 0, JobStatus())
+    ((_, there),) = world.pool._written[KEY].items()
+    there["spec"]["nodeName"] = "a1"
+    world.made.clear()
+    await world.pool.prepare(made, JobStatus(worker_ids=[0]), [1, 2, 3])
+    for number in (1, 2, 3):
+        await world.pool.create(made, number, JobStatus(worker_ids=[0]))
+    assert [_wanted_racks(pod) for pod in world.made] == [[], ["b"], ["b"]]
 
 
 async def test_each_pair_of_groups_has_one_that_keeps_its_distance() -> None:
