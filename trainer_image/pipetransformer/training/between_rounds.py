@@ -195,7 +195,7 @@ class BetweenRounds:
         kit.checkpointer.begin(state, member.layout, groups, kit.barrier)  # one that was requested meanwhile
         _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
         best = control.best_is_kept
-        tensors = {} if best else gather_model(kit.job, state, member, kit.transport.device, kit.watchdog)
+        tensors = {} if best else gather_model(kit.job, state, member, kit.watchdog)
 
         def write() -> None:
             kit.teller.catch_up()
