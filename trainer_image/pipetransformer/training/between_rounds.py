@@ -150,11 +150,21 @@ class BetweenRounds:
             kit.equip(state, member)
 
     def mirror(self, state: WorkerState, member: Membership) -> None:
-        """Copy the committed state of each stage to the next worker's host memory, if a mirror is due."""
+        """Copy the committed state of each stage to the next worker's host memory, if a mirror is due.
+
+        The mirror before is dropped only once all members have the new one, because a group that breaks before may be
+        followed by one that takes no mirrors.
+
+        Raises:
+            RuntimeError: a connection broke. Both mirrors stay.
+        """
         kit = self._kit
-        if kit.mirrors.due(state.control.step, member.layout, member.first_step):
-            with kit.watchdog.timing("mirror", member.groups.connections):
-                kit.mirrors.take(state, member.layout, member.world)
+        if not kit.mirrors.due(state.control.step, member.layout, member.first_step):
+            return
+        with kit.watchdog.timing("mirror", member.groups.connections):
+            kit.mirrors.take(state, member.layout, member.world)
+        kit.barrier.pass_after(None, member.groups)
+        kit.mirrors.settle()
 
     def leave_checkpoint(self, state: WorkerState, member: Membership) -> bool:
         """Write a checkpoint and wait until it is durable, because a member was told to stop.

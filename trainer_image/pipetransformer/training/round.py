@@ -97,7 +97,6 @@ class Rounds:
             earlier=computed.earlier,
         )
         vote = ballot.reduce(member.ballots)
-        kit.mirrors.settle()
         round_seconds = time.perf_counter() - started
         kit.meter.on_round(computing, round_seconds)
         kit.meter.on_staleness(computed.staleness[-1])
