@@ -183,17 +183,20 @@ class BetweenRounds:
         return True
 
     def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
-        """Request a checkpoint if one is due after the newest step, or if the boundary `moved`. Then call
+        """Request a checkpoint if one is due by the number of steps, or if the boundary `moved`. Then call
         `go_on_saving`."""
         checkpointer = self._kit.checkpointer
-        if moved or checkpointer.due(state.control.step, vote.save):
+        if moved or checkpointer.due(state.control.step):
             checkpointer.want()
         self.go_on_saving(state, member, vote)
 
     def go_on_saving(self, state: WorkerState, member: Membership, vote: Vote) -> None:
         """Complete the present checkpoint if all members have written their parts. Then begin to write one that was
-        requested, unless another is still being written."""
+        requested, also by the vote, unless another is still being written. Members call this after each vote, also
+        while they wait and make no step."""
         checkpointer, leads = self._kit.checkpointer, member.leader is not None
+        if vote.save:
+            checkpointer.want()
         _note_durable(state, member, checkpointer.advance(vote.writing, leads=leads))
         checkpointer.begin(state, member.layout, member.groups, self._kit.barrier)
 
