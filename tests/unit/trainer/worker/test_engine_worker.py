@@ -19,6 +19,7 @@ from pipetransformer_contract.wire import Env
 from tests.testkit.trainer.harness import Ran, run_job
 from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import STAY_ALONE, TOLERANCE, layouts
+from tests.testkit.trainer.storing import until
 from tests.testkit.trainer.stub_channel import StubChannel
 from tests.testkit.trainer.workers import SPEC, Workers
 
@@ -351,6 +352,23 @@ def test_a_worker_that_waits_for_an_absent_one_leaves_with_the_job(workers: Work
 
     assert workers.wait_for(0) == 0
     assert workers.termination(0)["reason"] == "Closed"
+
+
+def endless_data(**_: Any) -> None:
+    print("reading the samples", flush=True)
+    threading.Event().wait()
+
+
+def test_a_worker_that_loads_ends_when_told(workers: Workers) -> None:
+    """In a container its process has the id 1, for which SIGTERM has no default action."""
+    workers.start(SPEC | {"data": {"name": f"{__name__}:endless_data"}}, count=1)
+    log = workers.folder / "log-0"
+    until(lambda: log.exists() and "reading the samples" in log.read_text())
+
+    workers.signal(0)
+
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"
 
 
 def test_a_worker_that_waits_for_its_first_generation_ends_when_told(workers: Workers) -> None:
