@@ -390,12 +390,13 @@ class Checkpointer:
         return None if self._known is None else describe(self._known, control.earlier_generations)
 
     def load_control(self, name: str) -> Control:
-        """Read the control state of the checkpoint in folder `name` (see `durable`).
+        """Read the control state of the checkpoint in folder `name` (see `durable`). This waits until the marker, which
+        the leader has seen, is visible to this worker.
 
         Costs that earlier workers measured are left out. Later calls of `load_unit` read the same checkpoint.
 
         Raises:
-            LookupError: the checkpoint is gone, because newer checkpoints replaced it.
+            LookupError: the checkpoint is gone, because newer checkpoints replaced it, or it is not visible in time.
             StorageError: the storage cannot be read.
         """
         assert self._spec is not None

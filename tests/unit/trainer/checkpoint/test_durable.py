@@ -32,6 +32,7 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest, load_unit, save_unit
+from pipetransformer.storage.store import MARKER
 from pipetransformer.training.between_rounds import BetweenRounds
 from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
@@ -315,6 +316,18 @@ def test_a_planned_checkpoint_that_newer_ones_pushed_out_meanwhile_is_planned_an
         checkpointer.load_unit(0)
     with pytest.raises(LookupError, match="no longer holds step-000000000005-g3"):
         checkpointer.load_control(planned.name)
+
+
+def test_a_planned_checkpoint_that_this_worker_sees_late_is_waited_for(job: Job, tmp_path: Path) -> None:
+    """The leader has seen the marker already. A client of NFS may keep for a minute that there was none."""
+    make_durable(job, 5)
+    planned = Checkpointer(job).durable()
+    assert planned is not None
+    marker = Path(location(job)) / planned.name / MARKER
+    late = marker.rename(tmp_path / "late")
+    threading.Timer(0.2, late.rename, args=(marker,)).start()
+
+    assert Checkpointer(job).load_control(planned.name).step == 5
 
 
 def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path: Path) -> None:
