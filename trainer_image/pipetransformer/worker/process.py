@@ -338,7 +338,11 @@ def _stop_while_loading(identity: WorkerIdentity) -> None:
     """On SIGTERM, end at once, until `WorkerProcess.run` takes over. Loading may take minutes, and in a container Linux
     drops the signal, because a process with the id 1 has no default action."""
 
+    own = os.getpid()
+
     def end(*_: object) -> None:
+        if os.getpid() != own:  # a process that reading the data has forked, and now ends
+            os._exit(EXIT_STOPPED)
         _end_as_told(identity, "Failed", 0)
         raise SystemExit(EXIT_STOPPED)
 
