@@ -48,9 +48,9 @@ def trained(job: Job, step: int) -> WorkerState:
     return WorkerState(job.num_layers, control=Control(step=step), units=units)
 
 
-def until(condition: Callable[[], Any]) -> None:
-    """Wait until the condition holds, at most 30 s."""
-    deadline = time.monotonic() + 30
+def until(condition: Callable[[], Any], seconds: float = 30) -> None:
+    """Wait until the condition holds, at most so many seconds."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -108,16 +108,10 @@ class Checkpointer:
         #: Whether an attempt to write the current checkpoint failed. Its duration is then not used for the interval.
         self._was_late = False
 
-    def due(self, step: int, save: float) -> bool:
-        """Whether a checkpoint is due after `step` committed steps, by `checkpoint.everySteps` or by the vote.
-
-        Args:
-            step: number of committed steps.
-            save: the sum of the members' votes on `overdue`. A checkpoint is due if it is above 0.
-        """
-        if self._spec is None or self._spec.every_steps is None:
-            return save > 0
-        return save > 0 or step % self._spec.every_steps == 0
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is due after `step` committed steps, by `checkpoint.everySteps`."""
+        every = None if self._spec is None else self._spec.every_steps
+        return every is not None and step % every == 0
 
     @property
     def _asked(self) -> bool:
@@ -396,12 +390,13 @@ class Checkpointer:
         return None if self._known is None else describe(self._known, control.earlier_generations)
 
     def load_control(self, name: str) -> Control:
-        """Read the control state of the checkpoint in folder `name` (see `durable`).
+        """Read the control state of the checkpoint in folder `name` (see `durable`). This waits until the marker, which
+        the leader has seen, is visible to this worker.
 
         Costs that earlier workers measured are left out. Later calls of `load_unit` read the same checkpoint.
 
         Raises:
-            LookupError: the checkpoint is gone, because newer checkpoints replaced it.
+            LookupError: the checkpoint is gone, because newer checkpoints replaced it, or it is not visible in time.
             StorageError: the storage cannot be read.
         """
         assert self._spec is not None

@@ -20,7 +20,13 @@ from pipetransformer.checkpoint.resume import newest_checkpoint
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer.elastic.generations.standalone_world import Chooser, Follower, World, run_uid, worker_name
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
-from pipetransformer.elastic.transport.groups import PrefixStore, Store, TCPStore, Transport
+from pipetransformer.elastic.transport.groups import (
+    PrefixStore,
+    Store,
+    TCPStore,
+    Transport,
+    default_group_until_end,
+)
 from pipetransformer.errors import (
     CallbackError,
     DeviceError,
@@ -96,7 +102,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     stop = threading.Event()
     device = _device_alone() if shared is None else choose_device()
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
-    with _stopping(stop, source), ExitStack() as at_end:
+    with default_group_until_end(), _stopping(stop, source), ExitStack() as at_end:
         at_end.callback(handler.shutdown)  # otherwise the watcher's thread keeps the store open after a failed run
         at_end.enter_context(_telling(world))
         ending = Ending.LEFT

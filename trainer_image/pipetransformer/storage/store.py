@@ -14,7 +14,7 @@ import logging
 import re
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import safetensors.torch
@@ -39,7 +39,8 @@ _COMPLEX = "@complex128"
 _CHECKSUM = "crc32"
 #: Key in the marker for the sizes of the units' files in bytes. The other keys are the fields of `CheckpointInfo`.
 _FILES = "files"
-#: Seconds to wait until files of other workers are visible. An NFS client may cache a listing for 60 s.
+#: Seconds to wait until files of other workers are visible. An NFS client may cache a listing, or that a file is
+#: missing, for 60 s.
 _PATIENCE_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 #: Pattern of the checkpoints' folders. A folder that a user renamed or copied does not match, and is ignored.
@@ -183,7 +184,7 @@ def latest(location: str) -> CheckpointInfo | None:
     """Read the newest durable checkpoint: of those with the highest layout generation, the one with the highest step.
     None without any."""
     root = Folder(location)
-    return next((info for name in _newest_first(root) if (info := _durable(root, name)) is not None), None)
+    return next((info for name in _newest_first(root.names()) if (info := _durable(root, name)) is not None), None)
 
 
 def newest_generation(location: str) -> int:
@@ -191,9 +192,25 @@ def newest_generation(location: str) -> int:
     return max((int(match[2]) for name in Folder(location).names() if (match := _FOLDER.match(name))), default=0)
 
 
-def find(location: str, folder: str) -> CheckpointInfo | None:
-    """Read the marker of the checkpoint in `folder` (`CheckpointInfo.folder`); None if it is not a durable one."""
-    return _durable(Folder(location), folder)
+def find(location: str, folder: str, *, patience_seconds: float = _PATIENCE_SECONDS) -> CheckpointInfo | None:
+    """Read the marker of the checkpoint in `folder` (`CheckpointInfo.folder`), which another worker has found durable.
+
+    Args:
+        location: location of the checkpoints.
+        folder: name of the folder.
+        patience_seconds: seconds to wait until the marker is visible to this worker.
+
+    Returns:
+        The marker; None if it is not visible in time, or if it is not visible and a newer checkpoint is durable.
+    """
+    root = Folder(location)
+    for _ in _looks(patience_seconds):
+        if (found := _durable(root, folder)) is not None:
+            return found
+        newest = latest(location)
+        if newest is not None and _newest_first([newest.folder, folder])[0] != folder:
+            break
+    return None
 
 
 def load_unit(location: str, info: CheckpointInfo, unit: str) -> dict[str, Tensor]:
@@ -216,14 +233,22 @@ def _sizes_of_all(root: Folder, info: CheckpointInfo, patience_seconds: float) -
         FileNotFoundError: a file is not visible in time.
     """
     wanted = {unit_name(index, info.num_layers) + _UNIT for index in range(info.num_layers + 2)}
+    for _ in _looks(patience_seconds):
+        sizes = _sizes(root, info.folder)
+        if not (missing := wanted - sizes.keys()):
+            return {file: sizes[file] for file in sorted(wanted)}
+    raise FileNotFoundError(
+        f"{info.folder} has no {min(missing)}, although a worker wrote it: all workers must share this location"
+    )
+
+
+def _looks(patience_seconds: float) -> Iterator[None]:
+    """Yield once for each look at files that other workers have written, until the patience is over."""
     deadline = time.monotonic() + patience_seconds
-    while missing := wanted - (sizes := _sizes(root, info.folder)).keys():
-        if time.monotonic() >= deadline:
-            raise FileNotFoundError(
-                f"{info.folder} has no {min(missing)}, although a worker wrote it: all workers must share this location"
-            )
+    yield
+    while time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
-    return {file: sizes[file] for file in sorted(wanted)}
+        yield
 
 
 def _sizes(root: Folder, name: str) -> dict[str, int]:
@@ -248,15 +273,16 @@ def _durable(root: Folder, name: str) -> CheckpointInfo | None:
     return None
 
 
-def _newest_first(root: Folder) -> list[str]:
-    found = [(int(match[2]), int(match[1]), match[0]) for name in root.names() if (match := _FOLDER.match(name))]
+def _newest_first(names: Iterable[str]) -> list[str]:
+    """Those of these names that are names of checkpoints' folders."""
+    found = [(int(match[2]), int(match[1]), match[0]) for name in names if (match := _FOLDER.match(name))]
     return [name for _, _, name in sorted(found, reverse=True)]
 
 
 def _prune(root: Folder, keep: int) -> None:
     """Keep the `keep` newest durable checkpoints, and remove all folders that are older than these."""
     kept = 0
-    for name in _newest_first(root):
+    for name in _newest_first(root.names()):
         if kept >= keep:
             root.remove(name)
         elif _durable(root, name) is not None:

@@ -150,11 +150,21 @@ class BetweenRounds:
             kit.equip(state, member)
 
     def mirror(self, state: WorkerState, member: Membership) -> None:
-        """Copy the committed state of each stage to the next worker's host memory, if a mirror is due."""
+        """Copy the committed state of each stage to the next worker's host memory, if a mirror is due.
+
+        The mirror before is dropped only once all members have the new one, because a group that breaks before may be
+        followed by one that takes no mirrors.
+
+        Raises:
+            RuntimeError: a connection broke. Both mirrors stay.
+        """
         kit = self._kit
-        if kit.mirrors.due(state.control.step, member.layout, member.first_step):
-            with kit.watchdog.timing("mirror", member.groups.connections):
-                kit.mirrors.take(state, member.layout, member.world)
+        if not kit.mirrors.due(state.control.step, member.layout, member.first_step):
+            return
+        with kit.watchdog.timing("mirror", member.groups.connections):
+            kit.mirrors.take(state, member.layout, member.world)
+        kit.barrier.pass_after(None, member.groups)
+        kit.mirrors.settle()
 
     def leave_checkpoint(self, state: WorkerState, member: Membership) -> bool:
         """Write a checkpoint and wait until it is durable, because a member was told to stop.
@@ -173,17 +183,20 @@ class BetweenRounds:
         return True
 
     def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
-        """Request a checkpoint if one is due after the newest step, or if the boundary `moved`. Then call
+        """Request a checkpoint if one is due by the number of steps, or if the boundary `moved`. Then call
         `go_on_saving`."""
         checkpointer = self._kit.checkpointer
-        if moved or checkpointer.due(state.control.step, vote.save):
+        if moved or checkpointer.due(state.control.step):
             checkpointer.want()
         self.go_on_saving(state, member, vote)
 
     def go_on_saving(self, state: WorkerState, member: Membership, vote: Vote) -> None:
         """Complete the present checkpoint if all members have written their parts. Then begin to write one that was
-        requested, unless another is still being written."""
+        requested, also by the vote, unless another is still being written. Members call this after each vote, also
+        while they wait and make no step."""
         checkpointer, leads = self._kit.checkpointer, member.leader is not None
+        if vote.save:
+            checkpointer.want()
         _note_durable(state, member, checkpointer.advance(vote.writing, leads=leads))
         checkpointer.begin(state, member.layout, member.groups, self._kit.barrier)
 
@@ -195,7 +208,7 @@ class BetweenRounds:
         kit.checkpointer.begin(state, member.layout, groups, kit.barrier)  # one that was requested meanwhile
         _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
         best = control.best_is_kept
-        tensors = {} if best else gather_model(kit.job, state, member, kit.transport.device, kit.watchdog)
+        tensors = {} if best else gather_model(kit.job, state, member, kit.watchdog)
 
         def write() -> None:
             kit.teller.catch_up()

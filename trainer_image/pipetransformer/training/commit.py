@@ -36,8 +36,8 @@ class Committer:
         pending: number (`Control.lasting_generation`) of the generation in which steps are pending. A step is pending
             if this worker has its complete gradients, but has not committed it. None if no step is pending.
         pending_steps: number of pending steps: all steps of the round.
-        in_doubt: the state that this worker assembled for a generation whose vote broke. Other workers may have
-            committed this generation. None if there is no such state.
+        in_doubt: the state that this worker assembled for generations whose votes broke. Other workers may have
+            committed one of them. None if there is no such state.
         layout: the layout in which this worker last trained; None before the first.
         gradients: gradients of the parameters that this worker trains in `layout`; None before the first.
         optimizer: optimizer of these parameters; None if this worker trains none.
@@ -101,6 +101,16 @@ class Committer:
         assert self.layout is not None
         self.pending, self.in_doubt = control.lasting_generation(self.layout.number), None
         self.pending_steps = steps
+
+    def doubt(self, assembled: WorkerState | None) -> None:
+        """Add what this worker has assembled for a generation whose vote broke to the state in doubt. It keeps units of
+        an earlier such generation, because the workers that sent them may have committed that one and dropped them.
+
+        Args:
+            assembled: the state, which is empty for a leaver; None if the generation broke before it was complete.
+        """
+        if assembled is not None:
+            self.in_doubt = assembled.joined(self.in_doubt)
 
     @property
     def weights(self) -> list[Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pipetransformer.elastic.regroup.transfer import StateCargo, move_units, units_in_host
+from pipetransformer.elastic.regroup.transfer import HOST, StateCargo, move_units
 from pipetransformer.elastic.regroup.transfer_plan import Move
 from pipetransformer.elastic.transport.watchdog import Deadline, Watchdog
 from pipetransformer.errors import ModelError, StorageError
@@ -24,11 +24,13 @@ def gather_model(
     job: Job,
     state: WorkerState,
     member: Membership,
-    device: torch.device,
     watchdog: Watchdog,
 ) -> dict[str, torch.Tensor]:
     """Return parameters and buffers of the whole model by name; an empty dict on all members except the leader. All
     members call this.
+
+    The leader's own units stay where they are. It receives all others in host memory, because the whole model may not
+    fit its device.
 
     Raises:
         RuntimeError: a connection broke.
@@ -43,7 +45,7 @@ def gather_model(
         if unit not in held
     ]
 
-    cargo = StateCargo(codec, job.model.units, state, boundary, device, units_in_host(state.control))
+    cargo = StateCargo(codec, job.model.units, state, boundary, HOST)
     limit = Deadline(watchdog.limit_to_move(sum(cargo.num_bytes(move.unit) for move in moves)))
     with watchdog.watching(member.groups.connections, limit):
         received = move_units(moves, layout.rank, member.world, cargo)

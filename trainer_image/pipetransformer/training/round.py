@@ -97,7 +97,6 @@ class Rounds:
             earlier=computed.earlier,
         )
         vote = ballot.reduce(member.ballots)
-        kit.mirrors.settle()
         round_seconds = time.perf_counter() - started
         kit.meter.on_round(computing, round_seconds)
         kit.meter.on_staleness(computed.staleness[-1])
@@ -166,7 +165,7 @@ class Rounds:
         return self._kit.job.dealer.train(step, layout.pipelines, layout.micro_batch_size)[layout.pipeline]
 
     def agree(self, control: Control, member: Membership, *, waits: bool) -> Vote:
-        """Vote without training a step, on whether a newer generation exists and whether a member leaves.
+        """Vote without training a step: whether a newer generation exists, a member leaves or a checkpoint is overdue.
 
         Args:
             control: the control state.
@@ -185,6 +184,7 @@ class Rounds:
             leaving=float(kit.hooks.stop_requested()),
             writing=float(kit.checkpointer.writing),
             square_norms=[0.0] * member.layout.cut.num_units,
+            save=float(member.leader is not None and kit.checkpointer.overdue),
         )
         vote = ballot.reduce(member.ballots)
         if waits and member.leader is not None:

@@ -130,6 +130,7 @@ class WorkerEnd:
 
 def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEnd:
     """Run the worker that `identity` names; `parts` are what its spec calls `script`."""
+    _stop_while_loading(identity)
     fields = {"job": identity.job, "worker": identity.name}
     try:
         logs.configure("INFO", LogFormat.from_environment(os.environ), fields=fields)
@@ -331,6 +332,21 @@ class WorkerProcess(Hooks):
 
     def out_of_time(self) -> bool:
         return (self._asked.is_set() and self._signalled.is_set()) or self._job_ended.is_set()
+
+
+def _stop_while_loading(identity: WorkerIdentity) -> None:
+    """On SIGTERM, end at once, until `WorkerProcess.run` takes over. Loading may take minutes, and in a container Linux
+    drops the signal, because a process with the id 1 has no default action."""
+
+    own = os.getpid()
+
+    def end(*_: object) -> None:
+        if os.getpid() != own:  # a process that reading the data has forked, and now ends
+            os._exit(EXIT_STOPPED)
+        _end_as_told(identity, "Failed", 0)
+        raise SystemExit(EXIT_STOPPED)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def refuse(identity: WorkerIdentity, error: SpecError) -> WorkerEnd:

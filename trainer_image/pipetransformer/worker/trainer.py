@@ -378,7 +378,7 @@ class Trainer:
         except RegroupError as error:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__
-            self._kit.committer.in_doubt = error.in_doubt or self._kit.committer.in_doubt
+            self._kit.committer.doubt(error.in_doubt)
             raise
         self._take_over(result)
         result.phases.add("keep", kept_seconds)
@@ -396,7 +396,7 @@ class Trainer:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__
             logger.warning("%s", error)
-            self._kit.committer.in_doubt = error.in_doubt or self._kit.committer.in_doubt
+            self._kit.committer.doubt(error.in_doubt)
             self._note_broken(str(error))
             if old is not None and old.leader is not None:
                 self._kit.watcher.watch(self._kit.handler.current)

@@ -19,6 +19,7 @@ from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
 from pipetransformer.device_copies import HostCopies
 from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
@@ -31,7 +32,9 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest, load_unit, save_unit
+from pipetransformer.storage.store import MARKER
 from pipetransformer.training.between_rounds import BetweenRounds
+from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import DurableCheckpoint, Member
 from pipetransformer_contract.spec import Checkpoint
@@ -315,6 +318,18 @@ def test_a_planned_checkpoint_that_newer_ones_pushed_out_meanwhile_is_planned_an
         checkpointer.load_control(planned.name)
 
 
+def test_a_planned_checkpoint_that_this_worker_sees_late_is_waited_for(job: Job, tmp_path: Path) -> None:
+    """The leader has seen the marker already. A client of NFS may keep for a minute that there was none."""
+    make_durable(job, 5)
+    planned = Checkpointer(job).durable()
+    assert planned is not None
+    marker = Path(location(job)) / planned.name / MARKER
+    late = marker.rename(tmp_path / "late")
+    threading.Timer(0.2, late.rename, args=(marker,)).start()
+
+    assert Checkpointer(job).load_control(planned.name).step == 5
+
+
 def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path: Path) -> None:
     make_durable(job, 5)
     checkpointer, control = Checkpointer(job), Control(step=5)
@@ -550,7 +565,7 @@ def test_where_the_spec_does_not_say_how_often_the_clock_does_by_what_the_newest
     clock.now = 59.0
     assert not checkpointer.overdue
     clock.now = 60.0
-    assert checkpointer.overdue and checkpointer.due(7, 1.0) and not checkpointer.due(7, 0.0)
+    assert checkpointer.overdue and not checkpointer.due(7)
 
     checkpointer.want()
     with mock.patch.object(WorkerState, "unit_tensors", side_effect=lambda *_, **__: setattr(clock, "now", 63.0) or {}):
@@ -595,7 +610,7 @@ def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:
     checkpointer, clock, _ = checkpointing(tmp_path, everySteps=5)
     clock.now = 1e6
     assert not checkpointer.overdue
-    assert checkpointer.due(10, 0.0) and not checkpointer.due(11, 0.0)
+    assert checkpointer.due(10) and not checkpointer.due(11)
 
 
 class Asking(Hooks):
@@ -625,7 +640,7 @@ def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_pat
     checkpointer.want()
     checkpointer.begin(trained(job, 5), layout, *alone())
     hooks.token = "one"
-    assert checkpointer.overdue and checkpointer.due(6, 1.0), "the one that is being written was begun before"
+    assert checkpointer.overdue, "the one that is being written was begun before"
     checkpointer.want()
     assert next_durable().request == ""
     checkpointer.begin(trained(job, 6), layout, *alone())
@@ -637,6 +652,30 @@ def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_pat
     assert checkpointer.overdue, "in the next generation, until the operator knows"
     hooks.token = ""
     assert not checkpointer.overdue
+
+
+def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once(job: Job) -> None:
+    groups, barrier = alone()
+    hooks, leader, state = Asking(), mock.Mock(), trained(job, 5)
+    checkpointer = Checkpointer(job, hooks)
+    kit = mock.Mock(checkpointer=checkpointer, barrier=barrier, hooks=hooks)
+    kit.watcher.found.return_value = None
+    member = mock.Mock(layout=lone_layout(job), groups=groups, leader=leader)
+    assert groups.world is not None
+    member.ballots = Exchange(groups.world, Vote.length(member.layout.cut.num_units, 1), BALLOTS)
+    rounds, between = Rounds(kit), BetweenRounds(kit)
+
+    def vote() -> bool:
+        between.go_on_saving(state, member, rounds.agree(state.control, member, waits=True))
+        return bool(leader.on_checkpoint.called)
+
+    assert not vote() and not checkpointer.writing
+    hooks.token = "one"
+    until(vote)
+    vote()
+
+    assert leader.on_checkpoint.call_count == 1 and not checkpointer.writing
+    assert leader.on_checkpoint.call_args.args[1].request == "one"
 
 
 def test_a_job_without_checkpoints_writes_none_that_is_asked_for() -> None:

@@ -101,6 +101,28 @@ def test_units_of_leavers_outlive_a_vote_that_seemed_to_fail(stayed: Ran, tmp_pa
     assert findings.clean and findings.redone == 0
 
 
+def test_a_leaver_keeps_units_that_only_it_has_when_a_second_vote_breaks(stayed: Ran, tmp_path: Path) -> None:
+    """Worker 2 does not know that it has the second stage. In the next vote, in which it leaves, the joiner dies."""
+    script = [
+        Scripted(2, 1, [0, 1]),
+        Scripted(2, 1, [0, 2], at_step=8, leavers=[1]),
+        Scripted(2, 1, [0, 3], after_loss=1, leavers=[2]),
+        Scripted(2, 1, [0, 2], after_loss=3),
+    ]
+    faults = {
+        1: Faults(killed_at=(HookPoint.AGREED, 2)),
+        2: Faults(loses_commit_of=2),
+        3: Faults(killed_at=(HookPoint.ASSEMBLED, 3)),
+    }
+
+    run = run_job(make_spec(ADAMW), script, tmp_path, faults=faults, watchdog_seconds=5)
+
+    assert run.lost_at.keys() == {1, 3}
+    compare(run, stayed)
+    findings = check(tmp_path, TRAINING_SAMPLES, EPOCHS)
+    assert findings.clean and findings.redone == 0
+
+
 def test_a_warm_spare_takes_the_place_of_a_dead_worker(stayed: Ran, tmp_path: Path) -> None:
     script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 2, [0, 1, 2, 4], after_loss=3)]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.utils.data import TensorDataset
@@ -25,6 +26,7 @@ from pipetransformer import (
     Training,
     train,
 )
+from pipetransformer.elastic.transport.groups import HashStore
 from pipetransformer.errors import CallbackError
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Overruled, Parts
@@ -225,3 +227,17 @@ def test_a_second_run_at_the_same_time_in_one_process_is_refused(tmp_path: Path)
     small_run(tmp_path / "first", callbacks=[Nested()])
     assert len(refused) == 2
     small_run(tmp_path / "third")
+
+
+def test_a_program_makes_its_own_default_group_before_or_after_a_run(tmp_path: Path) -> None:
+    if dist.is_initialized():  # by another test
+        dist.destroy_process_group()
+    small_run(tmp_path / "first")
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        own = dist.group.WORLD
+        small_run(tmp_path / "second")
+        assert dist.group.WORLD is own
+    finally:
+        dist.destroy_process_group()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.load import load_job
@@ -215,3 +216,17 @@ def test_a_late_commit_equals_the_others_and_takes_over_their_control(tmp_path: 
 
     assert late.control == quick.control
     assert torch.equal(*[next(iter(worker.state.units[0].parameters())) for worker in (late, quick)])
+
+
+def test_units_of_a_vote_that_broke_are_kept_when_a_later_one_breaks(tmp_path: Path) -> None:
+    def assembled(*units: int, step: int = 4) -> WorkerState:
+        return WorkerState(6, control=Control(step=step), units={unit: nn.Linear(1, 1) for unit in units})
+
+    committer = Committer(load_job(make_spec(SGD)), "w0", tmp_path, Hooks())
+    kept = []
+    for each in (assembled(6, 7), assembled(), None, assembled(4), assembled(1, step=5)):
+        committer.doubt(each)
+        assert committer.in_doubt is not None
+        kept.append(sorted(committer.in_doubt.units))
+
+    assert kept == [[6, 7], [6, 7], [6, 7], [4, 6, 7], [1]], "units of another step are no part of the same state"

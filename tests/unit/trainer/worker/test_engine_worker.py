@@ -1,9 +1,11 @@
 """Worker processes with the environment of a pod, against a channel that chooses layouts from their offers."""
 
 import json
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from pipetransformer_contract.wire import Env
 from tests.testkit.trainer.harness import Ran, run_job
 from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import STAY_ALONE, TOLERANCE, layouts
+from tests.testkit.trainer.storing import until
 from tests.testkit.trainer.stub_channel import StubChannel
 from tests.testkit.trainer.workers import SPEC, Workers
 
@@ -351,6 +354,34 @@ def test_a_worker_that_waits_for_an_absent_one_leaves_with_the_job(workers: Work
 
     assert workers.wait_for(0) == 0
     assert workers.termination(0)["reason"] == "Closed"
+
+
+def endless_data(**_: Any) -> None:
+    """Forks a process first, and ends it by SIGTERM, as a pool of processes does."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writing, b"1")  # a signal that comes earlier in a fork is lost
+        while True:
+            time.sleep(0.01)
+    os.read(reading, 1)
+    os.kill(child, signal.SIGTERM)
+    os.waitpid(child, 0)
+    written = Path(os.environ[Env.TERMINATION_LOG]).exists()
+    print(f"read the samples, {written=}", flush=True)
+    threading.Event().wait()
+
+
+def test_a_worker_that_loads_ends_when_told(workers: Workers) -> None:
+    """In a container its process has the id 1, for which SIGTERM has no default action."""
+    workers.start(SPEC | {"data": {"name": f"{__name__}:endless_data"}}, count=1)
+    log = workers.folder / "log-0"
+    until(lambda: log.exists() and "read the samples" in log.read_text(), 120)
+    assert "written=False" in log.read_text(), "the child is no worker"
+
+    workers.signal(0)
+
+    assert workers.wait_for(0) == 143
+    assert workers.termination(0)["reason"] == "Stopped"
 
 
 def test_a_worker_that_waits_for_its_first_generation_ends_when_told(workers: Workers) -> None:

@@ -2,7 +2,7 @@
 
 All workers mirror the same step: each keeps a copy of its own stage, and sends one to the next worker. If a worker
 dies, the other workers together still have all of that step, and they all return to it. A worker may die before its
-copy has arrived. So the mirror before is kept until all workers have voted again.
+copy has arrived. So the mirror before is kept until all workers have the new one.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ class Mirrors:
         return [host.copy(part) for part in self.codec.give(state, index, self.device)]
 
     def settle(self) -> None:
-        """Drop all mirrors except the newest. Call this after a vote, which shows that all workers have the newest."""
+        """Drop all mirrors except the newest. Call this once all members have the newest."""
         del self.kept[:-1]
 
     def forget_after(self, step: int) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,6 +31,7 @@ __all__ = [
     "Transport",
     "abort_together",
     "alone",
+    "default_group_until_end",
     "drop_groups",
     "ensure_default_group",
     "make_group",
@@ -52,6 +53,18 @@ def ensure_default_group() -> None:
     group."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+
+@contextlib.contextmanager
+def default_group_until_end() -> Iterator[None]:
+    """A context that destroys the default group at its end, so that the program can make its own. A group that was
+    there before stays."""
+    made_before = dist.is_initialized()
+    try:
+        yield
+    finally:
+        if dist.is_initialized() and not made_before:
+            dist.destroy_process_group()
 
 
 def alone() -> dist.ProcessGroup:
