@@ -196,7 +196,32 @@ def best(runs: Sequence[Whole], known: Curves) -> Whole:
     return min(zip(known.of(runs), runs, strict=True), key=lambda pair: pair[0].final)[1]
 
 
-def level_change(folder: Path, width: int) -> dict[str, Any]:
+def level_changes(width: int, jobs: int) -> dict[str, Any]:
+    """Time the level changes and the regroups of so many jobs.
+
+    The slower kind of change counts, down or up. Its median and that of the regroups are compared, because single
+    pauses differ by half.
+    """
+    ran = []
+    for _ in range(jobs):
+        with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
+            ran.append(_change_in_one_job(Path(temporary), width))
+    changed = [statistics.median(pauses) for pauses in zip(*(job["changes"] for job in ran), strict=True)]
+    moved = statistics.median(pause for job in ran for pause in job["regroups"])
+    return {
+        "level_change_seconds": max(changed),
+        "level_change_seconds_down": changed[0],
+        "level_change_seconds_up": changed[1],
+        "level_change_bytes": ran[-1]["change_bytes"],
+        "level_change_phases": ran[-1]["phases"],
+        "regroup_seconds": moved,
+        "regroup_bytes": ran[-1]["regroup_bytes"],
+        "level_change_over_regroup": max(changed) / moved,
+        "level_change_jobs": jobs,
+    }
+
+
+def _change_in_one_job(folder: Path, width: int) -> dict[str, Any]:
     """Time level changes of 12 layers on two workers, and regroups of the same job that replace a worker.
 
     Both are from the end of the last step before to the end of the first one after, less a steady step.
@@ -218,15 +243,12 @@ def level_change(folder: Path, width: int) -> dict[str, Any]:
               Scripted(2, 1, [0, 3], at_step=4 * visit, leavers=[2])]  # fmt: skip
     run = run_job(spec, script, folder / "run")
     changes, regroups = run.events("LevelChanged"), run.events("GenerationCommitted")[1:]
-    changed, moved = [_pause(run, line) for line in changes], [_pause(run, line) for line in regroups]
-    ratio = max(changed) / statistics.median(moved)
     return {
-        "level_change_seconds": max(changed),
-        "level_change_bytes": [line["bytesMoved"] for line in changes],
-        "level_change_phases": [line["phases"] for line in changes],
-        "regroup_seconds": statistics.median(moved),
+        "changes": [_pause(run, line) for line in changes],
+        "regroups": [_pause(run, line) for line in regroups],
+        "change_bytes": [line["bytesMoved"] for line in changes],
         "regroup_bytes": [line["bytesMoved"] for line in regroups],
-        "level_change_over_regroup": ratio,
+        "phases": [line["phases"] for line in changes],
     }
 
 
@@ -257,14 +279,17 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2500, help="of the large model; the others' follow")
     parser.add_argument("--width", type=int, default=256, help="of the model whose level change is timed; 256: 100 MB")
+    parser.add_argument("--jobs", type=int, default=5, help="whose level changes are timed")
+    parser.add_argument("--only-changes", action="store_true", help="time level changes, and write no result")
     parser.add_argument("--keep", type=Path, help="a file: its runs count, and new ones are added to it")
     parser.add_argument("--at-once", type=int, default=1, help="whole runs at a time, of a core each")
     parser.add_argument("--dry", action="store_true", help="write no result")
     arguments = parser.parse_args()
     plan = Plan(arguments.steps, descent=round(0.06 * arguments.steps), ascent=round(0.6 * arguments.steps))
-    with tempfile.TemporaryDirectory(prefix="bench-multilevel-") as temporary:
-        change = level_change(Path(temporary), arguments.width)
-    print(f"level change {change['level_change_seconds']:.3f} s, regroup {change['regroup_seconds']:.3f} s", flush=True)
+    change = level_changes(arguments.width, arguments.jobs)
+    print({name: value for name, value in change.items() if isinstance(value, float)}, flush=True)
+    if arguments.only_changes:
+        return 0 if change["level_change_over_regroup"] <= CHANGE_FACTOR else 1
     known = Curves(arguments.keep, arguments.at_once)
     chosen = [
         best([Whole(BIG, plan.large, rate, 0, plan) for rate in RATES], known),

@@ -62,6 +62,8 @@ class Faults:
         loses_level_change: its connection seems to break in the vote for the level change after so many steps.
         outdated_level_change: in the level change after so many steps, the generation of the next step is published.
             The watchdog then ends the change.
+        keeps_once_broken: it writes no weights of a level before its generation has broken.
+        stopped_while_keeping: its storage takes no weights of a level, and it is told to stop.
     """
 
     killed_at: tuple[HookPoint, int] | None = None
@@ -72,6 +74,8 @@ class Faults:
     killed_in_level_change: tuple[HookPoint, int] | None = None
     loses_level_change: int | None = None
     outdated_level_change: int | None = None
+    keeps_once_broken: bool = False
+    stopped_while_keeping: bool = False
 
     @property
     def dies(self) -> bool:
@@ -253,6 +257,7 @@ def _worker(
     from pipetransformer.elastic.transport.watchdog import Watchdog
     from pipetransformer.hooks import Hooks
     from pipetransformer.job.load import load_job
+    from pipetransformer.storage import save_unit
     from pipetransformer.worker.trainer import Trainer
     from tests.testkit.trainer import round_starts
     from tests.testkit.trainer.devices import choose_device
@@ -269,7 +274,7 @@ def _worker(
         source = ScriptedSource(name, pipe.recv())
         handler = GenerationRendezvousHandler(name, store, source, timeout=CONNECTION_TIMEOUT)
         reports = Reports()
-        over = threading.Event()
+        over, broken, told_to_stop = threading.Event(), threading.Event(), threading.Event()
         usage: list[Usage] = []
 
         def listen() -> None:
@@ -283,6 +288,10 @@ def _worker(
 
             def on_broken(self) -> None:
                 pipe.send(_BROKE)
+                broken.set()
+
+            def stop_requested(self) -> bool:
+                return told_to_stop.is_set()
 
             def on_point(self, point: HookPoint, number: int) -> None:
                 if point is HookPoint.AGREED:
@@ -310,6 +319,14 @@ def _worker(
             ):
                 raise RuntimeError("injected: connection closed by peer")
 
+        def save_late(*arguments: Any, **named: Any) -> None:
+            if faults.stopped_while_keeping:
+                told_to_stop.set()
+                raise TimeoutError("injected: the storage is away")
+            assert not faults.keeps_once_broken or broken.wait(60)
+            save_unit(*arguments, **named)
+
+        mock.patch("pipetransformer.checkpoint.best_model.save_unit", save_late).start()
         commit = regroup_module._commit
         regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()

@@ -2,13 +2,12 @@
 
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from torch import Tensor
 
-from pipetransformer.elastic.transport.barrier import Barrier
+from pipetransformer.elastic.transport.barrier import Barrier, PassBarrier, Work
 from pipetransformer.elastic.transport.exchange import WEIGHTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
@@ -39,61 +38,89 @@ def save_best(
         StorageError: the storage failed, and a later attempt would fail, too.
         RuntimeError: a connection broke.
     """
-    return save_weights(_location(job), state, layout, groups, barrier, hooks)
+    return Saving(_location(job), state, layout, hooks).wait(groups, partial(barrier.pass_after, groups=groups))
 
 
-def save_weights(
-    location: str,
-    state: WorkerState,
-    layout: StageLayout,
-    groups: GenerationGroups,
-    barrier: Barrier,
-    hooks: Hooks,
-) -> bool:
-    """Replace the weights saved at `location` by the current ones. Callers, result and errors are as in `save_best`."""
-    control = state.control
-    info = CheckpointInfo(
-        step=control.step,
-        boundary=control.boundary,
-        layout_generation=control.lasting_generation(layout.number),
-        nonce=layout.generation.nonce,
-        num_layers=state.num_layers,
-    )
+class Saving:
+    """Saves the current weights at a location, in place of those that it has. Threads begin at once to write this
+    worker's part. All members make this object and call `wait`.
 
-    def save_one(index: int) -> None:
-        tensors = state.unit_tensors(index, with_moments=False)
-        save_unit(location, info, unit_name(index, state.num_layers), tensors)
+    Args:
+        location: the location of these weights.
+        state: what this worker holds. Its weights must stay as they are until `wait` has returned.
+        layout: the present layout. Its first pipeline writes.
+        hooks: tell whether this worker must leave.
 
-    def save() -> None:
-        # Each write waits for its disk or store, and training waits for all writes.
-        with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
-            list(threads.map(save_one, layout.units))
+    Attributes:
+        is_durable: whether `wait` has found that the weights of all members are durable.
+    """
 
-    def count() -> None:
-        commit(location, info, keep=1)
+    def __init__(self, location: str, state: WorkerState, layout: StageLayout, hooks: Hooks) -> None:
+        control = state.control
+        self._location, self._state, self._layout, self._hooks = location, state, layout, hooks
+        self._info = CheckpointInfo(
+            step=control.step,
+            boundary=control.boundary,
+            layout_generation=control.lasting_generation(layout.number),
+            nonce=layout.generation.nonce,
+            num_layers=state.num_layers,
+        )
+        # Each write waits for its disk or store, so several are under way.
+        self._threads = ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="save-weights")
+        self._begun = self._begin() if layout.pipeline == 0 else []
+        self.is_durable = False
 
-    wait = partial(_wait_until_stored, location, groups, barrier, hooks)
-    # The leader writes the marker after all units are written, and workers return after the marker is written.
-    return wait(save if layout.pipeline == 0 else None) and wait(count if layout.is_leader else None)
+    def wait(self, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
+        """Wait until all members have saved their weights. While the storage fails at any member, repeat what failed.
+
+        Args:
+            groups: groups of the generation.
+            pass_barrier: does work in a thread, and waits until all members have done theirs.
+
+        Returns:
+            Whether the weights are durable. They are not if a member is told to stop while the storage fails.
+
+        Raises:
+            StorageError: the storage failed, and a later attempt would fail, too.
+            RuntimeError: a connection broke.
+        """
+        assert groups.world is not None
+        exchange = Exchange(groups.world, 2, WEIGHTS)
+        save = self._save if self._layout.pipeline == 0 else None
+        count = self._count if self._layout.is_leader else None
+        # The leader writes the marker after all units are written, and workers return after the marker is written.
+        self.is_durable = self._is_done(save, exchange, pass_barrier) and self._is_done(count, exchange, pass_barrier)
+        return self.is_durable
+
+    def _is_done(self, work: Work[None] | None, exchange: Exchange, pass_barrier: PassBarrier) -> bool:
+        """Do `work`, this worker's part, until it succeeds at all members. Returns False if one was told to stop before
+        that."""
+        attempt = None if work is None else partial(_is_stored, self._location, work)
+        while True:
+            failed = pass_barrier(attempt) is False
+            failures, leavers = exchange.sum([float(failed), float(self._hooks.stop_requested())])
+            if not failures or leavers:
+                return not failures
+            time.sleep(AGAIN_SECONDS)
+
+    def _begin(self) -> "list[Future[None]]":
+        return [self._threads.submit(self._save_one, index) for index in self._layout.units]
+
+    def _save_one(self, index: int) -> None:
+        tensors = self._state.unit_tensors(index, with_moments=False)
+        save_unit(self._location, self._info, unit_name(index, self._state.num_layers), tensors)
+
+    def _save(self) -> None:
+        """Wait for the writes that have begun. After a failure, write all units again."""
+        begun, self._begun = self._begun or self._begin(), []
+        for write in begun:
+            write.result()
+
+    def _count(self) -> None:
+        commit(self._location, self._info, keep=1)
 
 
-def _wait_until_stored(
-    location: str, groups: GenerationGroups, barrier: Barrier, hooks: Hooks, work: Callable[[], None] | None
-) -> bool:
-    """Do `work`, this worker's part, and repeat it while the storage fails at any member. Returns whether all members
-    succeeded. Gives up and returns False if a member was told to stop before that."""
-    assert groups.world is not None
-    exchange = Exchange(groups.world, 2, WEIGHTS)
-    attempt = None if work is None else partial(_is_stored, location, work)
-    while True:
-        failed = barrier.pass_after(attempt, groups) is False
-        failures, leavers = exchange.sum([float(failed), float(hooks.stop_requested())])
-        if not failures or leavers:
-            return not failures
-        time.sleep(AGAIN_SECONDS)
-
-
-def _is_stored(location: str, work: Callable[[], None]) -> bool:
+def _is_stored(location: str, work: Work[None]) -> bool:
     """Try `work` once. Returns whether it succeeded; False means that the storage failed, but may recover.
 
     Raises:

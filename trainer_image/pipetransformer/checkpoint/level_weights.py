@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
@@ -22,26 +20,23 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest, load_unit
 
-from .best_model import save_weights
+from .best_model import Saving
 
 logger = logging.getLogger(__name__)
 
 
-def keep_level(
-    job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, hooks: Hooks
-) -> bool:
-    """Save the weights of the level that the job is about to leave, as `save_best` saves a model. All members call
-    this.
-
-    With `alpha: 1` nothing is saved, because the level is later made from the smaller level alone.
+def begin_to_keep(job: Job, state: WorkerState, layout: StageLayout, hooks: Hooks) -> Saving | None:
+    """Begin to save the weights of the level that the job is about to leave. All members call this, and wait for the
+    result before the job leaves the level: what counts as done at a smaller level must never lack these weights.
 
     Returns:
-        Whether the job may leave the level. It may not if a member was told to stop while the storage failed.
+        The saving. None if nothing has to be saved: with `alpha: 1` the level is later made from the smaller level
+        alone.
     """
     assert job.spec.multi_level is not None
     if job.spec.multi_level.alpha == 1:
-        return True
-    return save_weights(_location(job, job.at(state.control.visit).level), state, layout, groups, barrier, hooks)
+        return None
+    return Saving(_location(job, job.at(state.control.visit).level), state, layout, hooks)
 
 
 def level_locations(job: Job) -> list[str]:
@@ -52,7 +47,7 @@ def level_locations(job: Job) -> list[str]:
 
 
 class LevelWeights:
-    """Reads the weights that `keep_level` saved. It implements `multilevel.EarlierWeights`.
+    """Reads the weights that `begin_to_keep` saved. It implements `multilevel.EarlierWeights`.
 
     Args:
         job: the job of level 0.

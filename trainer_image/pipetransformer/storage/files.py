@@ -33,8 +33,8 @@ class Folder:
         return "/".join([self.root.rstrip("/"), *parts])
 
     @tried_again
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically, and durably if the filesystem supports it.
+    def write(self, name: str, *parts: bytes | memoryview) -> None:
+        """Write a file of these parts atomically, and durably if the filesystem supports it.
 
         `name` may include one folder, such as `step-1/embedding.safetensors`. Object stores write atomically; a local
         file gets its name only after its bytes are on the disk.
@@ -43,12 +43,12 @@ class Folder:
         if not self._without_folders:
             self.filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
         if not isinstance(self.filesystem, LocalFileSystem):
-            self.filesystem.pipe_file(path, content)
+            self.filesystem.pipe_file(path, b"".join(parts))
             return
         partial = f"{path}.{secrets.token_hex(4)}.partial"  # not the process id, which may be the same in two pods
         try:
             with open(partial, "wb") as file:  # noqa: PTH123 - fsspec's paths are strings
-                file.write(content)
+                file.writelines(parts)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(partial, path)  # noqa: PTH105

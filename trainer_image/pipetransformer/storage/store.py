@@ -8,6 +8,7 @@ jobs never write into one folder.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -81,7 +82,7 @@ class CheckpointInfo(Wire):
         return f"step-{self.step:012d}-g{self.layout_generation}{writer}"
 
 
-def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[str, Tensor]) -> int:
+def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[str, Tensor]) -> None:
     """Write the file of one unit. The checkpoint counts only after `commit`.
 
     Args:
@@ -89,14 +90,9 @@ def save_unit(location: str, info: CheckpointInfo, unit: str, tensors: Mapping[s
         info: the checkpoint's marker.
         unit: name of the unit (`PipelineModel.unit_name`).
         tensors: the unit's committed parameters, buffers and optimizer state, under any names.
-
-    Returns:
-        The size of the file in bytes.
     """
     stored = _on_host(tensors)
-    content = safetensors.torch.save(stored, {_CHECKSUM: _checksum(stored)})
-    Folder(location).write(f"{info.folder}/{unit}{_UNIT}", content)
-    return len(content)
+    Folder(location).write(f"{info.folder}/{unit}{_UNIT}", *_parts(stored, {_CHECKSUM: _checksum(stored)}))
 
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -104,7 +100,36 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = No
 
     A tensor that has two names, as when two modules share a weight, is written twice. The format cannot share tensors.
     """
-    return safetensors.torch.save(_on_host(tensors), metadata)
+    return b"".join(_parts(_on_host(tensors), metadata or {}))
+
+
+def _parts(stored: Mapping[str, Tensor], metadata: dict[str, str]) -> list[bytes | memoryview]:
+    """The parts of a safetensors file, in order: the length of its header, the header, and the values of each tensor.
+
+    The values are not copied. `safetensors.torch.save` copies them into fresh memory, which takes longer than to write
+    them, and no other thread runs meanwhile.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    values, end = [], 0
+    for name, tensor in sorted(stored.items(), key=lambda item: (-item[1].itemsize, item[0])):  # so all are aligned
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _type_name(tensor.dtype), "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        values.append(_values(tensor))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *values]
+
+
+@functools.cache
+def _type_name(dtype: torch.dtype) -> str:
+    """The format's name of a type, from a file without values."""
+    header = json.loads(safetensors.torch.save({"": torch.empty(0, dtype=dtype)})[8:])
+    return str(header[""]["dtype"])
+
+
+def _values(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in host memory."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def from_bytes(content: bytes) -> dict[str, Tensor]:
@@ -142,7 +167,7 @@ def _checksum(stored: Mapping[str, Tensor]) -> str:
     checksum = 0
     for name, tensor in sorted(stored.items()):
         checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
-        checksum = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, checksum)
+        checksum = zlib.crc32(_values(tensor), checksum)
     return f"{checksum:08x}"
 
 

@@ -5,9 +5,10 @@ All members of a generation decide the same, because each decision follows from 
 
 import logging
 import time
+from functools import partial
 
-from pipetransformer.checkpoint.best_model import load_best
-from pipetransformer.checkpoint.level_weights import keep_level
+from pipetransformer.checkpoint.best_model import Saving, load_best
+from pipetransformer.checkpoint.level_weights import begin_to_keep
 from pipetransformer.errors import StorageError
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.state.worker_state import WorkerState
@@ -89,10 +90,21 @@ class BetweenRounds:
             self._kit.place(state, member)
             self._kit.cache.measure_again()
 
-    def end_visit(self, state: WorkerState, member: Membership) -> bool:
-        """End a visit (the period in which one level trains), before the next level's model replaces the present one.
+    def begin_to_keep(self, state: WorkerState, member: Membership) -> Saving | None:
+        """Begin to save the weights of this level, if the next level is smaller. This level needs them when it trains
+        again. Threads write them while the members change the level. Returns None if they need not be saved."""
+        kit, control = self._kit, state.control
+        if control.visit_done or kit.job.grows_into(control.visit) is not None:
+            return None
+        return begin_to_keep(kit.job, state, member.layout, kit.hooks)
 
-        If the next model is smaller, the weights of this level are stored. This level needs them when it trains again.
+    def end_visit(self, state: WorkerState, member: Membership, saving: Saving | None) -> bool:
+        """End a visit (the period in which one level trains) before a regroup, which then begins the next visit.
+
+        Args:
+            state: what this worker holds.
+            member: of the generation.
+            saving: the result of `begin_to_keep`.
 
         Returns:
             Whether the visit has ended. It has not if a member was told to stop before the weights were durable.
@@ -101,12 +113,11 @@ class BetweenRounds:
             StorageError: the weights cannot be written, and waiting will not help.
             RuntimeError: a connection broke.
         """
-        kit, control = self._kit, state.control
-        keeps = not control.visit_done and kit.job.grows_into(control.visit) is None
-        control.visit_done = not keeps or keep_level(
-            kit.job, state, member.layout, member.groups, kit.barrier, kit.hooks
+        groups = member.groups
+        state.control.visit_done = saving is None or saving.wait(
+            groups, partial(self._kit.barrier.pass_after, groups=groups)
         )
-        return control.visit_done
+        return state.control.visit_done
 
     def evaluate(self, state: WorkerState, member: Membership) -> bool:
         """Evaluate after the newest step, if an evaluation is due. Returns False if a member was told to stop before

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.callbacks.callback import Teller
+from pipetransformer.checkpoint.best_model import Saving
 from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.checkpoint.level_weights import LevelWeights
 from pipetransformer.data import Readers
@@ -344,48 +345,54 @@ class Trainer:
         kit, state, between = self._kit, self._state, self._between
         larger = kit.job.grows_into(state.control.visit)
         fits = larger is None or larger.layouts.fits(member.layout.stages)
-        began = time.perf_counter()
-        if fits and not between.end_visit(state, member):
-            return self._leave(member)
-        kept_seconds = time.perf_counter() - began
+        saving = between.begin_to_keep(state, member) if fits else None
         with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
             vote = self._rounds.agree(state.control, member, waits=not fits)
         if vote.leaving:
             return self._leave(member)
-        if vote.saw_next:  # with the next visit, if this one is done
-            return self._regroup(in_group=True)
+        if vote.saw_next:  # with the next visit, if the larger model fits
+            ends = fits and between.end_visit(state, member, saving)
+            return self._regroup(in_group=True) if ends or not fits else self._leave(member)
         if fits:
-            self._change_level(member, kept_seconds)
-        else:
-            between.go_on_saving(state, member, vote)
-            state.control.round_ended_at = wall_clock()  # the wait is no part of the pause that ends it
+            return self._change_level(member, saving)
+        between.go_on_saving(state, member, vote)
+        state.control.round_ended_at = wall_clock()  # the wait is no part of the pause that ends it
         return None
 
-    def _change_level(self, member: Membership, kept_seconds: float) -> None:
+    def _change_level(self, member: Membership, saving: Saving | None) -> Ending | None:
         """Begin the next visit, with another level's model, in the same generation. If that fails the generation is
         over, and the next one begins the visit.
 
         Args:
             member: of the generation.
-            kept_seconds: that it took to make the weights durable which the level needs when it returns.
+            saving: saves the weights that the level needs when it returns; None if they need not be saved.
 
         Raises:
             RuntimeError: it failed.
         """
-        unsettled = self._kit.committer.unsettled(self._state)
+        control, committer = self._state.control, self._kit.committer
+        unsettled = committer.unsettled(self._state)
+        control.visit_done = True  # the plan needs this
         try:
-            result = change_level(self._tools, self._state, unsettled, member.layout, member.store, member.groups)
+            result = change_level(
+                self._tools, self._state, unsettled, member.layout, member.store, member.groups, saving
+            )
         except RegroupError as error:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__
-            self._kit.committer.doubt(error.in_doubt)
+            committer.doubt(error.in_doubt)
             raise
+        finally:
+            # If the change failed, a regroup may leave this level only if its weights are durable.
+            control.visit_done = saving is None or saving.is_durable
+        if result is None:
+            return self._leave(member)
         self._take_over(result)
-        result.phases.add("keep", kept_seconds)
         assert result.layout is not None
         outgrown = [group for group in member.release() if group is not result.groups.world]
         # A generation that has made no step begins with this level. It may have come because the job waited for it.
         self._join(result, result.layout, outgrown, level_change=member.stepped)
+        return None
 
     def _regroup(self, *, in_group: bool) -> Ending | None:
         """Enter the next generation. If that fails, continue in the old one, or wait for another."""

@@ -16,6 +16,7 @@ from unittest import mock
 import fsspec
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pipetransformer.data import load_dataset
 from pipetransformer.errors import StaleCheckpointError
@@ -86,6 +87,24 @@ def test_complex_tensors_come_back_as_they_were(location: str) -> None:
     loaded = load_unit(location, info(7), "blocks.0")
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_other_programs_can_read_a_unit(tmp_path: Path) -> None:
+    """Values of each type begin where a processor can read them, also behind others of an odd length."""
+    types = [torch.uint8, torch.bool, torch.bfloat16, torch.float32, torch.int64, torch.float64]
+    tensors = {f"{dtype}": torch.ones(3, dtype=dtype) for dtype in types} | {"none": torch.ones(0, 2)}
+
+    save_unit(str(tmp_path), info(7), "head", tensors)
+
+    [file] = tmp_path.rglob("head.safetensors")
+    loaded = load_file(file)
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    content = file.read_bytes()
+    values = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:values])
+    begins = {name: values + header[name]["data_offsets"][0] for name in tensors}
+    assert [begins[name] % tensor.itemsize for name, tensor in tensors.items()] == [0] * len(tensors)
 
 
 def test_what_is_no_number_comes_back_as_it_was(location: str) -> None:

@@ -62,9 +62,9 @@ class Gate:
         self.open = threading.Event()
         write = save_unit
 
-        def held(*arguments: Any, **named: Any) -> int:
+        def held(*arguments: Any, **named: Any) -> None:
             assert self.open.wait(30)
-            return write(*arguments, **named)
+            write(*arguments, **named)
 
         monkeypatch.setattr("pipetransformer.checkpoint.storage_work.save_unit", held)
 

@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from pipetransformer.hooks import HookPoint
-from pipetransformer.storage import load_model
+from pipetransformer.storage import latest, load_model
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.equality import BAR_FLOAT64, committed
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
@@ -98,6 +98,34 @@ def test_a_death_in_a_level_change_changes_nothing(point: HookPoint, step: int, 
     assert 2 in run.lost_at
     check_same(run, stayed)
     assert run.summary["steps_redone"] == 0
+
+
+def test_a_change_does_not_count_before_the_weights_of_the_larger_level_are_durable(
+    stayed: Ran, tmp_path: Path
+) -> None:
+    """All workers have the smaller model when one dies. The next generation leaves the larger level once more."""
+    script = [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 1, [0, 1], leavers=[3], after_loss=2)]
+    faults = {number: Faults(keeps_once_broken=True) for number in (0, 1)}
+    faults[2] = Faults(killed_in_level_change=(HookPoint.ASSEMBLED, DOWN))
+
+    run = run_job(spec_of(tmp_path), script, tmp_path / "run", faults=faults)
+
+    check_same(run, stayed)
+    assert run.summary["steps_redone"] == 0
+
+
+def test_workers_told_to_stop_while_the_storage_takes_no_weights_leave_at_the_larger_level(
+    stayed: Ran, tmp_path: Path
+) -> None:
+    spec = spec_of(tmp_path)
+    faults = {number: Faults(stopped_while_keeping=True) for number in (0, 1)}
+
+    stopped = run_job(spec, [Scripted(2, 1, [0, 1])], tmp_path / "run", faults=faults)
+
+    assert stopped.endings == {0: "Stopped", 1: "Stopped"}
+    left = latest(str(tmp_path / "checkpoints"))
+    assert left is not None and (left.step, left.num_layers) == (DOWN, 4)
+    check_same(run_job(spec, [Scripted(1, 2, [0, 1])], tmp_path / "run", job_uid="next"), stayed)
 
 
 @pytest.mark.parametrize("step", [DOWN, UP])

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
-from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.groups import Transport
+from pipetransformer.elastic.transport.barrier import Barrier, PassBarrier
+from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.hooks import Hooks
 from pipetransformer.partition import Cut, ModelCosts
@@ -93,6 +93,14 @@ class Unsettled(Protocol):
 
     def commit_late(self, control: Control) -> None:
         """Commit the pending steps, because other workers have. `control` is the control state of these workers."""
+        ...
+
+
+class Condition(Protocol):
+    """What must be so before the members vote for a level change. `checkpoint.best_model.Saving` implements it."""
+
+    def wait(self, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
+        """Wait until it is so. All members call this. Returns False, on all of them, if it cannot be so."""
         ...
 
 

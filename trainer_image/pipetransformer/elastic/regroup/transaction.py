@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
 from pipetransformer.elastic.transport.barrier import Work
-from pipetransformer.elastic.transport.groups import GenerationGroups, PrefixStore, Store
+from pipetransformer.elastic.transport.groups import GenerationGroups, PrefixStore, Store, drop_groups
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.hooks import HookPoint
 from pipetransformer.state.control import Control
@@ -36,7 +36,7 @@ from .assemble import Assembly, copies_of, off_device, units_of
 from .from_storage import Alone
 from .phases import Phases
 from .state_map import StateMap
-from .tools import RegroupTools, Unsettled, catch_up
+from .tools import Condition, RegroupTools, Unsettled, catch_up
 from .transfer import Progress
 from .transfer_plan import Origin, TransferPlan
 
@@ -110,7 +110,8 @@ def change_level(
     layout: StageLayout,
     store: Store,
     present: GenerationGroups,
-) -> Regrouped:
+    condition: Condition | None = None,
+) -> Regrouped | None:
     """Begin the next visit of the job's levels within the present generation. All its members call this.
 
     They do the same as in a regroup after they have met: plan with the map to the next level's units, make the groups
@@ -123,6 +124,10 @@ def change_level(
         layout: the present layout.
         store: the store of the present generation.
         present: the groups of the present generation. The members meet in its `world`, which the result shares.
+        condition: what the members wait for before they vote; None if they wait for nothing.
+
+    Returns:
+        The generation with the new state. None if the condition cannot be met; then nothing has changed.
 
     Raises:
         RegroupError: this worker did not commit the change; `__cause__` has the reason. `world` is dropped.
@@ -135,9 +140,18 @@ def change_level(
     with tools.watchdog.watching(present.connections, _Void(tools.handler, deadline)):
         groups = present.with_new_roles()
         attempt = _Attempt(
-            tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline
+            tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline, condition
         )  # fmt: skip
-        return attempt.enter()
+        try:
+            return attempt.enter()
+        except _UnmetError:
+            pass
+    drop_groups([group for group in groups.release() if group is not present.world])
+    return None
+
+
+class _UnmetError(Exception):
+    """The condition of a level change cannot be met. All members raise this before they vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +222,10 @@ class _Attempt(Progress):
         groups: process groups of the generation, made in the attempt. A level change begins with those of the members.
         phases: times the attempt.
         deadline: when the watchdog ends the attempt.
+        condition: what the members of a level change wait for before they vote; otherwise None.
         transfers: (source rank, target rank, bytes) for each pair of ranks between which units move.
         failed: set when the attempt has failed.
-        assembled: the state of the new role; None until it is complete.
+        assembled: the state of the new role; None until this worker votes.
     """
 
     tools: RegroupTools
@@ -222,6 +237,7 @@ class _Attempt(Progress):
     groups: GenerationGroups
     phases: Phases
     deadline: Deadline
+    condition: Condition | None = None
     transfers: list[tuple[int, int, int]] = field(default_factory=list)
     failed: threading.Event = field(default_factory=threading.Event)
     assembled: WorkerState | None = None
@@ -276,10 +292,15 @@ class _Attempt(Progress):
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages, plan.cut.pairs)
             self.phases.lap("groups")
         # Assemble the state of the new role, and commit.
-        self.assembled = new_state = self._assemble(plan, state_map)
+        new_state = self._assemble(plan, state_map)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations, self.generation.layout)
         self.phases.lap("assemble")
         tools.hooks.on_point(HookPoint.ASSEMBLED, number)
+        if self.condition is not None:
+            if not self.condition.wait(self.groups, self.pass_barrier):
+                raise _UnmetError
+            self.phases.lap("keep")
+        self.assembled = new_state
         assert self.groups.transfer is not None
         _commit(self.groups.transfer)
         agreement.forget_plan()

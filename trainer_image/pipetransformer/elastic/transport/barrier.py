@@ -19,6 +19,8 @@ from .watchdog import ROUND, Deadline, Watchdog
 T = TypeVar("T")
 #: Work of unknown length, which a thread does.
 Work = Callable[[], T]
+#: Does work in a thread, and returns its result once all members have done theirs. None if this worker only waits.
+PassBarrier = Callable[[Work[bool] | None], bool | None]
 
 #: Pause between two votes of a worker that still works. Workers that have finished wait in the vote.
 _VOTE_SECONDS = 0.02
