@@ -89,7 +89,7 @@ class Checkpointer:
         self._clock = clock
         self.why_unsaved = ""
         self._pause_seconds = self._writing_seconds = 0.0
-        self._begun_at = clock()
+        self._begun_at, self._begun_step = clock(), 0
         self._spec = job.spec.checkpoint
         self._loading: CheckpointInfo | None = None
         self._known: CheckpointInfo | None = None
@@ -119,15 +119,17 @@ class Checkpointer:
         token = self._hooks.checkpoint_request()
         return bool(token) and token not in (self._begun_for, self._marking_for, self._served)
 
-    @property
-    def overdue(self) -> bool:
-        """Whether a checkpoint is due because a user asked for one, or by this worker's clock.
+    def overdue(self, step: int) -> bool:
+        """Whether a checkpoint of `step` is due because a user asked for one, or by this worker's clock.
 
-        The clock counts only without `checkpoint.everySteps`, and while no checkpoint is being written.
+        The clock counts only without `checkpoint.everySteps`, and while no checkpoint is being written. It does not
+        count for the step of the newest checkpoint, as while a job waits and makes no step.
         """
         if self._spec is not None and self._asked:
             return True
         if self._spec is None or self._spec.every_steps is not None or self._begun is not None:
+            return False
+        if step == self._begun_step:
             return False
         interval = interval_seconds(self._pause_seconds, self._writing_seconds)
         return self._clock() >= self._begun_at + interval
@@ -194,6 +196,7 @@ class Checkpointer:
         )
 
         host, self._begun_at, self._was_late = HostCopies(), self._clock(), False
+        self._begun_step = control.step
 
         def copied(index: int) -> dict[str, Tensor]:
             tensors = state.unit_tensors(index, with_moments=True)

@@ -91,7 +91,7 @@ class Rounds:
             square_norms=computed.norms,
             similarities=similar,
             behind=float(kit.teller.behind),
-            save=float(member.leader is not None and kit.checkpointer.overdue),
+            save=float(member.leader is not None and kit.checkpointer.overdue(step + steps)),
             computing=computing,
             cold=float(kit.is_cold(control, layout)),
             earlier=computed.earlier,
@@ -184,7 +184,7 @@ class Rounds:
             leaving=float(kit.hooks.stop_requested()),
             writing=float(kit.checkpointer.writing),
             square_norms=[0.0] * member.layout.cut.num_units,
-            save=float(member.leader is not None and kit.checkpointer.overdue),
+            save=float(member.leader is not None and kit.checkpointer.overdue(control.step)),
         )
         vote = ballot.reduce(member.ballots)
         if waits and member.leader is not None:

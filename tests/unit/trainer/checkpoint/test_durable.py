@@ -501,7 +501,7 @@ def test_an_outage_says_nothing_of_what_a_checkpoint_costs(tmp_path: Path, monke
     outage.back.set()
     until(lambda: checkpointer.advance(float(checkpointer.writing), leads=True))
 
-    assert checkpointer.overdue, "what is durable is of 900 s ago"
+    assert checkpointer.overdue(8), "what is durable is of 900 s ago"
 
 
 def test_a_run_trains_through_an_outage_and_leaves_its_checkpoint(
@@ -563,20 +563,26 @@ def checkpointing(tmp_path: Path, **checkpoint: Any) -> tuple[Checkpointer, Cloc
 def test_where_the_spec_does_not_say_how_often_the_clock_does_by_what_the_newest_has_cost(tmp_path: Path) -> None:
     checkpointer, clock, job = checkpointing(tmp_path)
     clock.now = 59.0
-    assert not checkpointer.overdue
+    assert not checkpointer.overdue(8)
     clock.now = 60.0
-    assert checkpointer.overdue and not checkpointer.due(7)
+    assert checkpointer.overdue(8) and not checkpointer.due(7)
 
     checkpointer.want()
-    with mock.patch.object(WorkerState, "unit_tensors", side_effect=lambda *_, **__: setattr(clock, "now", 63.0) or {}):
+
+    def copy_for_3_seconds(*_: object, **__: object) -> dict[str, Tensor]:
+        clock.now = 63.0
+        return {}
+
+    with mock.patch.object(WorkerState, "unit_tensors", side_effect=copy_for_3_seconds):
         checkpointer.begin(trained(job, 7), lone_layout(job), *alone())
-    assert not checkpointer.overdue, "one is being written"
+    assert not checkpointer.overdue(8), "one is being written"
     until(lambda: not checkpointer.writing)
     checkpointer.advance(0.0, leads=True)
     clock.now = 359.0
-    assert not checkpointer.overdue
+    assert not checkpointer.overdue(8)
     clock.now = 360.0
-    assert checkpointer.overdue, "it stood still for 3 s: a hundredth of 300"
+    assert checkpointer.overdue(8), "it stood still for 3 s: a hundredth of 300"
+    assert not checkpointer.overdue(7), "the job waits, and has made no step since"
 
 
 def test_a_durable_checkpoint_says_what_it_cost(tmp_path: Path) -> None:
@@ -609,7 +615,7 @@ def test_a_durable_checkpoint_says_what_it_cost(tmp_path: Path) -> None:
 def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:
     checkpointer, clock, _ = checkpointing(tmp_path, everySteps=5)
     clock.now = 1e6
-    assert not checkpointer.overdue
+    assert not checkpointer.overdue(8)
     assert checkpointer.due(10) and not checkpointer.due(11)
 
 
@@ -640,18 +646,18 @@ def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_pat
     checkpointer.want()
     checkpointer.begin(trained(job, 5), layout, *alone())
     hooks.token = "one"
-    assert checkpointer.overdue, "the one that is being written was begun before"
+    assert checkpointer.overdue(8), "the one that is being written was begun before"
     checkpointer.want()
     assert next_durable().request == ""
     checkpointer.begin(trained(job, 6), layout, *alone())
-    assert not checkpointer.overdue
+    assert not checkpointer.overdue(8)
     durable = next_durable()
     assert (durable.step, durable.request) == (6, "one")
-    assert not checkpointer.overdue
+    assert not checkpointer.overdue(8)
     checkpointer.give_up()
-    assert checkpointer.overdue, "in the next generation, until the operator knows"
+    assert checkpointer.overdue(8), "in the next generation, until the operator knows"
     hooks.token = ""
-    assert not checkpointer.overdue
+    assert not checkpointer.overdue(8)
 
 
 def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once(job: Job) -> None:
@@ -681,7 +687,7 @@ def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once
 def test_a_job_without_checkpoints_writes_none_that_is_asked_for() -> None:
     hooks = Asking()
     hooks.token = "one"
-    assert not Checkpointer(load_job(make_spec(ADAMW)), hooks).overdue
+    assert not Checkpointer(load_job(make_spec(ADAMW)), hooks).overdue(8)
 
 
 def test_a_job_that_does_not_say_how_often_makes_checkpoints_while_it_trains(
