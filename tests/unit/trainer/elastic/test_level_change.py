@@ -78,6 +78,10 @@ def test_weights_that_are_not_interpolated_are_not_kept(stayed: Ran, tmp_path: P
             ],
             id="regroups at the changes",
         ),
+        pytest.param(
+            [Scripted(2, 2, [0, 1, 2, 3]), Scripted(2, 1, [0, 1], leavers=[2, 3], at_step=DOWN)],
+            id="published as a level ends",
+        ),
     ],
 )
 def test_regroups_do_not_change_a_cycle(script: list[Scripted], stayed: Ran, tmp_path: Path) -> None:
