@@ -24,8 +24,6 @@ _FIELD = "data"
 _LABELS = ("labels", "label")
 _NO_TARGET = -100
 _TOKENS, _MASK = "input_ids", "attention_mask"
-#: Number of rows that are looked at to decide what a column holds.
-_SHOWN = 64
 #: Number of rows that are checked at a time.
 _ROWS = 4096
 
@@ -224,10 +222,12 @@ def _check_rows(table: Any) -> None:
         raise SpecError(_FIELD, f"column input_ids holds {table.features['input_ids']}, not lists of tokens")
     if "token_type_ids" in table.column_names and (_highest(table, "token_type_ids") or 0) > 0:
         raise SpecError(_FIELD, "column token_type_ids marks a second text, which is not supported")
-    if _is_masked(table):
-        for mask in table.select_columns("attention_mask").with_format(None)[:_SHOWN]["attention_mask"]:
-            if sorted(mask, reverse=True) != mask:
-                raise SpecError(_FIELD, "column attention_mask hides tokens at the start: pad at the end")
+    if _MASK in table.column_names:
+        for rows, _, mask in _elements(table, _MASK):
+            if (other := rows[(mask != 0) & (mask != 1)]).size:
+                raise SpecError(_FIELD, f"column {_MASK}: row {other[0]} holds other numbers than 0 and 1")
+            if (later := rows[1:][(mask[1:] > mask[:-1]) & (rows[1:] == rows[:-1])]).size:
+                raise SpecError(_FIELD, f"column {_MASK}: row {later[0]} hides tokens before others: pad at the end")
 
 
 def _check_copies(table: Any, label: str, task: Task) -> None:
@@ -280,7 +280,7 @@ def _elements(table: Any, name: str) -> Iterator[tuple[NDArray[np.int64], NDArra
 
 
 def _is_masked(table: Any) -> bool:
-    return "attention_mask" in table.column_names and len(table) > 0 and _lowest(table, "attention_mask") == 0
+    return _MASK in table.column_names and len(table) > 0 and _lowest(table, _MASK) == 0
 
 
 def _highest(table: Any, name: str = "input_ids") -> int:

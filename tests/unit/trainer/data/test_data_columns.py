@@ -56,6 +56,21 @@ def test_rows_that_a_tokenizer_has_padded_are_as_long_as_their_mask(tokenizer: A
     assert len(own(shuffled, tokenizer).test) == 0
 
 
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ([0, 1, 1], "row 90 hides tokens before others: pad at the end"),
+        ([1, 0, 1], "row 90 hides tokens before others: pad at the end"),
+        ([2, 2, 1], "row 90 holds other numbers than 0 and 1"),
+        ([1, 1], "row 90 has 2 elements, but 3 in input_ids"),
+    ],
+)
+def test_the_mask_of_each_row_must_leave_its_first_tokens(mask: list[int], words: str) -> None:
+    table = datasets.Dataset.from_dict({"input_ids": [[0, 7, 8]] * 100, "attention_mask": [[1] * 3] * 90 + [mask] * 10})
+    with pytest.raises(SpecError, match=f"attention_mask: {words}"):
+        own(table, task=Task.NEXT_TOKEN)
+
+
 def test_tokens_alone_ask_for_the_next_one_and_labels_may_be_their_copy() -> None:
     rows = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
     for columns in (rows, {**rows, "labels": rows["input_ids"]}):
