@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
+from operator import index
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -201,10 +202,17 @@ def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | No
     """The number of a sample's variant at `step`: 0 if the split is not augmented, -1 without augmentation (step None).
 
     None if the variant never comes again.
+
+    Raises:
+        SpecError: the split's method fails, or returns something else than a whole number or None.
     """
     if not _is_augmented(split):
         return 0
-    return _AS_IT_IS if step is None else split.augmentation_key(sample_id, step)
+    if step is None:
+        return _AS_IT_IS
+    with _reading([sample_id]):
+        key = split.augmentation_key(sample_id, step)
+        return None if key is None else index(key)  # it may be a number of numpy, which json does not write
 
 
 class Processor(Protocol):

@@ -1,5 +1,6 @@
 """The order of samples and their dealing to pipelines."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -310,6 +311,24 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     assert not Dataset(plain, plain, info).inputs_change
     assert Dataset(flipped, plain, info).inputs_change
     assert Dataset(plain, flipped, info).inputs_change
+
+
+def test_the_number_of_a_variant_is_a_plain_number_and_its_errors_are_those_of_a_sample() -> None:
+    class Numbered(TensorSplit):
+        def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+            return self.batch(ids)
+
+        def augmentation_key(self, sample_id: int, step: int) -> Any:
+            if step == 0:
+                raise OSError("the volume is gone")
+            return (None, np.int64(step), torch.tensor(step), 0.5)[sample_id]
+
+    split = Numbered(torch.zeros(4, 1), torch.zeros(4))
+    assert [json.dumps(augmentation_key(split, sample, 7)) for sample in range(3)] == ["null", "7", "7"]
+    for step, words in ((0, "OSError: the volume is gone"), (7, "TypeError: 'float' object cannot be interpreted")):
+        with pytest.raises(SpecError, match=f"one of the samples 3 cannot be read: {words}") as refused:
+            augmentation_key(split, 3, step)
+        assert refused.value.reason == "DataUnreadable"
 
 
 def test_a_sample_as_it_is_shares_no_cached_activation_with_its_variants() -> None:
