@@ -251,13 +251,18 @@ class Dataset:
     def inputs_change(self) -> bool:
         """Whether some samples differ when they are read twice, because they are augmented at random.
 
-        Call this before the first step, because it reads samples.
+        Call this before the first step, because it reads samples. It looks at a few, so a rare change may be seen by
+        some workers only. They tell the others, which call `expect_changes`.
         """
         return any(
             not torch.equal(*(read_batch(split, spread(split), None)[0] for _ in range(2)))
             for split in (self.train, self.test)
             if len(split)
         )
+
+    def expect_changes(self) -> None:
+        """From now on let `inputs_change` be true, because another worker saw a sample change."""
+        vars(self)["inputs_change"] = True
 
 
 @dataclass(frozen=True)
