@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from pipetransformer.data import (
     DataInfo,
@@ -23,6 +24,7 @@ from pipetransformer.data import (
     deal,
     lengths_of,
     load_dataset,
+    own_dataset,
     read_batch,
     shards_of,
     weights_of,
@@ -311,6 +313,14 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     assert not Dataset(plain, plain, info).inputs_change
     assert Dataset(flipped, plain, info).inputs_change
     assert Dataset(plain, flipped, info).inputs_change
+
+
+def test_a_class_that_only_held_out_samples_have_counts() -> None:
+    def of(*classes: int) -> TensorDataset:
+        return TensorDataset(torch.zeros(len(classes), 1), torch.tensor(classes, dtype=torch.int64))
+
+    assert own_dataset((of(0, 1), of(2)), dtype=torch.float32).info.num_classes == 3
+    assert own_dataset((of(0, 3), of()), dtype=torch.float32).info.num_classes == 4
 
 
 def test_the_number_of_a_variant_is_a_plain_number_and_its_errors_are_those_of_a_sample() -> None:
