@@ -173,7 +173,11 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
             _check_copies(table, label, task)
     lengths = [pc.list_value_length(column_of(table, "input_ids")) for table in tables]
     longest = max(pc.max(each).as_py() or 0 for each in lengths)
-    vocabulary = len(processor) if processor is not None else 1 + max(_highest(table) for table in tables)
+    highest = max(_highest(table) for table in tables)
+    vocabulary = 1 + highest if processor is None else len(processor)
+    if highest >= vocabulary:
+        words = f"column {_TOKENS} holds the token {highest}, but the tokenizer has only {vocabulary} tokens"
+        raise SpecError(_FIELD, f"{words}: pass the tokenizer that made {_TOKENS} as processor")
     pad, mask, special, ids = _special_of(processor)
     classes, target, following = vocabulary, None, label or _TOKENS
     labels: tuple[str, ...] = ()

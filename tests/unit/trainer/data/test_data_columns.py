@@ -71,6 +71,14 @@ def test_the_mask_of_each_row_must_leave_its_first_tokens(mask: list[int], words
         own(table, task=Task.NEXT_TOKEN)
 
 
+def test_tokens_of_another_tokenizer_are_refused(tokenizer: Any) -> None:
+    table = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 90 + [[1, 11, 3]]})
+    assert own(table.select(range(90)), tokenizer, Task.NEXT_TOKEN).info.vocab_size == 11
+    for data in (table, (table.select(range(90)), table.select([90]))):
+        with pytest.raises(SpecError, match="input_ids holds the token 11, but the tokenizer has only 11 tokens"):
+            own(data, tokenizer, Task.NEXT_TOKEN)
+
+
 def test_tokens_alone_ask_for_the_next_one_and_labels_may_be_their_copy() -> None:
     rows = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
     for columns in (rows, {**rows, "labels": rows["input_ids"]}):
