@@ -1,7 +1,7 @@
 """Turns a program's tables of the `datasets` library into splits. The names of the columns decide which are inputs and
 which are targets, by the rules of `Trainer` in transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pipetransformer.errors import SpecError
@@ -22,8 +23,9 @@ from .tables import column_of, with_classes
 _FIELD = "data"
 _LABELS = ("labels", "label")
 _NO_TARGET = -100
-#: Number of rows that are looked at to decide what a column holds.
-_SHOWN = 64
+_TOKENS, _MASK = "input_ids", "attention_mask"
+#: Number of rows that are checked at a time.
+_ROWS = 4096
 
 
 def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, *, dtype: torch.dtype) -> Dataset:
@@ -32,7 +34,8 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
     Args:
         tables: both tables, of the `datasets` library. Inputs are the column `input_ids` (tokens of any lengths),
             `pixel_values`, a column of pictures, or the only other column of numbers. Targets are the column `label`
-            or `labels`. Without labels, or with labels that copy the tokens, the target is the next token.
+            or `labels`. Without labels, or with labels that copy the tokens, the target is the next token. Where such a
+            copy has -100, the token is no target.
         processor: the tokenizer that made the tokens; None if the program does not pass it.
         task: the task that the model learns; None if it is unknown.
         dtype: type of floating-point inputs.
@@ -113,32 +116,41 @@ def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """A split of tokens, padded at the end. The target is the column `label` if there is one, otherwise the next
-    token."""
+    """A split of tokens, padded at the end. The target is the class in the column `label` if there is one. Otherwise it
+    is the next element of the column `following`: `input_ids`, or a copy of it with -100 for tokens that are no target.
+    """
 
     table: Any
     length: int
     padding: int
-    label: str | None
+    label: str | None = None
+    following: str = _TOKENS
 
     def __len__(self) -> int:
         return len(self.table)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        rows = self._rows(ids)
-        inputs = torch.full((len(rows), self.length), self.padding, dtype=torch.int64)
-        following = torch.full_like(inputs, _NO_TARGET)
-        for number, tokens in enumerate(rows):
-            inputs[number, : len(tokens)] = tokens
-            following[number, : len(tokens) - 1] = tokens[1:]
-        if self.label is None:
-            return inputs, following
-        return inputs, torch.as_tensor(self.table.select_columns(self.label)[list(ids)][self.label])
+        tokens = self._rows(ids, _TOKENS)
+        inputs = self._padded(tokens, self.padding)
+        if self.label is not None:
+            return inputs, torch.as_tensor(self.table.select_columns(self.label)[list(ids)][self.label])
+        following = tokens if self.following == _TOKENS else self._rows(ids, self.following)
+        targets = self._padded(following, _NO_TARGET).roll(-1, dims=1)
+        targets[:, -1] = _NO_TARGET  # it was the first token's
+        return inputs, targets
 
-    def _rows(self, ids: Sequence[int]) -> list[Tensor]:
-        rows = self.table.select_columns([name for name in _OF_TOKENS if name in self.table.column_names])[list(ids)]
-        masks = rows.get("attention_mask") or [[1] * len(tokens) for tokens in rows["input_ids"]]
-        return [torch.tensor(row[: sum(mask)]) for row, mask in zip(rows["input_ids"], masks, strict=True)]
+    def _rows(self, ids: Sequence[int], name: str) -> list[Tensor]:
+        """The rows of a column, without the padding that the attention mask shows."""
+        columns = [each for each in (name, _MASK) if each in self.table.column_names]
+        rows = self.table.select_columns(columns)[list(ids)]
+        masks = rows.get(_MASK) or [[1] * len(row) for row in rows[name]]
+        return [torch.tensor(row[: sum(mask)]) for row, mask in zip(rows[name], masks, strict=True)]
+
+    def _padded(self, rows: Sequence[Tensor], padding: int) -> Tensor:
+        padded = torch.full((len(rows), self.length), padding, dtype=torch.int64)
+        for number, row in enumerate(rows):
+            padded[number, : len(row)] = row
+        return padded
 
 
 @dataclass(frozen=True)
@@ -146,10 +158,7 @@ class PaddedTokenRows(TokenRows):
     """Token rows of different lengths."""
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
-        return torch.tensor([max(1, len(row)) for row in self._rows(ids)])
-
-
-_OF_TOKENS = ("input_ids", "attention_mask")
+        return torch.tensor([max(1, len(row)) for row in self._rows(ids, _TOKENS)])
 
 
 def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task | None) -> Dataset:
@@ -158,20 +167,24 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
         task = Task.CLASS if label is not None and not lists else Task.NEXT_TOKEN
     if task is Task.CLASS and (label is None or lists):
         raise SpecError(_FIELD, "needs a column label or labels with one class for each sample: the model classifies")
-    if task is not Task.CLASS and label is not None:
-        _check_copies(tables[0], label, task)
     for table in tables:
         _check_rows(table)
+        if task is not Task.CLASS and label is not None:
+            _check_copies(table, label, task)
     lengths = [pc.list_value_length(column_of(table, "input_ids")) for table in tables]
     longest = max(pc.max(each).as_py() or 0 for each in lengths)
-    vocabulary = len(processor) if processor is not None else 1 + max(_highest(table) for table in tables)
+    highest = max(_highest(table) for table in tables)
+    vocabulary = 1 + highest if processor is None else len(processor)
+    if highest >= vocabulary:
+        words = f"column {_TOKENS} holds the token {highest}, but the tokenizer has only {vocabulary} tokens"
+        raise SpecError(_FIELD, f"{words}: pass the tokenizer that made {_TOKENS} as processor")
     pad, mask, special, ids = _special_of(processor)
-    classes, target = vocabulary, None
+    classes, target, following = vocabulary, None, label or _TOKENS
     labels: tuple[str, ...] = ()
     if task is Task.CLASS and label is not None:
         tables, classes, labels = with_classes(tables, label)
-        target = label
-    splits: list[Split] = [_token_split(table, longest, pad, target) for table in tables]
+        target, following = label, _TOKENS
+    splits: list[Split] = [_token_split(table, longest, pad, target, following) for table in tables]
     if task is Task.MASKED_TOKEN:
         if mask is None:
             raise SpecError(
@@ -185,12 +198,12 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
     return Dataset(splits[0], splits[1], info, processor)
 
 
-def _token_split(table: Any, longest: int, padding: int, label: str | None) -> Split:
-    columns = [name for name in (*_OF_TOKENS, label) if name in table.column_names]
+def _token_split(table: Any, longest: int, padding: int, label: str | None, following: str) -> Split:
+    columns = [name for name in dict.fromkeys((_TOKENS, _MASK, label, following)) if name in table.column_names]
     table = table.select_columns(columns).with_format(None)
     shortest = pc.min(pc.list_value_length(column_of(table, "input_ids"))).as_py() if len(table) else longest
     ragged = shortest < longest or _is_masked(table)
-    return (PaddedTokenRows if ragged else TokenRows)(table, longest, padding, label)
+    return (PaddedTokenRows if ragged else TokenRows)(table, longest, padding, label, following)
 
 
 def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[str, Any]]:
@@ -213,29 +226,65 @@ def _check_rows(table: Any) -> None:
         raise SpecError(_FIELD, f"column input_ids holds {table.features['input_ids']}, not lists of tokens")
     if "token_type_ids" in table.column_names and (_highest(table, "token_type_ids") or 0) > 0:
         raise SpecError(_FIELD, "column token_type_ids marks a second text, which is not supported")
-    if _is_masked(table):
-        for mask in table.select_columns("attention_mask").with_format(None)[:_SHOWN]["attention_mask"]:
-            if sorted(mask, reverse=True) != mask:
-                raise SpecError(_FIELD, "column attention_mask hides tokens at the start: pad at the end")
+    if _MASK in table.column_names:
+        for rows, _, mask in _elements(table, _MASK):
+            if (other := rows[(mask != 0) & (mask != 1)]).size:
+                raise SpecError(_FIELD, f"column {_MASK}: row {other[0]} holds other numbers than 0 and 1")
+            if (later := rows[1:][(mask[1:] > mask[:-1]) & (rows[1:] == rows[:-1])]).size:
+                raise SpecError(_FIELD, f"column {_MASK}: row {later[0]} hides tokens before others: pad at the end")
 
 
 def _check_copies(table: Any, label: str, task: Task) -> None:
+    """Refuse labels that the model does not learn.
+
+    Raises:
+        SpecError: names the column, the first row that is wrong, and what to do.
+    """
     if not _is_list(table, label):
         raise SpecError(
             _FIELD, f"column {label} holds one class for each sample, but the model learns {task}: remove the column"
         )
-    for row in table.select_columns(["input_ids", label]).with_format(None).select(range(min(_SHOWN, len(table)))):
-        pairs = zip(row["input_ids"], row[label], strict=True)
-        if any(target not in (token, _NO_TARGET) for token, target in pairs):
+    for rows, tokens, labels in _elements(table, label):
+        if (other := rows[(labels != tokens) & (labels != _NO_TARGET)]).size:
             raise SpecError(
                 _FIELD,
-                f"column {label} holds other tokens than input_ids. The trainer derives next or masked tokens from "
-                "input_ids: remove the column, or pass your own Dataset",
+                f"column {label}: row {other[0]} holds other tokens than input_ids. The trainer derives next or masked "
+                "tokens from input_ids: remove the column, or pass your own Dataset",
+            )
+        if task is Task.MASKED_TOKEN and (left_out := rows[labels == _NO_TARGET]).size:
+            raise SpecError(
+                _FIELD,
+                f"column {label}: row {left_out[0]} leaves out targets with {_NO_TARGET}, but the trainer draws the "
+                "masked tokens itself: remove the column, or pass your own Dataset",
             )
 
 
+def _elements(table: Any, name: str) -> Iterator[tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]]:
+    """Read a column of lists and the column `input_ids`, some rows at a time.
+
+    Yields:
+        For each element: its row, its token in `input_ids`, and its value in the column.
+
+    Raises:
+        SpecError: a row has lists of different lengths.
+    """
+    for start in range(0, len(table), _ROWS):
+        part = table.select(range(start, min(start + _ROWS, len(table))))
+        lengths, others = (
+            pc.fill_null(pc.list_value_length(column_of(part, each)), 0).to_numpy() for each in (_TOKENS, name)
+        )
+        if (different := np.flatnonzero(lengths != others)).size:
+            row = different[0]
+            raise SpecError(
+                _FIELD,
+                f"column {name}: row {start + row} has {others[row]} elements, but {lengths[row]} in {_TOKENS}",
+            )
+        rows = start + np.repeat(np.arange(len(part)), lengths)
+        yield rows, _flat(part, _TOKENS).to_numpy(), _flat(part, name).to_numpy()
+
+
 def _is_masked(table: Any) -> bool:
-    return "attention_mask" in table.column_names and len(table) > 0 and _lowest(table, "attention_mask") == 0
+    return _MASK in table.column_names and len(table) > 0 and _lowest(table, _MASK) == 0
 
 
 def _highest(table: Any, name: str = "input_ids") -> int:

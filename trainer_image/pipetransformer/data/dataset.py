@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
+from operator import index
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -201,10 +202,17 @@ def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | No
     """The number of a sample's variant at `step`: 0 if the split is not augmented, -1 without augmentation (step None).
 
     None if the variant never comes again.
+
+    Raises:
+        SpecError: the split's method fails, or returns something else than a whole number or None.
     """
     if not _is_augmented(split):
         return 0
-    return _AS_IT_IS if step is None else split.augmentation_key(sample_id, step)
+    if step is None:
+        return _AS_IT_IS
+    with _reading([sample_id]):
+        key = split.augmentation_key(sample_id, step)
+        return None if key is None else index(key)  # it may be a number of numpy, which json does not write
 
 
 class Processor(Protocol):
@@ -243,13 +251,18 @@ class Dataset:
     def inputs_change(self) -> bool:
         """Whether some samples differ when they are read twice, because they are augmented at random.
 
-        Call this before the first step, because it reads samples.
+        Call this before the first step, because it reads samples. It looks at a few, so a rare change may be seen by
+        some workers only. They tell the others, which call `expect_changes`.
         """
         return any(
             not torch.equal(*(read_batch(split, spread(split), None)[0] for _ in range(2)))
             for split in (self.train, self.test)
             if len(split)
         )
+
+    def expect_changes(self) -> None:
+        """From now on let `inputs_change` be true, because another worker saw a sample change."""
+        vars(self)["inputs_change"] = True
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,12 @@ def own_dataset(
         if isinstance(train, MapSplit):
             _check_pair(pair[0][0])
         inputs, targets = train.batch([0])
+        labels = _labels(pair[0])
+        classes = len(labels) or max(_num_classes(part, targets) for part in pair)
     except SpecError:
         raise
     except Exception as error:
         raise SpecError("data", f"sample 0: {type(error).__name__}: {error}", reason="DataUnreadable") from error
-    labels = _labels(pair[0])
-    classes = len(labels) or _num_classes(pair[0], targets)
     info = DataInfo(tuple(inputs.shape[1:]), classes, labels=labels)
     return Dataset(train=train, test=test, info=info, processor=processor)
 
@@ -167,7 +167,7 @@ def _num_classes(samples: Any, targets: Tensor) -> int:
     classes = getattr(samples, "classes", None)
     if isinstance(classes, Sized):
         return len(classes)
-    if isinstance(samples, TensorDataset) and not targets.is_floating_point():
+    if isinstance(samples, TensorDataset) and len(samples) and not targets.is_floating_point():
         return int(samples.tensors[1].max()) + 1
     return 0
 

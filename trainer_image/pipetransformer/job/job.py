@@ -19,7 +19,7 @@ from pipetransformer.schedules import Schedule
 from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.optimizer import learning_rate
-from pipetransformer_contract.spec import Precision, TrainerSpec
+from pipetransformer_contract.spec import CachePolicy, Precision, TrainerSpec
 
 from .layouts import Layouts
 from .script_parts import Overruled
@@ -168,6 +168,22 @@ class Job:
         if self.whole is not None:
             return self.whole.data_digest
         return f"{self.order.num_shards}:{self.training_digest}:{digest(self.dataset.test)}"
+
+    @property
+    def may_cache(self) -> bool:
+        """Whether the spec allows a cache."""
+        cache = self.spec.cache
+        return cache.policy is not CachePolicy.NEVER and cache.memory_bytes + cache.disk_bytes > 0
+
+    @property
+    def inputs_change(self) -> bool:
+        """Whether this or another worker saw that a sample's inputs change between two reads. Then no worker has a
+        cache. False if the spec allows none."""
+        return self.may_cache and self.dataset.inputs_change
+
+    def expect_changes(self) -> None:
+        """From now on let `inputs_change` be true, on all levels, because another worker saw a sample change."""
+        self.dataset.expect_changes()
 
     @property
     def num_layers(self) -> int:

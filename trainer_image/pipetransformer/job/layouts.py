@@ -69,12 +69,12 @@ class Layouts:
     unit_bytes: Sequence[int]
     whole_unit_bytes: Sequence[int]
 
-    @cached_property
+    @property
     def offloads(self) -> bool:
         """Whether frozen layers leave the device once the caches hold their outputs for all samples."""
         return self.spec.cache.offload_frozen is OffloadFrozen.AUTO and self._caches_all
 
-    @cached_property
+    @property
     def _caches_all(self) -> bool:
         """Whether a cache that is large enough will hold the outputs of frozen layers for all samples.
 

@@ -3,7 +3,6 @@
 import logging
 
 from pipetransformer.cache.cache import ActivationCache
-from pipetransformer_contract.spec import CachePolicy
 
 from .job import Job
 
@@ -15,13 +14,17 @@ def make_cache(job: Job, worker: str) -> ActivationCache | None:
 
     In the second case a cache would replace the new inputs of later epochs by those of the first epoch.
     """
-    settings = job.spec.cache
-    if settings.policy is CachePolicy.NEVER or settings.memory_bytes + settings.disk_bytes == 0:
+    if not job.may_cache:
         return None
-    if job.dataset.inputs_change:
-        logger.warning(
-            "no cache: inputs change between two reads. To use a cache, number their variants, as AugmentedSplit does"
-        )
+    if job.inputs_change:
+        warn_of_changes()
         return None
     computes = [job.spec.model.model_dump_json(), job.spec.data.model_dump_json(), job.spec.training.precision]
-    return ActivationCache(settings, job="\n".join(computes), worker=worker)
+    return ActivationCache(job.spec.cache, job="\n".join(computes), worker=worker)
+
+
+def warn_of_changes() -> None:
+    """Log why there is no cache, although the spec allows one."""
+    logger.warning(
+        "no cache: inputs change between two reads. To use a cache, number their variants, as AugmentedSplit does"
+    )

@@ -12,7 +12,14 @@ from pipetransformer.freeze import FreezeObservation, PolicyCopy
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models import MicroBatchContext
-from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, Candidate, Cut, MemoryBoundError, ModelCosts
+from pipetransformer.partition import (
+    ASSUMED_PAUSE_SECONDS,
+    Candidate,
+    Cut,
+    MemoryBoundError,
+    ModelCosts,
+    measured_sizes,
+)
 from pipetransformer.partition.ideal import Ideal, Segment, segments, with_cache_of
 from pipetransformer.pipeline.probe import Probe
 from pipetransformer.schedules import Asynchronous, RoundShape, staleness
@@ -243,8 +250,7 @@ def measure_here(job: Job) -> ModelCosts:
     usable = usable_bytes(device)  # before the model takes memory
     built = job.build_units(range(job.num_layers + 2))
     units = [built[index].to(device) for index in sorted(built)]
-    small = max(2, job.micro_batch_size // 4)
-    sizes = (small, max(2 * small, job.micro_batch_size))
+    sizes = measured_sizes(job.micro_batch_size)
     split: Split = job.dataset.train
     recompute = job.spec.training.activation_checkpointing
     costs = []

@@ -2,7 +2,7 @@
 
 from .candidates import AUTO, Candidate, Option
 from .contiguous import MemoryBound, MemoryBoundError, partition
-from .costs import ModelCosts, UnitCost, assumed_costs, training_seconds
+from .costs import ModelCosts, UnitCost, assumed_costs, measured_sizes, training_seconds
 from .cut import Cut
 from .memory import paper_bytes
 from .offers import ASSUMED_PAUSE_SECONDS, Prediction, make_offers, offered_stages
@@ -26,6 +26,7 @@ __all__ = [
     "assumed_costs",
     "cut_units",
     "make_offers",
+    "measured_sizes",
     "offered_stages",
     "paper_bytes",
     "partition",

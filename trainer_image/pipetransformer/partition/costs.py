@@ -69,6 +69,15 @@ class ModelCosts(BaseModel):
         return fixed + slope * size if fixed > 0 else large * size / second
 
 
+def measured_sizes(micro_batch_size: int) -> tuple[int, int]:
+    """The two sizes of a micro-batch to measure, for a layout that runs `micro_batch_size` samples.
+
+    The larger one is that of the layout, or 2. More samples might not fit the memory, although the layout does.
+    """
+    small = max(1, min(2, micro_batch_size // 2), micro_batch_size // 4)
+    return small, max(2 * small, micro_batch_size)
+
+
 def assumed_costs(num_layers: int) -> ModelCosts:
     """Assumed costs before a measurement. A layer's forward takes 1 a sample, in place of seconds. Its backward takes
     2, and half of that is for weights."""

@@ -5,11 +5,12 @@ import datetime
 import logging
 from pathlib import Path
 
+from pipetransformer.cache import ActivationCache
 from pipetransformer.data import shards_of
 from pipetransformer.elastic.transport.groups import Store
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
-from pipetransformer.job.make_cache import make_cache
+from pipetransformer.job.make_cache import make_cache, warn_of_changes
 from pipetransformer.metrics import Meter
 from pipetransformer.record import CacheLog
 from pipetransformer.state.layout import StageLayout
@@ -21,17 +22,25 @@ _HANDOVER_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 class WorkerCache:
-    """One worker's cache. If the job has no cache, it keeps and sends no entries.
-
-    Attributes:
-        activations: the cache itself, which the runner of a first stage reads and fills; None if the job has none.
-    """
+    """One worker's cache. If the job has no cache, it keeps and sends no entries."""
 
     def __init__(self, job: Job, worker: str, run_dir: Path, meter: Meter) -> None:
         self._job = job
         self._meter = meter
         self._log = CacheLog(run_dir, worker)
-        self.activations = make_cache(job, worker)
+        self._activations = make_cache(job, worker)
+
+    @property
+    def activations(self) -> ActivationCache | None:
+        """The cache itself, which the runner of a first stage reads and fills; None if the job has none.
+
+        If another worker saw inputs change, this closes the cache. Otherwise only some pipelines would cache.
+        """
+        if self._activations is not None and self._job.inputs_change:
+            warn_of_changes()
+            self.close()
+            self._activations = None
+        return self._activations
 
     def listen(self, layout: StageLayout, store: Store, address: str) -> None:
         """Accept cache entries from other workers. The first worker of each pipeline calls this.
@@ -103,8 +112,8 @@ class WorkerCache:
 
     def close(self) -> None:
         """Stop the cache and delete all entries."""
-        if self.activations is not None:
-            self.activations.close()
+        if self._activations is not None:
+            self._activations.close()
 
     def _send(self, pipelines: int, own: int | None, store: Store) -> None:
         if self.activations is None:

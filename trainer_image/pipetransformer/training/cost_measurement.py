@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pipetransformer.data import Split
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.models import MicroBatchContext
-from pipetransformer.partition import ModelCosts, UnitCost
+from pipetransformer.partition import ModelCosts, UnitCost, measured_sizes
 from pipetransformer.pipeline import Chunk, Executor, Span, StageRunner
 from pipetransformer.schedules import OneForwardOneBackward, RoundCosts, RoundShape, planned, simulate
 from pipetransformer.state.control import Control
@@ -71,8 +71,7 @@ def measure_costs(
         host_apart: whether host memory does not count as part of `usable`.
     """
     started = time.perf_counter()
-    small = max(2, layout.micro_batch_size // 4)
-    sizes = (small, max(2 * small, layout.micro_batch_size))
+    sizes = measured_sizes(layout.micro_batch_size)
     num_units = layout.cut.num_units
     seen = torch.zeros(2, num_units, len(UnitCost._fields), dtype=torch.float64)
     for row, size in zip(seen, sizes, strict=True):

@@ -1,5 +1,6 @@
 """The order of samples and their dealing to pipelines."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from pipetransformer.data import (
     DataInfo,
@@ -22,6 +24,7 @@ from pipetransformer.data import (
     deal,
     lengths_of,
     load_dataset,
+    own_dataset,
     read_batch,
     shards_of,
     weights_of,
@@ -310,6 +313,32 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     assert not Dataset(plain, plain, info).inputs_change
     assert Dataset(flipped, plain, info).inputs_change
     assert Dataset(plain, flipped, info).inputs_change
+
+
+def test_a_class_that_only_held_out_samples_have_counts() -> None:
+    def of(*classes: int) -> TensorDataset:
+        return TensorDataset(torch.zeros(len(classes), 1), torch.tensor(classes, dtype=torch.int64))
+
+    assert own_dataset((of(0, 1), of(2)), dtype=torch.float32).info.num_classes == 3
+    assert own_dataset((of(0, 3), of()), dtype=torch.float32).info.num_classes == 4
+
+
+def test_the_number_of_a_variant_is_a_plain_number_and_its_errors_are_those_of_a_sample() -> None:
+    class Numbered(TensorSplit):
+        def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+            return self.batch(ids)
+
+        def augmentation_key(self, sample_id: int, step: int) -> Any:
+            if step == 0:
+                raise OSError("the volume is gone")
+            return (None, np.int64(step), torch.tensor(step), 0.5)[sample_id]
+
+    split = Numbered(torch.zeros(4, 1), torch.zeros(4))
+    assert [json.dumps(augmentation_key(split, sample, 7)) for sample in range(3)] == ["null", "7", "7"]
+    for step, words in ((0, "OSError: the volume is gone"), (7, "TypeError: 'float' object cannot be interpreted")):
+        with pytest.raises(SpecError, match=f"one of the samples 3 cannot be read: {words}") as refused:
+            augmentation_key(split, 3, step)
+        assert refused.value.reason == "DataUnreadable"
 
 
 def test_a_sample_as_it_is_shares_no_cached_activation_with_its_variants() -> None:

@@ -11,8 +11,11 @@ import transformers
 
 from pipetransformer import Training, load_model, train
 from pipetransformer.data import DataInfo, Dataset, Task, lengths_of, own_dataset, read_batch
-from pipetransformer_contract.spec import Model
+from pipetransformer.errors import SpecError
+from pipetransformer.job.script_parts import Parts
+from pipetransformer_contract.spec import Model, TrainerSpec
 from tests.testkit.hub import pictures, reviews, save_tokenizer, small_options
+from tests.testkit.trainer.harness import Scripted, run_job
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +56,29 @@ def test_rows_that_a_tokenizer_has_padded_are_as_long_as_their_mask(tokenizer: A
     assert len(own(shuffled, tokenizer).test) == 0
 
 
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ([0, 1, 1], "row 90 hides tokens before others: pad at the end"),
+        ([1, 0, 1], "row 90 hides tokens before others: pad at the end"),
+        ([2, 2, 1], "row 90 holds other numbers than 0 and 1"),
+        ([1, 1], "row 90 has 2 elements, but 3 in input_ids"),
+    ],
+)
+def test_the_mask_of_each_row_must_leave_its_first_tokens(mask: list[int], words: str) -> None:
+    table = datasets.Dataset.from_dict({"input_ids": [[0, 7, 8]] * 100, "attention_mask": [[1] * 3] * 90 + [mask] * 10})
+    with pytest.raises(SpecError, match=f"attention_mask: {words}"):
+        own(table, task=Task.NEXT_TOKEN)
+
+
+def test_tokens_of_another_tokenizer_are_refused(tokenizer: Any) -> None:
+    table = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 90 + [[1, 11, 3]]})
+    assert own(table.select(range(90)), tokenizer, Task.NEXT_TOKEN).info.vocab_size == 11
+    for data in (table, (table.select(range(90)), table.select([90]))):
+        with pytest.raises(SpecError, match="input_ids holds the token 11, but the tokenizer has only 11 tokens"):
+            own(data, tokenizer, Task.NEXT_TOKEN)
+
+
 def test_tokens_alone_ask_for_the_next_one_and_labels_may_be_their_copy() -> None:
     rows = {"input_ids": [[1, 2, 3], [4, 5, 6]]}
     for columns in (rows, {**rows, "labels": rows["input_ids"]}):
@@ -60,6 +86,79 @@ def test_tokens_alone_ask_for_the_next_one_and_labels_may_be_their_copy() -> Non
         assert dataset.info == DataInfo((3,), 7, 7, task=Task.NEXT_TOKEN)
         inputs, targets = dataset.train.batch([1])
         assert inputs.tolist() == [[4, 5, 6]] and targets.tolist() == [[5, 6, -100]]
+
+
+def test_a_row_without_tokens_has_no_target() -> None:
+    for rows in ({"input_ids": [[], [4, 5]]}, {"input_ids": [[6, 7], [4, 5]], "attention_mask": [[0, 0], [1, 1]]}):
+        inputs, targets = own(datasets.Dataset.from_dict(rows), task=Task.NEXT_TOKEN).train.batch([0, 1])
+        assert inputs.tolist() == [[0, 0], [4, 5]] and targets.tolist() == [[-100, -100], [5, -100]]
+
+
+def test_labels_leave_out_the_tokens_of_a_prompt() -> None:
+    rows = {
+        "input_ids": [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0], [1, 2, 3, 4, 5]],
+        "attention_mask": [[1] * 5, [1, 1, 1, 0, 0], [1] * 5],
+        "labels": [[-100, -100, -100, 4, 5], [-100, 7, 8, 0, 0], [-100] * 5],
+    }
+    dataset = own(datasets.Dataset.from_dict(rows), task=Task.NEXT_TOKEN)
+    inputs, targets = dataset.train.batch([2, 1, 0])
+    assert inputs.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 0, 0], [1, 2, 3, 4, 5]]
+    assert targets.tolist() == [[-100] * 5, [7, 8, -100, -100, -100], [-100, -100, 4, 5, -100]]
+
+
+def test_labels_of_each_row_must_be_tokens_of_the_row(tokenizer: Any) -> None:
+    tokens = [[1, 2, 3]] * 100
+
+    def refused(row: list[int], task: Task, *, held_out: bool = False) -> str:
+        table = datasets.Dataset.from_dict({"input_ids": tokens, "labels": [*tokens[:90], row, *tokens[91:]]})
+        with pytest.raises(SpecError) as error:
+            own((table.select(range(90)), table.select(range(90, 100))) if held_out else table, tokenizer, task)
+        return str(error.value)
+
+    assert "labels: row 90 holds other tokens than input_ids" in refused([2, 3, 4], Task.NEXT_TOKEN)
+    assert "labels: row 0 holds other tokens than input_ids" in refused([2, 3, 4], Task.NEXT_TOKEN, held_out=True)
+    assert "labels: row 90 has 2 elements, but 3 in input_ids" in refused([1, 2], Task.NEXT_TOKEN)
+    assert "labels: row 90 leaves out targets with -100" in refused([-100, 2, 3], Task.MASKED_TOKEN)
+
+
+@pytest.mark.timeout(240)
+def test_a_model_learns_only_answers_as_that_of_transformers_does_in_every_layout(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(
+        n_embd=8, n_head=2, n_layer=2, vocab_size=11, n_positions=8, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0
+    )
+    oracle = transformers.GPT2LMHeadModel(config).double().eval()
+    oracle.save_pretrained(tmp_path / "start")
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, 11, (6, 8), generator=generator)
+    tokens[0, 0] = 10  # the vocabulary is that of the model
+    labels = tokens.clone()
+    for row, prompt in enumerate((2, 7, 4, 8, 1, 3)):
+        labels[row, :prompt] = -100
+    table = datasets.Dataset.from_dict({"input_ids": tokens.tolist(), "labels": labels.tolist()})
+
+    def losses(stages: int, pipelines: int) -> list[float]:
+        spec = TrainerSpec.model_validate(
+            {
+                "model": {"name": "huggingface", "numLayers": 2, "path": str(tmp_path / "start")},
+                "data": {"name": "script"},
+                "training": {"steps": 3, "globalBatchSize": 6, "precision": "Float64"},
+                "pipeline": {"stages": stages, "microBatchSize": 2},
+                "numShards": 2,
+                "workers": stages * pipelines,
+            }
+        )
+        script = [Scripted(stages, pipelines, range(stages * pipelines))]
+        parts = Parts(data=table)
+        run = run_job(spec, script, tmp_path / f"{stages}x{pipelines}", parts=parts)
+        return [step["loss"] for step in run.steps]
+
+    alone = losses(1, 1)
+
+    predicted = oracle(tokens).logits[:, :-1].flatten(0, 1)
+    wanted = torch.nn.functional.cross_entropy(predicted, labels[:, 1:].flatten(), ignore_index=-100)
+    assert alone[0] == pytest.approx(wanted.item(), rel=1e-9)
+    for layout in ((1, 2), (2, 1)):
+        assert losses(*layout) == pytest.approx(alone, rel=1e-9)
 
 
 def test_tokens_are_masked_for_a_model_that_finds_them(tokenizer: Any) -> None:

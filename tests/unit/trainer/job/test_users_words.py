@@ -82,9 +82,12 @@ def streamed() -> Any:
         ),
         (
             datasets.Dataset.from_dict({"input_ids": [[0, 2]], "attention_mask": [[0, 1]], "label": [0]}),
-            "attention_mask hides tokens at the start: pad at the end",
+            "attention_mask: row 0 hides tokens before others: pad at the end",
         ),
-        (datasets.Dataset.from_dict({"input_ids": [[1, 2]], "labels": [[7, 8]]}), "labels holds other tokens than"),
+        (
+            datasets.Dataset.from_dict({"input_ids": [[1, 2]], "labels": [[7, 8]]}),
+            "labels: row 0 holds other tokens than",
+        ),
     ],
 )
 def test_data_of_another_kind_are_refused_with_what_to_pass_instead(data: Any, words: str, tmp_path: Path) -> None:

@@ -109,13 +109,13 @@ def make_runner(model: PipelineModel, groups: GenerationGroups, boundary: int) -
     return StageRunner(spec, model, model.units)
 
 
-def make_layout() -> StageLayout:
+def make_layout(micro_batch_size: int = 8) -> StageLayout:
     member = Member(name="w0", uid="u0", address="localhost:1")
     generation = Generation(
         job_uid="job", layout_generation=1, stages=1, pipelines=1, members=[member], leader="w0", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
-    return StageLayout(generation, 0, [(0, 0)], Cut([range(4)], 8))
+    return StageLayout(generation, 0, [(0, 0)], Cut([range(4)], micro_batch_size))
 
 
 def test_each_unit_is_timed_by_itself(model: PipelineModel, groups: GenerationGroups) -> None:
@@ -181,6 +181,28 @@ def test_a_later_measurement_keeps_what_frozen_units_cost_before(
     assert before.micro_batch_sizes == after.micro_batch_sizes == (2, 8)
     assert after.large[1] == before.large[1]
     assert (after.step, after.boundary, after.worker_bytes, after.seconds_per_byte) == (102, 1, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("runs", "sizes"), [(1, (1, 2)), (2, (1, 2)), (3, (1, 3)), (4, (2, 4)), (7, (2, 7)), (16, (4, 16))]
+)
+def test_no_more_samples_are_measured_than_a_layout_of_several_runs(
+    model: PipelineModel, groups: GenerationGroups, runs: int, sizes: tuple[int, int]
+) -> None:
+    class Counted(Samples):
+        asked: ClassVar[set[int]] = set()
+
+        def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+            self.asked.add(len(ids))
+            return super().batch(ids)
+
+    Counted.asked = set()
+    layout = make_layout(runs)
+    costs = measure_costs(make_runner(model, groups, 0), layout, groups, Counted(), Control(step=2), 1.0)
+
+    assert costs.micro_batch_sizes == sizes and Counted.asked == set(sizes)
+    assert costs.at(4)[1].saved_bytes == 128, "as measured at this size"
+    assert costs.at(4)[1].forward == 1, "whatever the number of samples, as the block takes it"
 
 
 def test_a_workers_memory_bounds_the_cuts_that_follow(model: PipelineModel, groups: GenerationGroups) -> None:

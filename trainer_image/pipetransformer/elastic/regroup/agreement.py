@@ -97,6 +97,7 @@ class Agreement:
             pending_steps=unsettled.pending_steps,
             control=control.to_dict(),
             data=tools.job.data_digest,
+            inputs_change=tools.job.inputs_change,
             mirrors=tools.mirrors.describe(),
             in_doubt=None if doubted is None else _brought(doubted),
             frozen={index: read.fell_step for index, read in dict(tools.read_ahead.units).items()},
@@ -111,7 +112,10 @@ class Agreement:
         if not content:
             self.pass_barrier(None)
             content = store.get(_PLAN_BY_STORAGE).decode()
-        return TransferPlan.model_validate_json(content)
+        plan = TransferPlan.model_validate_json(content)
+        if plan.inputs_change:
+            tools.job.expect_changes()
+        return plan
 
     def _plan_for_all(self) -> TransferPlan:
         """On the leader, make the plan, and put it into the store for the other participants."""
@@ -124,7 +128,9 @@ class Agreement:
         ]
         self._forget([f"inventory/{other}" for other in range(total)])
         self._compare_data(inventories)
-        # Make the plan.
+        # Make the plan. If any participant saw inputs change, no worker caches.
+        if inputs_change := any(each.inputs_change for each in inventories):
+            self.tools.job.expect_changes()
         sources = _LeadersSources(self)
         plan = make_plan(
             inventories,
@@ -132,6 +138,7 @@ class Agreement:
             num_members=len(generation.members),
             pipelines=generation.pipelines,
         )
+        plan.inputs_change = inputs_change
         plan.kept_step, plan.earlier_generations = sources.kept_step, sources.earlier_generations
         if plan.control and sources.asked_storage:  # an older state, whose best model may have been replaced
             plan.control["kept_step"] = sources.kept_step

@@ -47,6 +47,15 @@ class ElasticJob(UnitMaker, Protocol):
         ...
 
     @property
+    def inputs_change(self) -> bool:
+        """Whether this or another worker saw inputs change between two reads, so that no worker caches."""
+        ...
+
+    def expect_changes(self) -> None:
+        """From now on let `inputs_change` be true, because another worker saw it."""
+        ...
+
+    @property
     def layouts(self) -> Cutter:
         """Cuts the model for a layout."""
         ...

@@ -64,6 +64,7 @@ class Inventory(_Message):
         pending_steps: number of pending steps, from `step` on.
         control: its control state, by field name.
         data: digest of the data that it sees.
+        inputs_change: whether it knows that inputs change between two reads.
         mirrors: the copies of stages that it keeps in host memory.
         in_doubt: the model that it made in a level change whose vote broke. Other workers may have committed it. None
             if there is no such model.
@@ -78,6 +79,7 @@ class Inventory(_Message):
     pending_steps: int = 1
     control: dict[str, Any] = {}
     data: str = ""
+    inputs_change: bool = False
     mirrors: list[Mirrored] = []
     in_doubt: Mirrored | None = None
     frozen: dict[int, int] = {}
@@ -108,6 +110,7 @@ class TransferPlan(_Message):
             storage was read. Otherwise `control` has it.
         earlier_generations: the highest layout generation of earlier jobs. Set only if the storage was read.
         cached_layers: `Control.cached_layers` of the state, which no checkpoint contains.
+        inputs_change: whether any participant knows that inputs change between two reads. Then no worker caches.
         costs: `Control.costs` for `Fresh` and `Checkpoint`, because no checkpoint contains them.
     """
 
@@ -122,6 +125,7 @@ class TransferPlan(_Message):
     kept_step: int = 0
     earlier_generations: int = 0
     cached_layers: int = 0
+    inputs_change: bool = False
     costs: dict[str, Any] | None = None
 
 
