@@ -9,7 +9,6 @@ from functools import partial
 from torch import Tensor
 
 from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.exchange import WEIGHTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
 from pipetransformer.hooks import Hooks
@@ -83,11 +82,10 @@ def _wait_until_stored(
     """Do `work`, this worker's part, and repeat it while the storage fails at any member. Returns whether all members
     succeeded. Gives up and returns False if a member was told to stop before that."""
     assert groups.world is not None
-    exchange = Exchange(groups.world, 2, WEIGHTS)
     attempt = None if work is None else partial(_is_stored, location, work)
     while True:
         failed = barrier.pass_after(attempt, groups) is False
-        failures, leavers = exchange.sum([float(failed), float(hooks.stop_requested())])
+        failures, leavers = groups.exchange.sum([float(failed), float(hooks.stop_requested())])
         if not failures or leavers:
             return not failures
         time.sleep(AGAIN_SECONDS)

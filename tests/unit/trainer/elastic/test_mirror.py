@@ -88,7 +88,7 @@ def test_a_round_whose_vote_fails_keeps_both_mirrors(mirrors: Mirrors) -> None:
     member = mock.MagicMock()
     member.reducer.finish.return_value = [0.0]
     member.runner.train.return_value = mock.Mock(loss=1.0, weight=1.0)
-    member.ballots.sum.side_effect = RuntimeError("a connection broke")
+    member.groups.exchange.sum.side_effect = RuntimeError("a connection broke")
     policy = mock.Mock(needs_similarities=lambda step: False)
 
     with pytest.raises(RuntimeError, match="a connection broke"):
