@@ -8,7 +8,6 @@ from functools import partial
 from torch import Tensor
 
 from pipetransformer.elastic.transport.barrier import Barrier, PassBarrier, Work
-from pipetransformer.elastic.transport.exchange import WEIGHTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
 from pipetransformer.hooks import Hooks
@@ -84,21 +83,19 @@ class Saving:
             StorageError: the storage failed, and a later attempt would fail, too.
             RuntimeError: a connection broke.
         """
-        assert groups.world is not None
-        exchange = Exchange(groups.world, 2, WEIGHTS)
         save = self._save if self._layout.pipeline == 0 else None
         count = self._count if self._layout.is_leader else None
         # The leader writes the marker after all units are written, and workers return after the marker is written.
-        self.is_durable = self._is_done(save, exchange, pass_barrier) and self._is_done(count, exchange, pass_barrier)
+        self.is_durable = self._is_done(save, groups, pass_barrier) and self._is_done(count, groups, pass_barrier)
         return self.is_durable
 
-    def _is_done(self, work: Work[None] | None, exchange: Exchange, pass_barrier: PassBarrier) -> bool:
+    def _is_done(self, work: Work[None] | None, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
         """Do `work`, this worker's part, until it succeeds at all members. Returns False if one was told to stop before
         that."""
         attempt = None if work is None else partial(_is_stored, self._location, work)
         while True:
             failed = pass_barrier(attempt) is False
-            failures, leavers = exchange.sum([float(failed), float(self._hooks.stop_requested())])
+            failures, leavers = groups.exchange.sum([float(failed), float(self._hooks.stop_requested())])
             if not failures or leavers:
                 return not failures
             time.sleep(AGAIN_SECONDS)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -48,11 +48,11 @@ class EpochOrder:
         self.num_samples = num_samples
         self.global_batch = min(global_batch, num_samples)
         self.num_shards = num_shards
-        everything = np.random.default_rng([seed, 0]).permutation(num_samples)
-        self._shards = np.array_split(everything, num_shards)  # the larger ones first
+        self._everything = np.random.default_rng([seed, 0]).permutation(num_samples)
+        self._shards = np.array_split(self._everything, num_shards)  # the larger ones first
         sizes = [len(shard) for shard in self._shards]
         self._shard_of = np.empty(num_samples, dtype=np.int64)
-        self._shard_of[everything] = np.repeat(np.arange(num_shards), sizes)
+        self._shard_of[self._everything] = np.repeat(np.arange(num_shards), sizes)
         self._firsts = [0, *accumulate(sizes[:-1])]
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
         #: Sample ids of a global step, one list for each of the C shards.
@@ -109,12 +109,14 @@ class EpochOrder:
 
     def _shuffle(self, epoch: int) -> NDArray[np.int64]:
         """Shuffled sample ids, one shard after another."""
-        return np.concatenate(
-            [
-                np.random.default_rng([self.seed, 1, epoch, number]).permutation(shard) if len(shard) > 1 else shard
-                for number, shard in enumerate(self._shards)
-            ]
-        )
+        ids = self._everything.copy()
+        # There may be a thousand shards. numpy takes a third less time with a key that is no list.
+        key = np.array([self.seed, 1, epoch, 0], dtype=np.uint32)
+        for number, (start, end) in enumerate(pairwise([*self._firsts, self.num_samples])):
+            key[-1] = number
+            if end - start > 1:
+                np.random.Generator(np.random.PCG64(key)).shuffle(ids[start:end])
+        return ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Runs one worker's part of a round: its computations, sends and receives, in the order of `schedules.planned`.
 
-Messages have no tags. NCCL matches those of two workers by their order alone, and both workers issue the same
+Messages have one tag. NCCL matches those of two workers by their order alone, and both workers issue the same
 sequence. A receive is posted and a send is started without waiting. A computation waits for its input. The end of the
 round waits for the sends.
 """
@@ -26,6 +26,8 @@ from .stage import Passage, RoundHooks, Span
 from .stopwatch import Stopwatch
 
 _BACKWARD = RunningModel("backward")
+#: The tag of all messages. They use the methods of the group: `dist.isend` takes 20 microseconds more.
+_TAG = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,14 +268,11 @@ class _Round:
             buffer = torch.empty((), dtype=torch.float64, device=executor.device)
         else:
             buffer = torch.empty(self._chunks[value.chunk].shape, dtype=executor.dtype, device=executor.device)
-        work = dist.irecv(buffer, group=executor.group, group_src=peer)
-        assert work is not None
-        self._posted[value] = buffer, work
+        self._posted[value] = buffer, executor.group.recv([buffer], peer, _TAG)
 
     def _send(self, value: Value, peer: int) -> None:
         tensor = self._given.pop(value).contiguous()  # groups cannot send views
-        work = dist.isend(tensor, group=self._executor.group, group_dst=peer)
-        assert work is not None
+        work = self._executor.group.send([tensor], peer, _TAG)
         while self._sent and self._sent[0][1].is_completed():
             self._sent.popleft()
         self._sent.append((tensor, work))

@@ -110,6 +110,11 @@ class RoundHooks:
             weight: summed weight of the losses of the step's chunks in this pipeline, float64.
         """
 
+    def awaits(self, unit: int) -> bool:
+        """Whether `passed` has to be called as soon as a backward has passed this unit. Otherwise it may be called with
+        a lower unit."""
+        return True
+
     def passed(self, unit: int) -> None:
         """Called when a chunk's backward has passed this unit. The chunk's gradients of the unit's weights are then
         complete."""
@@ -129,6 +134,12 @@ class Passage:
         self._hooks = hooks
         #: Whether the backward that computes the gradients of weights has begun. Before that, `reach` does nothing.
         self.begun = False
+
+    def watch(self, x: Tensor, unit: int) -> None:
+        """Let the backward call `reach` once it has computed the gradient of `x`, the input of this unit. This gradient
+        comes last, so those of the unit's weights are complete then."""
+        if x.grad_fn is not None and self._hooks.awaits(unit):
+            x.register_hook(partial(self.reach, unit))  # type: ignore[no-untyped-call]
 
     def reach(self, unit: int, _: Tensor | None = None) -> None:
         """Call the hooks for this unit and all units after it: the backward has passed them.
@@ -210,9 +221,8 @@ class Span:
                     with torch.no_grad():
                         output = run_unit(self._units[number], x, chunk.context)
                 else:
-                    if passage is not None and x.grad_fn is not None:
-                        # The gradient of a unit's input comes last, so the gradients of its weights are complete then.
-                        x.register_hook(partial(passage.reach, self._start + number))  # type: ignore[no-untyped-call]
+                    if passage is not None:
+                        passage.watch(x, self._start + number)
                     output = run_unit(self._units[number], x, chunk.context)
                 if check:
                     self._check(number, x, output, chunk.shape)

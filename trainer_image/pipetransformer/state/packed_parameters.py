@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 #: Tensors of at least this size in bytes are not packed.
-_LARGE = 1 << 16
+_LARGE = 1 << 17
 
 #: The key of Adam's count of steps in a parameter's optimizer state. This entry is one value, and on the CPU. Its shape
 #: does not tell it from others, because all entries of a scalar parameter are scalars.

@@ -40,6 +40,9 @@ class Newest(RoundHooks):
     def __post_init__(self) -> None:
         self.reducer.begin(self.chunks[0])
 
+    def awaits(self, unit: int) -> bool:
+        return self.reducer.awaits(unit)
+
     def passed(self, unit: int) -> None:
         self.reducer.passed(unit)
 

@@ -5,12 +5,10 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 import torch.distributed as dist
 
 from pipetransformer.checkpoint.best_model import save_best
 from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.exchange import EVALUATION, Exchange
 from pipetransformer.elastic.transport.groups import wait_for
 from pipetransformer.elastic.transport.watchdog import ROUND, Timing, Watchdog
 from pipetransformer.hooks import Hooks
@@ -115,7 +113,7 @@ class _Slices:
             hooks: tells whether this worker shall stop.
             timing: the watchdog's timer of the evaluation. It counts each slice as one lap.
         """
-        self._exchange = Exchange(member.world, 2, EVALUATION)
+        self._exchange = member.groups.exchange
         self._device = member.runner.spec.device
         self._parts = max(map(len, lengths))
         self._done = 0
@@ -147,8 +145,8 @@ class _Slices:
     def _agree(self) -> None:
         wait_for(self._device)
         seconds = time.perf_counter() - self._began
-        said = self._exchange(torch.tensor([float(self._hooks.stop_requested()), seconds], dtype=torch.float64))
-        leaving, slowest = said.amax(dim=0).tolist()
+        said = self._exchange.gather([float(self._hooks.stop_requested()), seconds])
+        leaving, slowest = map(max, zip(*said, strict=True))
         self._goes_on = not leaving
         most = 1 if self._done in self._changes else 2 * self._size
         self._size = self._left = max(1, min(most, int(self._size * _SECONDS / slowest)))

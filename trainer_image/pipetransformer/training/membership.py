@@ -11,7 +11,6 @@ import torch.distributed as dist
 from pipetransformer.cache import ActivationCache
 from pipetransformer.data import MicroBatch, Readers
 from pipetransformer.elastic.regroup.phases import Phases
-from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store, drop_groups
 from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.job.job import Job
@@ -22,7 +21,6 @@ from pipetransformer.state.worker_state import WorkerState
 from .commit import Committer
 from .gradients import GradientReducer
 from .leader import Leader
-from .vote import Vote
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +41,10 @@ class Membership:
         first_step: number of committed steps when this membership began.
         outgrown: process groups of the generation before, or from before a level change, until `drop_outgrown` closes
             them.
-        most_steps: largest number of steps in a round.
         level_change: whether this membership began with a level change, after a step of the same generation.
         stepped: whether a step was committed in this membership.
         placed_for: the value of `Control.cached_layers` when units last moved to host memory or back.
         leader: reports what happens in the generation; None on all members except the leader.
-        ballots: exchanges the ballots of the votes.
         runner: runs the worker's stage; made by `equip`.
         reducer: sums gradients over the pipelines; made by `equip`.
         copied_units: number of leading units whose copies are still valid. Workers of the pipeline that run frozen
@@ -63,19 +59,16 @@ class Membership:
     paused_at: float
     first_step: int
     outgrown: list[dist.ProcessGroup]
-    most_steps: int = 1
     level_change: bool = False
     stepped: bool = False
     placed_for: int = 0
     leader: Leader | None = None
-    ballots: Exchange = field(init=False)
     runner: StageRunner = field(init=False)
     reducer: GradientReducer | None = None
     copied_units: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.copied_units = self.layout.cut.ahead_units
-        self.ballots = Exchange(self.world, Vote.length(self.layout.cut.num_units, self.most_steps), BALLOTS)
 
     @property
     def world(self) -> dist.ProcessGroup:
@@ -165,7 +158,6 @@ class Membership:
         if self.reducer is not None:
             self.reducer.close()
             self.reducer = None
-        del self.ballots  # it refers to a process group
         vars(self).pop("runner", None)
         return [*self.groups.release(), *self.outgrown]
 

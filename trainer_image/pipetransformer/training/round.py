@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipetransformer.data import MicroBatch
-from pipetransformer.elastic.transport.exchange import SIMILARITIES, Exchange
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint
 from pipetransformer.job.job import Job
@@ -96,7 +95,7 @@ class Rounds:
             cold=float(kit.is_cold(control, layout)),
             earlier=computed.earlier,
         )
-        vote = ballot.reduce(member.ballots)
+        vote = ballot.reduce(member.groups.exchange)
         round_seconds = time.perf_counter() - started
         kit.meter.on_round(computing, round_seconds)
         kit.meter.on_staleness(computed.staleness[-1])
@@ -131,7 +130,6 @@ class Rounds:
         assert reducer is not None
         own = self._own(step, member.layout)
         reducer.begin(member.runner.num_chunks(own))
-        member.ballots.expect()
         sums = member.runner.train(step, own, kit.job.dataset.train, reducer if reducer.sums else None)
         kit.hooks.on_point(HookPoint.COMPUTED, step)
         norms = reducer.finish()
@@ -153,7 +151,6 @@ class Rounds:
             staleness.own,
             lambda step: kit.hooks.on_point(HookPoint.STEPPED, step),
         )
-        member.ballots.expect()
         sums = runner.train_steps(first, dealt, kit.job.dataset.train, hooks)
         kit.hooks.on_point(HookPoint.COMPUTED, first)
         norms = hooks.norms or [[0.0] * layout.cut.num_units] * steps
@@ -186,7 +183,7 @@ class Rounds:
             square_norms=[0.0] * member.layout.cut.num_units,
             save=float(member.leader is not None and kit.checkpointer.overdue(control.step)),
         )
-        vote = ballot.reduce(member.ballots)
+        vote = ballot.reduce(member.groups.exchange)
         if waits and member.leader is not None:
             member.leader.on_waiting(control)
         self._announce(vote, member)
@@ -211,7 +208,7 @@ class Rounds:
         front = state.units.get(control.boundary + 1)
         train, tells = job.dataset.train, layout.pipeline == 0
         own = similarities(member.runner, front, micro_batches, train, tells=tells)
-        return Exchange(member.world, len(own), SIMILARITIES).sum(own)
+        return member.groups.exchange.sum(own)
 
     def _pass_on_next(self, member: Membership) -> bool:
         """On the leader, put a newer generation into the store for the other members. Returns whether there is one.

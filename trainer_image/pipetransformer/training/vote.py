@@ -53,7 +53,7 @@ class Vote:
         writing: number of members that still write their part of a checkpoint.
         loss_sum: weighted sum of the losses of all samples; only last stages contribute.
         weight: sum of the weights of all samples; only last stages contribute.
-        square_norms: squared norm of the summed (not yet divided) gradient of each unit; only pipeline 0 contributes.
+        square_norms: squared norm of the summed (not yet divided) gradient of each unit; one worker contributes each.
         similarities: similarities of samples that the freeze policy asked for. They are the same on all workers already
             before the vote.
         behind: number of members whose callbacks lag behind. Only the leader has callbacks.
@@ -144,12 +144,12 @@ class Vote:
         saw_next, leaving, writing, loss_sum, weight, *square_norms = values
         return cls(saw_next, leaving, writing, loss_sum, weight, square_norms)
 
-    def reduce(self, ballots: Exchange) -> "Vote":
+    def reduce(self, exchange: Exchange) -> "Vote":
         """Exchange the ballots and return their sum. `similarities` are not summed, because they are the same on all
         members already.
 
         Args:
-            ballots: exchanges the numbers. All members call this in the same round.
+            exchange: exchanges the numbers. All members call this in the same round.
 
         Raises:
             RuntimeError: a connection broke.
@@ -157,8 +157,8 @@ class Vote:
         own = self.to_list()
         after = [self.behind, self.save, self.computing, self.cold]
         row = [*own, *after, *(value for step in self.earlier for value in step)]
-        sums = ballots.sum([*row, *[0.0] * (ballots.values - len(row))])
-        behind, save, computing, cold, *earlier = sums[len(own) : len(row)]
+        sums = exchange.sum(row)
+        behind, save, computing, cold, *earlier = sums[len(own) :]
         fields = len(StepSums._fields)
         return replace(
             Vote.from_list(sums[: len(own)]),
@@ -169,9 +169,3 @@ class Vote:
             cold=cold,
             earlier=[StepSums(*earlier[start : start + fields]) for start in range(0, len(earlier), fields)],
         )
-
-    @staticmethod
-    def length(units: int, most_steps: int = 1) -> int:
-        """Return how many numbers a ballot has, for a model of `units` units and rounds of up to `most_steps` steps."""
-        earlier = (most_steps - 1) * len(StepSums._fields)
-        return len(Vote(square_norms=[0.0] * units).to_list()) + 4 + earlier

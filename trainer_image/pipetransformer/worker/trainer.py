@@ -447,7 +447,6 @@ class Trainer:
             paused_at=began if started else control.round_ended_at or began,
             first_step=control.step,
             outgrown=outgrown,
-            most_steps=self._job.spec.pipeline.most_steps,
             level_change=level_change,
         )
         if layout.is_leader:  # before anything that may fail, so that the leader can report it

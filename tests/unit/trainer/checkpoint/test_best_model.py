@@ -1,5 +1,6 @@
 """The best model is kept durably, and training waits while the storage does not take it."""
 
+import datetime
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from pipetransformer.checkpoint import best_model
 from pipetransformer.checkpoint.best_model import best_location, save_best
 from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import StorageError
 from pipetransformer.hooks import Hooks
@@ -46,7 +47,20 @@ def pair_layout(job: Job, rank: int) -> StageLayout:
     return StageLayout(generation, rank, [(0, 0), (1, 0)], Cut([range(job.num_layers + 2)], 16))
 
 
-def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
+def meet(group: dist.ProcessGroup, port: int) -> GenerationGroups:
+    """Groups of the ranks of `group`, which meet in the store at `port`."""
+    timeout = datetime.timedelta(seconds=60)
+    groups, store = GenerationGroups(), TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
+    groups.meet(store, group.rank(), group.size(), 0, Transport("127.0.0.1", timeout))
+    return groups
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def save_as_best(group: dist.ProcessGroup, port: int, location: str) -> bool:
     """Save by two ranks, of which the first leads; on the leader, whether the other had returned before the marker."""
     job = load_job(make_spec(ADAMW, checkpoint={"location": location}))
     layout = pair_layout(job, group.rank())
@@ -61,15 +75,15 @@ def save_as_best(group: dist.ProcessGroup, location: str) -> bool:
         commit(*arguments, **named)
 
     with mock.patch.object(best_model, "commit", commit_late):
-        save_best(job, trained(job, 5), layout, GenerationGroups(world=group), Barrier(Watchdog()), Hooks())
+        save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), Hooks())
     if group.rank() == 1:
         other_returned.touch()
     return any(early)
 
 
 @pytest.mark.timeout(120)
-def test_nobody_notes_a_best_model_before_it_is_durable(tmp_path: Path) -> None:
-    assert run_ranks(2, save_as_best, str(tmp_path / "checkpoint")) == [False, False]
+def test_nobody_notes_a_best_model_before_it_is_durable(tmp_path: Path, store: TCPStore) -> None:
+    assert run_ranks(2, save_as_best, store.port, str(tmp_path / "checkpoint")) == [False, False]
     assert latest(best_location(str(tmp_path / "checkpoint"))) is not None
 
 
@@ -131,7 +145,7 @@ def test_training_waits_for_a_storage_that_does_not_take_the_best_model(
     assert found is not None and found.step == 5
 
 
-def save_in_an_outage(group: dist.ProcessGroup, location: str) -> bool:
+def save_in_an_outage(group: dist.ProcessGroup, port: int, location: str) -> bool:
     """The first worker writes to a storage that is away, and the second is told to stop once it has waited."""
     job = load_job(make_spec(ADAMW, checkpoint={"location": location}))
     layout = pair_layout(job, group.rank())
@@ -140,12 +154,12 @@ def save_in_an_outage(group: dist.ProcessGroup, location: str) -> bool:
         mock.patch.object(best_model, "save_unit", side_effect=TimeoutError("away")),
         mock.patch.object(best_model, "AGAIN_SECONDS", 0.01),
     ):
-        return save_best(job, trained(job, 5), layout, GenerationGroups(world=group), Barrier(Watchdog()), stop)
+        return save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), stop)
 
 
 @pytest.mark.timeout(120)
-def test_no_worker_waits_for_the_storage_once_one_is_told_to_stop(tmp_path: Path) -> None:
-    assert run_ranks(2, save_in_an_outage, str(tmp_path / "checkpoint")) == [False, False]
+def test_no_worker_waits_for_the_storage_once_one_is_told_to_stop(tmp_path: Path, store: TCPStore) -> None:
+    assert run_ranks(2, save_in_an_outage, store.port, str(tmp_path / "checkpoint")) == [False, False]
     assert latest(best_location(str(tmp_path / "checkpoint"))) is None
 
 

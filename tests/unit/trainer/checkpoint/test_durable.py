@@ -19,7 +19,6 @@ from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
 from pipetransformer.device_copies import HostCopies
 from pipetransformer.elastic.transport.barrier import Barrier
-from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
@@ -667,8 +666,6 @@ def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once
     kit = mock.Mock(checkpointer=checkpointer, barrier=barrier, hooks=hooks)
     kit.watcher.found.return_value = None
     member = mock.Mock(layout=lone_layout(job), groups=groups, leader=leader)
-    assert groups.world is not None
-    member.ballots = Exchange(groups.world, Vote.length(member.layout.cut.num_units, 1), BALLOTS)
     rounds, between = Rounds(kit), BetweenRounds(kit)
 
     def vote() -> bool:

@@ -55,6 +55,18 @@ def test_every_sample_comes_exactly_once_an_epoch(size: tuple[int, int, int, int
     assert sorted(i for step in steps for shard in cursor.batch(step) for i in shard) == list(range(num_samples))
 
 
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_an_epoch_has_the_order_that_checkpoints_of_earlier_images_continue(epoch: int) -> None:
+    cursor = order(100, 20, 7, seed=5)
+    shards = np.array_split(np.random.default_rng([5, 0]).permutation(100), 7)
+
+    batches = [cursor.batch(step) for step in range(epoch * 5, epoch * 5 + 5)]
+
+    for number, shard in enumerate(shards):
+        found = [sample for batch in batches for sample in batch[number]]
+        assert found == np.random.default_rng([5, 1, epoch, number]).permutation(shard).tolist()
+
+
 @pytest.mark.parametrize(("batch", "shards"), [(7, 7), (1437, 1024)])
 def test_there_is_a_shard_for_each_sample_of_a_batch_up_to_what_is_enough(batch: int, shards: int) -> None:
     assert load_job(make_spec(ADAMW, training={"steps": 1, "globalBatchSize": batch})).order.num_shards == shards

@@ -14,9 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from pipetransformer.elastic.regroup.transfer import move_units
-from pipetransformer.elastic.regroup.transfer_plan import Move
-from pipetransformer.elastic.transport.exchange import BALLOTS, Exchange
+from pipetransformer.elastic.transport.exchange import Exchange, open_exchange
 from pipetransformer.elastic.transport.groups import (
     GenerationGroups,
     PrefixStore,
@@ -179,67 +177,70 @@ def test_each_pair_passes_one_message_and_no_rank_waits_in_a_circle(pairs: set[t
     assert meetings.met == Counter(pairs)
 
 
+def exchanges(store: TCPStore, size: int) -> list[Exchange]:
+    """An exchange for each rank."""
+    return in_ranks(size, lambda rank: open_exchange(client(store), rank, size, TRANSPORT.address, TRANSPORT.timeout))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
 def test_all_ranks_have_the_rows_of_all(size: int, store: TCPStore) -> None:
-    groups = in_ranks(size, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, size, TRANSPORT))
     rows = [[rank + 0.1, -float(rank), float("nan") if rank == 1 else 1e300] for rank in range(size)]
 
-    found = in_ranks(
-        size, lambda rank: Exchange(groups[rank], 3, BALLOTS)(torch.tensor(rows[rank], dtype=torch.float64))
-    )
+    opened = exchanges(store, size)
+    found = in_ranks(size, lambda rank: [opened[rank].gather(rows[rank]) for _ in range(3)])
 
     for each in found:
-        assert torch.equal(each.nan_to_num(-1.0), torch.tensor(rows, dtype=torch.float64).nan_to_num(-1.0))
+        assert repr(each) == repr([rows] * 3)  # unlike nan, its text equals itself
+
+
+def test_ranks_exchange_more_than_their_connections_hold(store: TCPStore) -> None:
+    values = [0.5] * 2_000_000  # 16 MB
+
+    opened = exchanges(store, 2)
+    sums = in_ranks(2, lambda rank: opened[rank].sum(values))
+
+    assert sums == [[1.0] * 2_000_000] * 2
 
 
 def test_a_vote_sums_ballots_in_the_order_of_ranks_on_all_of_them(store: TCPStore) -> None:
-    groups = in_ranks(4, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 4, TRANSPORT))
     losses = [1e16, 1.0, -1e16, 1.0]  # another order gives another sum
     ballots = [Vote(loss_sum=loss, weight=2.0, square_norms=[float(rank)]) for rank, loss in enumerate(losses)]
 
-    votes = in_ranks(4, lambda rank: ballots[rank].reduce(Exchange(groups[rank], Vote.length(1), BALLOTS)))
+    opened = exchanges(store, 4)
+    votes = in_ranks(4, lambda rank: ballots[rank].reduce(opened[rank]))
 
     assert votes == [Vote(loss_sum=1.0, weight=8.0, square_norms=[6.0])] * 4
 
 
-def test_expected_messages_are_not_taken_for_moving_state(store: TCPStore) -> None:
-    groups = in_ranks(2, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 2, TRANSPORT))
-    moves = [Move(unit=0, source=1, target=0), Move(unit=3, source=0, target=1)]
-    rounds = range(3)
-
-    def work(rank: int) -> list[tuple[list[list[float]], list[list[float]]]]:
-        exchange = Exchange(groups[rank], 2, BALLOTS)
-        own = [torch.full((2,), rank + part / 10, dtype=torch.float64) for part in range(3)]
-        found = []
-        for number in rounds:
-            exchange.expect()
-            cargo = mock.Mock(give=lambda _: own, blank=lambda _: [torch.zeros_like(part) for part in own])
-            received = move_units(moves, rank, groups[rank], cargo)
-            (parts,) = received.values()
-            rows = exchange(torch.tensor([rank, number], dtype=torch.float64))
-            found.append(([part.tolist() for part in parts], rows.tolist()))
-        return found
-
-    for rank, found in enumerate(in_ranks(2, work)):
-        state = [[1 - rank + part / 10] * 2 for part in range(3)]
-        assert found == [(state, [[0.0, number], [1.0, number]]) for number in rounds]
-
-
 def test_nobody_votes_without_a_rank_that_is_gone(store: TCPStore) -> None:
-    groups = in_ranks(3, lambda rank: make_group(PrefixStore("g", client(store)), "world", rank, 3, TRANSPORT))
+    opened = exchanges(store, 3)
 
     def vote(rank: int) -> str:
-        group, groups[rank] = groups[rank], None
         try:
             if rank != 2:
-                Vote(weight=1.0).reduce(Exchange(group, Vote.length(0), BALLOTS))
+                Vote(weight=1.0).reduce(opened[rank])
         except RuntimeError:
             return "broken"
         finally:
-            drop_groups([group])
+            opened[rank].close()
         return "done"
 
     assert in_ranks(3, vote) == ["broken", "broken", "done"]
+
+
+def test_a_vote_ends_when_its_connections_are_shut(store: TCPStore) -> None:
+    groups = [GenerationGroups() for _ in range(2)]
+    in_ranks(2, lambda rank: groups[rank].meet(client(store), rank, 2, 0, TRANSPORT))
+
+    def vote_or_shut(rank: int) -> str:
+        if rank == 1:
+            groups[0].connections.shut()
+            return "shut"
+        with pytest.raises(RuntimeError, match="broke"):
+            Vote(weight=1.0).reduce(groups[0].exchange)
+        return "ended"
+
+    assert in_ranks(2, vote_or_shut) == ["ended", "shut"]
 
 
 def test_the_next_generation_meets_while_the_present_one_works(store: TCPStore) -> None:
@@ -340,10 +341,16 @@ def test_new_roles_of_the_same_members_share_their_world(store: TCPStore) -> Non
         groups.assign(PrefixStore("again", client(store)), [(0, 1), (0, 0)], rank, TRANSPORT)
         return groups
 
-    for old, new in zip(before, in_ranks(2, give_new_roles), strict=True):
+    after = in_ranks(2, give_new_roles)
+
+    for old, new in zip(before, after, strict=True):
         assert new.transfer is new.world is old.world
         assert new.pipeline is not old.pipeline
         assert new.connections is old.connections
+        old.release()
+    sums = in_ranks(2, lambda rank: after[rank].exchange.sum([1.0]))
+
+    assert sums == [[2.0], [2.0]]
 
 
 def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:

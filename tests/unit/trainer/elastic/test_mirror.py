@@ -107,7 +107,7 @@ def vote_again(kit: Any) -> None:
     member.reducer.finish.return_value = [0.0]
     member.runner.train.return_value = mock.Mock(loss=1.0, weight=1.0)
     member.runner.take_computing_seconds.return_value = 0.0
-    member.ballots.sum = list
+    member.groups.exchange.sum = list
     policy = mock.Mock(needs_similarities=lambda step: False)
     with pytest.raises(InterruptedError):
         Rounds(kit).train(WorkerState(2), policy, member)

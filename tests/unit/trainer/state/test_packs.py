@@ -61,7 +61,7 @@ def flat(moments: Moments) -> dict[str, Tensor]:
 
 
 def test_side_by_side_lie_those_that_decay_alike_and_the_large_alone() -> None:
-    named = parameters() | {"large": nn.Parameter(torch.zeros(1 << 14))}
+    named = parameters() | {"large": nn.Parameter(torch.zeros(1 << 15))}
     assert packing_order(named, NO_DECAY) == [["large"], ["weight", "norm.weight", "gate"], ["bias", "norm.bias"]]
 
 

@@ -35,14 +35,11 @@ def test_a_ballot_comes_back_from_its_numbers() -> None:
     vote = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0, 7.0])
 
     assert Vote.from_list(vote.to_list()) == vote
-    assert Vote.length(2) == len(vote.to_list()) + 4
 
 
 def test_a_sum_of_ballots_has_each_number_in_its_place() -> None:
     class Ballots:
         """Of three members that all say the same."""
-
-        values = Vote.length(1, 4)
 
         def sum(self, values: list[float]) -> list[float]:
             return [3 * value for value in values]

@@ -23,7 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
 from pipetransformer.elastic.transport.barrier import Work
-from pipetransformer.elastic.transport.groups import GenerationGroups, PrefixStore, Store, drop_groups
+from pipetransformer.elastic.transport.groups import GenerationGroups, PrefixStore, Store
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.hooks import HookPoint
 from pipetransformer.state.control import Control
@@ -146,7 +146,7 @@ def change_level(
             return attempt.enter()
         except _UnmetError:
             pass
-    drop_groups([group for group in groups.release() if group is not present.world])
+    present.undo_new_roles(groups)
     return None
 
 

@@ -1,94 +1,153 @@
-"""Gathers a few hundred bytes from all ranks, by messages between pairs of ranks.
+"""Gathers a few hundred bytes from all ranks, on connections that serve nothing else.
 
-gloo's own collectives run in a thread, which has to wake for each message. Here the calling thread sends and receives,
-which is faster for few bytes (`docs/decisions/0015`).
+The calling thread sends and receives on plain TCP connections. gloo has a thread for its connections. It would wake for
+each message, which costs more than the message (`docs/decisions/0015`).
 """
 
-from collections.abc import Sequence
-from typing import Any
+import datetime
+import socket
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from operator import add
+from typing import Protocol
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-#: Tags of the messages. Units that move in the same group (`transfer`) have tags from 0 up.
-BALLOTS = 2**31 - 1
-SIMILARITIES = 2**31 - 2
-EVALUATION = 2**31 - 3
-WEIGHTS = 2**31 - 4
+#: Ranks send and receive in turns, and this many bytes at a time. A connection holds as many that nobody has read yet.
+#: Otherwise all ranks could wait to send, and none would receive.
+_PART_BYTES = 1 << 14
 
 
 class Exchange:
-    """Gathers values from all ranks, as often as it is called.
+    """Gathers values from all ranks. Each rank calls it as often as the other ranks, with as many values.
 
     Each time, a rank sends ceil(log2(ranks)) messages one after another (the concatenation of Bruck et al., 1997).
+    Without arguments, it is the exchange of a worker that is alone.
 
     Args:
-        group: the group. Each of its ranks makes an exchange, and calls it as often as the other ranks.
-        values: number of float64 values that each rank gives.
-        tag: tag of the messages. Nothing else in the group may use it.
+        rank: this worker's rank.
+        size: number of ranks.
+        sending: for each message, a connection to the rank that gets it.
+        receiving: for each message, a connection to the rank that it comes from.
     """
 
-    def __init__(self, group: dist.ProcessGroup, values: int, tag: int) -> None:
-        self._group = group
-        self.values = values
-        self._tag = tag
-        self._rank, self._size = group.rank(), group.size()
-        #: The values of this rank, then of the ranks after it.
-        self._rows = torch.empty(self._size, values, dtype=torch.float64)
-        #: How many rows this rank holds before each message, and how many it then sends and receives.
-        self._messages: list[tuple[int, int]] = []
-        held = 1
-        while held < self._size:
-            self._messages.append((held, min(held, self._size - held)))
-            held *= 2
-        self._receiving: list[Any] = []
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        sending: Sequence[socket.socket] = (),
+        receiving: Sequence[socket.socket] = (),
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._sending, self._receiving = sending, receiving
 
-    def expect(self) -> None:
-        """Begin to receive the values of the next call. gloo delivers a message at once to a rank that already waits
-        for it. Otherwise gloo first asks the sender for the message.
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Return the values of each rank, in the order of ranks.
 
         Raises:
-            RuntimeError: a connection broke.
+            RuntimeError: a connection broke, or a rank did not take part within the timeout.
         """
-        if self._receiving:
-            return
-        for held, count in self._messages:
-            rows = self._rows[held : held + count]
-            self._receiving.append(self._group.recv([rows], (self._rank + held) % self._size, self._tag))
-
-    def __call__(self, row: Tensor) -> Tensor:
-        """Gather the rows of all ranks.
-
-        Args:
-            row: this rank's values, of shape (values,), float64, on the CPU.
-
-        Returns:
-            The values of all ranks, of shape (ranks, values), in the order of ranks.
-
-        Raises:
-            RuntimeError: a connection broke, or a rank did not take part within the group's timeout.
-        """
-        self.expect()
-        receiving, self._receiving = self._receiving, []
-        self._rows[0] = row
-        for (held, count), received in zip(self._messages, receiving, strict=True):
-            sending = self._group.send([self._rows[:count]], (self._rank - held) % self._size, self._tag)
-            received.wait()
-            sending.wait()
-        return torch.roll(self._rows, self._rank, dims=0)
+        own = array("d", values).tobytes()
+        # The rows of this rank, then of the ranks after it.
+        rows = memoryview(bytearray(self._size * len(own)))
+        rows[: len(own)] = own
+        try:
+            for held, to, source in zip(_distances(self._size), self._sending, self._receiving, strict=True):
+                count = min(held, self._size - held) * len(own)
+                taken = rows[held * len(own) :]
+                for start in range(0, count, _PART_BYTES):
+                    end = min(start + _PART_BYTES, count)
+                    to.sendall(rows[start:end])
+                    _receive(source, taken[start:end])
+        except OSError as error:
+            raise RuntimeError(f"the exchange with another worker broke: {error}") from error
+        flat = list(rows.cast("d"))
+        found = [flat[start : start + len(values)] for start in range(0, len(flat), len(values))]
+        return found[-self._rank :] + found[: -self._rank]
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum over all ranks. Each rank adds the rows in the same order, so all get the same bits on any processor.
 
         Raises:
-            RuntimeError: as for a call.
+            RuntimeError: as for `gather`.
         """
         if self._size == 1:
             return list(values)
-        first, *others = self(torch.tensor(values, dtype=torch.float64))
-        total = first.clone()
+        total, *others = self.gather(values)
         for row in others:
-            total += row
-        sums: list[float] = total.tolist()
-        return sums
+            total = list(map(add, total, row))
+        return total
+
+    def close(self) -> None:
+        """Close the connections. A rank that waits for this one then fails at once."""
+        for connection in (*self._sending, *self._receiving):
+            connection.close()
+
+
+class KeyValues(Protocol):
+    """The methods of torch's stores that `open_exchange` uses."""
+
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+
+
+def open_exchange(store: KeyValues, rank: int, size: int, address: str, timeout: datetime.timedelta) -> Exchange:
+    """Connect this worker with the ranks that it exchanges messages with. All ranks call this.
+
+    Args:
+        store: where the ranks meet.
+        rank: this worker's rank.
+        size: number of ranks.
+        address: address of this process for other workers.
+        timeout: how long each operation waits for another rank, now and later.
+
+    Raises:
+        RuntimeError, OSError: a rank did not come in time, or a connection broke.
+    """
+    seconds = timeout.total_seconds()
+    family, *_, place = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0]
+    distances = list(_distances(size))
+    with ExitStack() as opened:
+        server = opened.enter_context(socket.create_server(place[:2], family=family, backlog=len(distances)))
+        server.settimeout(seconds)
+        host, port = server.getsockname()[:2]
+        store.set(f"exchange/{rank}", f"{host} {port}")
+        sending: list[socket.socket] = []
+        receiving: dict[int, socket.socket] = {}
+        # The connections that this worker sends on. The first byte is the number of the message.
+        for number, distance in enumerate(distances):
+            host, port = store.get(f"exchange/{(rank - distance) % size}").decode().split()
+            connection = opened.enter_context(socket.create_connection((host, int(port)), seconds))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(bytes([number]))
+            sending.append(connection)
+        # The connections that it receives on, in the order in which they come.
+        for _ in distances:
+            connection = opened.enter_context(server.accept()[0])
+            connection.settimeout(seconds)
+            first = bytearray(1)
+            _receive(connection, memoryview(first))
+            receiving[first[0]] = connection
+        server.close()
+        opened.pop_all()
+    return Exchange(rank, size, sending, [receiving[number] for number in range(len(distances))])
+
+
+def _distances(size: int) -> Iterator[int]:
+    """For each message, the distance in ranks that it goes. It is also the number of rows that a rank holds before."""
+    distance = 1
+    while distance < size:
+        yield distance
+        distance *= 2
+
+
+def _receive(source: socket.socket, buffer: memoryview) -> None:
+    """Fill the buffer.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    while buffer:
+        count = source.recv_into(buffer)
+        if not count:
+            raise ConnectionError("it closed its connection")
+        buffer = buffer[count:]

@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from .connections import Connections, Opening
+from .exchange import Exchange, open_exchange
 
 __all__ = [
     "OPERATION_TIMEOUT",
@@ -256,6 +257,22 @@ class _PairsOpening(Opening[None]):
         wait_for(self.device)
 
 
+@dataclass(frozen=True)
+class _ExchangeOpening(Opening[Exchange]):
+    """Opens an exchange. The attributes are as in `_GroupOpening`."""
+
+    store: Store
+    rank: int
+    size: int
+    transport: Transport
+
+    def make(self) -> Exchange:
+        return open_exchange(self.store, self.rank, self.size, self.transport.address, self.transport.timeout)
+
+    def drop(self, late: Exchange) -> None:
+        late.close()
+
+
 @dataclass(slots=True)
 class GenerationGroups:
     """The groups of one generation.
@@ -272,7 +289,8 @@ class GenerationGroups:
         data_parallel: the workers that hold this worker's stage, in the order of ranks. None before roles are given.
         tied: groups of the workers whose stages share a parameter, in the order of ranks. The key is these stages. Only
             sets that include this worker's stage.
-        connections: the sockets of all groups.
+        connections: the sockets of all groups, and of the exchange.
+        exchange: where the members exchange a few numbers, such as ballots.
     """
 
     transfer: dist.ProcessGroup | None = None
@@ -281,6 +299,7 @@ class GenerationGroups:
     data_parallel: dist.ProcessGroup | None = None
     tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     connections: Connections = field(default_factory=Connections)
+    exchange: Exchange = field(default_factory=Exchange)
 
     def meet(self, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport) -> None:
         """Make the groups that do not depend on roles. All members and leavers call this. The ranks of leavers begin at
@@ -295,6 +314,8 @@ class GenerationGroups:
             self.world = self.transfer
         elif rank < num_members:
             self.world = self._make(store, "world", rank, num_members, transport)
+        if rank < num_members > 1:
+            self.exchange = self.connections.connect(_ExchangeOpening(store, rank, num_members, transport))
 
     def assign(
         self,
@@ -351,8 +372,17 @@ class GenerationGroups:
             self.connections.after_shut = self._abort_on_device
 
     def with_new_roles(self) -> "GenerationGroups":
-        """Return groups of the same members, with the same `world`. Next, all members call `assign`."""
-        return GenerationGroups(transfer=self.world, world=self.world, connections=self.connections)
+        """Return groups of the same members, with the same `world` and `exchange`. Next, all members call `assign`.
+
+        These groups give the exchange away, so that their `release` does not close it.
+        """
+        exchange, self.exchange = self.exchange, Exchange()
+        return GenerationGroups(self.world, self.world, connections=self.connections, exchange=exchange)
+
+    def undo_new_roles(self, made: "GenerationGroups") -> None:
+        """Drop the groups that `with_new_roles` made, and take the exchange back. All members call this."""
+        self.exchange, made.exchange = made.exchange, Exchange()
+        drop_groups([group for group in made.release() if group is not self.world])
 
     def _abort_on_device(self) -> None:
         """End waits on the device. Any thread may call this. Afterwards sums and received tensors on the device are not
@@ -367,7 +397,8 @@ class GenerationGroups:
         return [transfer] if transfer is not None and transfer is not self.world else []
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Forget all groups, and return them for the caller to drop."""
+        """Close the exchange. Forget all groups, and return them for the caller to drop."""
+        self.exchange.close()
         groups = self._distinct()
         self.transfer = self.world = self.pipeline = self.data_parallel = None
         self.tied = {}
@@ -378,5 +409,5 @@ class GenerationGroups:
         return list({id(group): group for group in groups if group not in (None, dist.group.WORLD)}.values())
 
     def drop(self) -> None:
-        """Forget all groups, and abort operations that wait in them."""
+        """Close the exchange. Forget all groups, and abort operations that wait in them."""
         drop_groups(self.release())
