@@ -74,7 +74,7 @@ class LivingCluster:
         return found
 
     async def unscheduled(self) -> list[str]:
-        """Names of pods for which the scheduler has looked for a node in vain."""
+        """Names of pods for which the scheduler found no node."""
         return [
             pod["metadata"]["name"]
             for pod in await self.pods()

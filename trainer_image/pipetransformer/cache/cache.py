@@ -204,6 +204,7 @@ class ActivationCache:
     def close(self) -> None:
         """Stop all threads and delete all entries."""
         self._in_use = False  # a peer may still send entries
+        self._prefixes, self._pending = [], None  # and a runner may still ask
         if self._receiver is not None:
             self._receiver.close()
         if self._sender is not None:

@@ -89,6 +89,10 @@ class Saving:
         self.is_durable = self._is_done(save, groups, pass_barrier) and self._is_done(count, groups, pass_barrier)
         return self.is_durable
 
+    def give_up(self) -> None:
+        """Begin no more writes. Call this if `wait` will not be called."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     def _is_done(self, work: Work[None] | None, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
         """Do `work`, this worker's part, until it succeeds at all members. Returns False if one was told to stop before
         that."""

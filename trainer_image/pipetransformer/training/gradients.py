@@ -188,10 +188,10 @@ class GradientReducer(RoundHooks):
         """Wait until all sums are complete. The parameters' gradients are the sums then.
 
         Returns:
-            Squared norm of the summed gradient for each unit of the model. The pipelines share the
-            work: each computes the norms of some units. The others are 0, also those of units that this worker does not
-            hold. So a sum over all workers counts each parameter once. A parameter that units share counts in its last
-            unit, in the first pipeline.
+            Squared norm of the summed gradient for each unit of the model. The pipelines share the work: each computes
+            the norms of some units. The others are 0, also those of units that this worker does not hold. So a sum over
+            all workers counts each parameter once. A parameter that units share counts in its last unit, in the first
+            pipeline.
 
         Raises:
             RuntimeError: a connection broke.

@@ -341,10 +341,10 @@ def _stop_while_loading(identity: WorkerIdentity) -> None:
     own = os.getpid()
 
     def end(*_: object) -> None:
-        if os.getpid() != own:  # a process that reading the data has forked, and now ends
-            os._exit(EXIT_STOPPED)
-        _end_as_told(identity, "Failed", 0)
-        raise SystemExit(EXIT_STOPPED)
+        if os.getpid() == own:  # and not a process that reading the data has forked
+            _end_as_told(identity, "Failed", 0)
+            logging.shutdown()
+        os._exit(EXIT_STOPPED)  # code that loads could catch an exception, or make it wait for its threads
 
     signal.signal(signal.SIGTERM, end)
 

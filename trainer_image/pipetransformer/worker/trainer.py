@@ -10,6 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -346,8 +347,13 @@ class Trainer:
         larger = kit.job.grows_into(state.control.visit)
         fits = larger is None or larger.layouts.fits(member.layout.stages)
         saving = between.begin_to_keep(state, member) if fits else None
-        with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
-            vote = self._rounds.agree(state.control, member, waits=not fits)
+        with ExitStack() as unless_used:
+            if saving is not None:
+                unless_used.callback(saving.give_up)
+            with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
+                vote = self._rounds.agree(state.control, member, waits=not fits)
+            if not vote.leaving:
+                unless_used.pop_all()
         if vote.leaving:
             return self._leave(member)
         if vote.saw_next:  # with the next visit, if the larger model fits

@@ -130,14 +130,22 @@ class FreeAccelerators:
             self._rooms[shape] = {name: room for name in self._nodes if (room := self._room(name, shape))}
         return self._rooms[shape]
 
-    def room_by_label(self, shape: PodShape, label: str, without: Collection[str]) -> dict[str, int]:
-        """How many more pods of this shape find nodes, by the nodes' value of a label. Leaves out values of the nodes
-        `without`."""
+    def room_by_label(
+        self, shape: PodShape, label: str, avoided: Collection[str], apart_from: Collection[str]
+    ) -> dict[str, int]:
+        """How many more pods of this shape find nodes, by the nodes' value of a label.
+
+        Args:
+            shape: of the pods.
+            label: key of the label.
+            avoided: nodes that the pods do not use.
+            apart_from: nodes whose values are left out.
+        """
         values = {name: node.labels[label] for name, node in self._nodes.items() if label in node.labels}
-        taken = {values[name] for name in without if name in values}
+        taken = {values[name] for name in apart_from if name in values}
         found: Counter[str] = Counter()
         for name, room in self.room_by_node(shape).items():
-            if name in values and values[name] not in taken:
+            if name in values and name not in avoided and values[name] not in taken:
                 found[values[name]] += room
         return found
 

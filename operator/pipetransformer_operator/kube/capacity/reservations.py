@@ -65,9 +65,11 @@ class Reservations:
         """How many more pods of that shape nodes would take if pods of lower priority were preempted."""
         return self._free.reach(shape, priority) if self._known else None
 
-    def room_by_label(self, shape: PodShape, label: str, without: Collection[str]) -> Mapping[str, int]:
+    def room_by_label(
+        self, shape: PodShape, label: str, avoided: Collection[str], apart_from: Collection[str]
+    ) -> Mapping[str, int]:
         """See `FreeAccelerators`; with reserved room. Empty while it is unknown."""
-        return self._free.room_by_label(shape, label, without) if self._known else {}
+        return self._free.room_by_label(shape, label, avoided, apart_from) if self._known else {}
 
     def holders(self, node: str) -> int:
         """How many pods hold accelerators of the node."""

@@ -66,7 +66,7 @@ def choose_domains(sizes: Mapping[str, int], room: Mapping[str, int], *, apart: 
     """The domain, such as a rack, where each new group should begin.
 
     The scheduler looks for a node for one pod, not for a group. So the first pod of a group could take the last place
-    of a domain, and the others would wait for ever to be near it.
+    of a domain, and the others would wait to be near it.
 
     Args:
         sizes: number of workers of each group.

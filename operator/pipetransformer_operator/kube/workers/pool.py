@@ -12,7 +12,13 @@ from datetime import datetime
 from typing import Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, POD_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.labels import (
+    JOB_LABEL,
+    PLACEMENT_GROUP_LABEL,
+    POD_GROUP_LABEL,
+    QUEUE_LABEL,
+    WORKER_LABEL,
+)
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
@@ -339,18 +345,20 @@ class KubePool(ClusterListener):
     def _begin(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[str, Object]:
         """Where each group should begin, in which no worker has a node yet: a preference for nodes."""
         within, spread = job.spec.placement.within, job.spec.placement.spread
-        if within is None or self._reservations is None:
-            return {}
-        near = self._near(job, status)
+        if within is None or self._reservations is None or job.metadata.labels.get(QUEUE_LABEL):
+            return {}  # a queue may limit its pods to some of the nodes
+        near = self._staying(job, status)  # deals as `create` will
         begun = {
             pod["metadata"].get("labels", {}).get(PLACEMENT_GROUP_LABEL, ""): pod["spec"]["nodeName"]
             for pod in self._pods(job)
-            if pod["spec"].get("nodeName")
+            if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
         }
         sizes = Counter(group for one in new if (group := near.of(one)) not in begun)
         apart = spread is not None and spread.topology_key == within.topology_key
-        without = begun.values() if apart else ()
-        room = self._reservations.room_by_label(self._shape(job), within.topology_key, without)
+        avoided = self._nodes.avoided if self._nodes is not None else ()
+        room = self._reservations.room_by_label(
+            self._shape(job), within.topology_key, avoided, apart_from=begun.values() if apart else ()
+        )
         domains = choose_domains(sizes, room, apart=apart)
         return {group: inside(within.topology_key, domain) for group, domain in domains.items()}
 

@@ -257,6 +257,16 @@ async def test_a_pipeline_begins_in_a_rack_that_has_room_for_all_of_it(
     assert [_wanted_racks(pod) for pod in world.made] == [first] * 4 + [second] * 4
 
 
+async def test_a_pipeline_begins_nowhere_for_room_on_nodes_that_its_workers_avoid() -> None:
+    world, made, nodes = World(), _placed(4, "within"), Nodes()
+    nodes.blame({f"uid-{number}": "a1" for number in range(9)})
+    room = _racks({"a1": 4, "a2": 3, "b1": 4})
+    world.pool = KubePool(world, world, "https://channel", world, nodes, reservations=room)
+    await world.pool.prepare(made, JobStatus(), range(4))
+    await world.pool.create(made, 0, JobStatus())
+    assert "b" in _wanted_racks(world.made[0]) and "a" not in _wanted_racks(world.made[0])
+
+
 async def test_a_replacement_goes_to_its_pipeline_and_a_new_pipeline_to_another_rack() -> None:
     world, made = World(), _placed(2, "within", "spread")
     world.pool = KubePool(world, world, "https://channel", world, reservations=_racks({"a1": 8, "b1": 3}))

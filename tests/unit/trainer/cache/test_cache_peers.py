@@ -109,15 +109,18 @@ def test_entries_of_another_prefix_are_not_taken(make_cache: Callable[..., Activ
     assert held(old) == [] and held(new) == []
 
 
-def test_a_closed_cache_takes_no_entry(make_cache: Callable[..., ActivationCache]) -> None:
+def test_a_closed_cache_takes_no_entry_and_has_none(make_cache: Callable[..., ActivationCache]) -> None:
     cache = make_cache()
     fill(cache)
-    late = cache.store.all_keys()[0]._replace(sample=SAMPLES)
+    kept = cache.store.all_keys()[0]
+    late = kept._replace(sample=SAMPLES)
+    assert cache.ready() and cache.find(kept.split, kept.sample, kept.augmentation) is not None
 
     cache.close()
     cache.accept(late, entry(SAMPLES))
 
     assert cache.store.tier_of(late) is None
+    assert not cache.ready() and cache.find(kept.split, kept.sample, kept.augmentation) is None
 
 
 def test_who_does_not_know_the_token_is_not_heard(make_cache: Callable[..., ActivationCache]) -> None:

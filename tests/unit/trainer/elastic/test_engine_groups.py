@@ -1,6 +1,7 @@
 """A generation's groups live beside those of another, and the private names they need still mean what we think."""
 
 import datetime
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -193,6 +194,30 @@ def test_all_ranks_have_the_rows_of_all(size: int, store: TCPStore) -> None:
         assert repr(each) == repr([rows] * 3)  # unlike nan, its text equals itself
 
 
+def test_a_stranger_takes_no_ranks_place(store: TCPStore) -> None:
+    strangers: list[socket.socket] = []
+
+    def open_among_strangers(rank: int) -> Exchange:
+        watched = mock.Mock(wraps=client(store))
+
+        def get(key: str) -> bytes:
+            said = client(store).get(key)
+            host, port, _ = said.decode().split()
+            for words in (b"", b"GET / HTTP/1.1"):
+                strangers.append(socket.create_connection((host, int(port))))
+                strangers[-1].sendall(words)
+                strangers[-1].shutdown(socket.SHUT_WR)
+            return said
+
+        watched.get.side_effect = get
+        return open_exchange(watched, rank, 3, TRANSPORT.address, TRANSPORT.timeout)
+
+    opened = in_ranks(3, open_among_strangers)
+
+    assert strangers
+    assert in_ranks(3, lambda rank: opened[rank].sum([1.0])) == [[3.0]] * 3
+
+
 def test_ranks_exchange_more_than_their_connections_hold(store: TCPStore) -> None:
     values = [0.5] * 2_000_000  # 16 MB
 
@@ -351,6 +376,21 @@ def test_new_roles_of_the_same_members_share_their_world(store: TCPStore) -> Non
     sums = in_ranks(2, lambda rank: after[rank].exchange.sum([1.0]))
 
     assert sums == [[2.0], [2.0]]
+
+
+def test_roles_that_are_undone_leave_the_members_as_they_were(store: TCPStore) -> None:
+    before = assigned(store, [(0, 0), (0, 1)])
+    maps = len(c10d._world.pg_map)
+
+    def try_new_roles(rank: int) -> list[float]:
+        groups = before[rank].with_new_roles()
+        groups.assign(PrefixStore("again", client(store)), [(0, 1), (0, 0)], rank, TRANSPORT)
+        before[rank].undo_new_roles(groups)
+        return before[rank].exchange.sum([1.0])
+
+    assert in_ranks(2, try_new_roles) == [[2.0], [2.0]]
+    assert len(c10d._world.pg_map) == maps
+    assert all(groups.world is not None for groups in before)
 
 
 def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:

@@ -5,6 +5,7 @@ each message, which costs more than the message (`docs/decisions/0015`).
 """
 
 import datetime
+import secrets
 import socket
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,9 @@ from typing import Protocol
 #: Ranks send and receive in turns, and this many bytes at a time. A connection holds as many that nobody has read yet.
 #: Otherwise all ranks could wait to send, and none would receive.
 _PART_BYTES = 1 << 14
+_TOKEN_BYTES = 8
+#: How long a connection may take to say what it is for.
+_INTRODUCTION_SECONDS = 5.0
 
 
 class Exchange:
@@ -107,26 +111,29 @@ def open_exchange(store: KeyValues, rank: int, size: int, address: str, timeout:
     family, *_, place = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0]
     distances = list(_distances(size))
     with ExitStack() as opened:
-        server = opened.enter_context(socket.create_server(place[:2], family=family, backlog=len(distances)))
+        server = opened.enter_context(socket.create_server(place[:2], family=family, backlog=128))
         server.settimeout(seconds)
         host, port = server.getsockname()[:2]
-        store.set(f"exchange/{rank}", f"{host} {port}")
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        store.set(f"exchange/{rank}", f"{host} {port} {token.hex()}")
         sending: list[socket.socket] = []
         receiving: dict[int, socket.socket] = {}
-        # The connections that this worker sends on. The first byte is the number of the message.
+        # The connections that this worker sends on. The first bytes are the receiver's token and the message's number.
         for number, distance in enumerate(distances):
-            host, port = store.get(f"exchange/{(rank - distance) % size}").decode().split()
+            host, port, its_token = store.get(f"exchange/{(rank - distance) % size}").decode().split()
             connection = opened.enter_context(socket.create_connection((host, int(port)), seconds))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(bytes([number]))
+            connection.sendall(bytes.fromhex(its_token) + bytes([number]))
             sending.append(connection)
-        # The connections that it receives on, in the order in which they come.
-        for _ in distances:
+        # The connections that it receives on, in the order in which they come. Others may connect to any open port.
+        while len(receiving) < len(distances):
             connection = opened.enter_context(server.accept()[0])
-            connection.settimeout(seconds)
-            first = bytearray(1)
-            _receive(connection, memoryview(first))
-            receiving[first[0]] = connection
+            said = _introduction(connection)
+            if said[:-1] == token:
+                connection.settimeout(seconds)
+                receiving[said[-1]] = connection
+            else:
+                connection.close()
         server.close()
         opened.pop_all()
     return Exchange(rank, size, sending, [receiving[number] for number in range(len(distances))])
@@ -138,6 +145,17 @@ def _distances(size: int) -> Iterator[int]:
     while distance < size:
         yield distance
         distance *= 2
+
+
+def _introduction(connection: socket.socket) -> bytes:
+    """The first bytes of a connection; empty if they do not come."""
+    connection.settimeout(_INTRODUCTION_SECONDS)
+    first = bytearray(_TOKEN_BYTES + 1)
+    try:
+        _receive(connection, memoryview(first))
+    except OSError:
+        return b""
+    return bytes(first)
 
 
 def _receive(source: socket.socket, buffer: memoryview) -> None:
