@@ -70,7 +70,10 @@ def describe(draft: Draft) -> None:
     unsaved.describe(draft)
     undeleted.describe(draft)
     number = draft.observed.metadata_generation  # conditions that no rule changed hold for the new spec too
-    conditions = [one.model_copy(update={"observed_generation": number}) for one in draft.status.conditions]
+    conditions = [
+        one if one.observed_generation == number else one.model_copy(update={"observed_generation": number})
+        for one in draft.status.conditions
+    ]
     draft.update(state=derive_state(conditions), conditions=conditions)
 
 
