@@ -68,6 +68,8 @@ class Operator:
         self._on_lost = on_lost
         self.process = Process(name)
         self.ended = False
+        #: Whether it ever knew that it holds the Lease.
+        self.led = False
         #: Not a set: it would have the order of the futures' addresses in memory, which differ between processes.
         self.calls: dict[asyncio.Future[Said], None] = {}
         self._network = network
@@ -125,6 +127,7 @@ class Operator:
         """As `handlers.operate` and `service.Service` do. No `finally`, because a killed process runs none."""
         try:
             await self.lease.acquire()
+            self.led = True
             kopf = _Kopf(self._api, self.assembly, self.health)
             parts = [self.lease.keep(), self._watch(), kopf.run()]
             self._parts = [asyncio.create_task(part) for part in parts]

@@ -200,6 +200,10 @@ class Oracle:
             if fault.kind in ON_THE_WAY
         )
 
+    def _may_lose_its_leader(self, job: Job) -> bool:
+        """Whether a fault ends workers, such as the leader before its first report."""
+        return self._failures[job.uid] > 0 or any(fault.kind == "kill_node" for fault in self._world.scenario.faults)
+
     def _judge_holders(self) -> None:
         """Each GPU has one holder."""
         held: Counter[str] = Counter()
@@ -336,7 +340,7 @@ class Oracle:
                 break
         for operator in self._world.service.operators:
             name = f"system/{operator.name}"
-            if operator.process.alive and not operator.ended and name in self._holders and name != self._holders[-1]:
+            if operator.process.alive and not operator.ended and operator.led and name != self._holders[-1]:
                 self.violate("writers", f"{name} goes on, although it lost the Lease to {self._holders[-1]}")
         for plan in self._world.scenario.jobs:
             found, pods = self._world.job_object(plan.name), self._pods(plan.name)
@@ -346,7 +350,8 @@ class Oracle:
                 continue
             self._judge_accounts(found, pods)
             job = self._world.jobs[found["metadata"]["uid"]]
-            if job.done and not job.acknowledged and self._is_calm(0.0, asyncio.get_running_loop().time()):
+            calm = self._is_calm(0.0, asyncio.get_running_loop().time())
+            if job.done and not job.acknowledged and calm and not self._may_lose_its_leader(job):
                 self.violate("truth", f"{plan.name} is trained, and no report of its leader was acknowledged")
         for pod in self._world.cluster.pods():
             if pod.get("status", {}).get("phase") not in _ENDED and JOB_LABEL in pod["metadata"].get("labels", {}):
