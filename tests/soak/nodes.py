@@ -161,7 +161,8 @@ class Nodes:
     async def _replace(self, name: str) -> None:
         await self.add()
         await asyncio.sleep(CLOUD_SECONDS)
-        await self._api.request("DELETE", f"/api/v1/nodes/{name}")
+        with contextlib.suppress(NotFound):  # it was tried again, because the first answer was lost
+            await self._api.request("DELETE", f"/api/v1/nodes/{name}")
 
     def _pod_changed(self, kind: str, pod: Object, _: float) -> None:
         uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName", "")
