@@ -107,7 +107,8 @@ def _parts(stored: Mapping[str, Tensor], metadata: dict[str, str]) -> list[bytes
     """The parts of a safetensors file, in order: the length of its header, the header, and the values of each tensor.
 
     The values are not copied. `safetensors.torch.save` copies them into fresh memory, which takes longer than to write
-    them, and no other thread runs meanwhile.
+    them, and no other thread runs meanwhile. `save_file` makes no copy, but only the owner may read its file (0.8), its
+    errors have no number, and it cannot write to an object store.
     """
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     values, end = [], 0
