@@ -10,9 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +18,14 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.callbacks.callback import Teller
-from pipetransformer.checkpoint.best_model import Saving
 from pipetransformer.checkpoint.checkpointer import Checkpointer
-from pipetransformer.checkpoint.level_weights import LevelWeights
 from pipetransformer.data import Readers
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.regroup.agreement import RegroupError
 from pipetransformer.elastic.regroup.mirrors import Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
-from pipetransformer.elastic.regroup.transaction import Regrouped, change_level, regroup
+from pipetransformer.elastic.regroup.transaction import Regrouped, regroup
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import ROUND, Watchdog
@@ -37,7 +33,6 @@ from pipetransformer.errors import fault_of
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.hooks import HookPoint, Hooks
 from pipetransformer.job.job import Job
-from pipetransformer.job.levels import next_level
 from pipetransformer.metrics import Meter, Position
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
@@ -55,12 +50,10 @@ from pipetransformer.training.vote import Vote
 from pipetransformer.training.worker_memory import host_apart, usable_bytes
 from pipetransformer_contract.messages import ResizeReason
 
+from .visits import Instead, Visits
 from .warm_up import warm_up
 
 logger = logging.getLogger(__name__)
-
-#: Steps before a level change during which weights that the next level kept are read. They take host memory meanwhile.
-_READ_AHEAD_STEPS = 10
 
 
 class Ending(Enum):
@@ -112,10 +105,10 @@ class Trainer:
             host_apart=host_apart(transport.device),
         )
         self._prefetcher = self._kit.checkpointer.prefetcher()
-        self._level_weights = LevelWeights(job)
-        self._tools = self._make_tools()
         self._rounds = Rounds(self._kit)
         self._between = BetweenRounds(self._kit)
+        self._visits = Visits(self._kit, self._rounds, self._between)
+        self._tools = self._make_tools()
         self._policy = self._policy_at({})
         self._state = WorkerState(job.num_layers, job.model.ties)
         self._offered = Offered()
@@ -301,22 +294,13 @@ class Trainer:
         """Train a round. Returns the vote and the seconds that a step took."""
         started = time.perf_counter()
         steps = self._rounds.num_steps(self._state, self._policy, member)
-        self._read_level_ahead(member.layout)
+        if member.stepped:  # the first step ends a pause
+            self._visits.read_ahead(self._state.control, member.layout)
         with self._kit.watchdog.timing(ROUND, member.groups.connections, runs=steps):
             vote = self._rounds.train(self._state, self._policy, member, steps)
         seconds = (time.perf_counter() - started) / vote.num_steps
         self._kit.meter.on_steps(vote.num_steps, seconds, member.runner.ahead_share)
         return vote, seconds
-
-    def _read_level_ahead(self, layout: StageLayout) -> None:
-        """In the last steps before the model grows, begin to read what the next level keeps of this worker's units."""
-        control, multi_level = self._state.control, self._job.spec.multi_level
-        larger = self._job.grows_into(control.visit)
-        if larger is None or multi_level is None or multi_level.alpha == 1 or not larger.layouts.fits(layout.stages):
-            return
-        if control.step >= self._job.visits[control.visit].end - _READ_AHEAD_STEPS:
-            cut = larger.layouts.cut(0, layout.stages, layout.pipelines, None)
-            self._level_weights.read_ahead(larger.level, cut.held_by(layout.stage))
 
     def _leave(self, member: Membership) -> Ending | None:
         """Leave a checkpoint between two rounds, because a member was told to stop."""
@@ -341,64 +325,21 @@ class Trainer:
         return None
 
     def _next_visit(self, member: Membership) -> Ending | None:
-        """Begin the next visit of the job's levels. If its model is larger and does not fit, make no step until a
-        generation comes whose pipelines hold it, so that what is trained never depends on the cluster."""
-        kit, state, between = self._kit, self._state, self._between
-        larger = kit.job.grows_into(state.control.visit)
-        fits = larger is None or larger.layouts.fits(member.layout.stages)
-        saving = between.begin_to_keep(state, member) if fits else None
-        with ExitStack() as unless_used:
-            if saving is not None:
-                unless_used.callback(saving.give_up)
-            with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
-                vote = self._rounds.agree(state.control, member, waits=not fits)
-            if not vote.leaving:
-                unless_used.pop_all()
-        if vote.leaving:
-            return self._leave(member)
-        if vote.saw_next:  # with the next visit, if the larger model fits
-            ends = fits and between.end_visit(state, member, saving)
-            return self._regroup(in_group=True) if ends or not fits else self._leave(member)
-        if fits:
-            return self._change_level(member, saving)
-        between.go_on_saving(state, member, vote)
-        state.control.round_ended_at = wall_clock()  # the wait is no part of the pause that ends it
-        return None
-
-    def _change_level(self, member: Membership, saving: Saving | None) -> Ending | None:
-        """Begin the next visit, with another level's model, in the same generation. If that fails the generation is
-        over, and the next one begins the visit.
-
-        Args:
-            member: of the generation.
-            saving: saves the weights that the level needs when it returns; None if they need not be saved.
-
-        Raises:
-            RuntimeError: it failed.
-        """
-        control, committer = self._state.control, self._kit.committer
-        unsettled = committer.unsettled(self._state)
-        control.visit_done = True  # the plan needs this
-        try:
-            result = change_level(
-                self._tools, self._state, unsettled, member.layout, member.store, member.groups, saving
-            )
-        except RegroupError as error:
-            if fault := fault_of(error, in_regroup=True):
-                raise fault from fault.__cause__
-            committer.doubt(error.in_doubt)
-            raise
-        finally:
-            # If the change failed, a regroup may leave this level only if its weights are durable.
-            control.visit_done = saving is None or saving.is_durable
-        if result is None:
-            return self._leave(member)
-        self._take_over(result)
-        assert result.layout is not None
-        outgrown = [group for group in member.release() if group is not result.groups.world]
-        # A generation that has made no step begins with this level. It may have come because the job waited for it.
-        self._join(result, result.layout, outgrown, level_change=member.stepped)
-        return None
+        """Begin the next visit of the job's levels, or do what has to come before it."""
+        match self._visits.begin_next(self._tools, self._state, member):
+            case Instead.LEAVE:
+                return self._leave(member)
+            case Instead.REGROUP:
+                return self._regroup(in_group=True)
+            case Instead.WAIT:
+                return None
+            case result:
+                self._take_over(result)
+                assert result.layout is not None
+                outgrown = [group for group in member.release() if group is not result.groups.world]
+                # A generation may have come because the job waited for this level, and has made no step then.
+                self._join(result, result.layout, outgrown, level_change=member.stepped)
+                return None
 
     def _regroup(self, *, in_group: bool) -> Ending | None:
         """Enter the next generation. If that fails, continue in the old one, or wait for another."""
@@ -439,7 +380,7 @@ class Trainer:
         """Become a member of the committed generation. `outgrown` are the groups of the generation before, or those
         that it had before a level change."""
         self._prefetcher.stop()
-        self._level_weights.forget()
+        self._visits.forget()
         control = self._state.control
         began = wall_clock() - result.phases.total
         # The time between a suspended job's last round and its next start is no pause.
@@ -497,7 +438,7 @@ class Trainer:
             barrier=kit.barrier,
             watchdog=kit.watchdog,
             hooks=kit.hooks,
-            map_of=partial(next_level, self._job, self._level_weights),
+            map_of=self._visits.map_of,
         )
 
     def _abandon(self, why: str) -> None:

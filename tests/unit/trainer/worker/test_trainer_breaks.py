@@ -1,4 +1,4 @@
-"""How one worker's trainer drops a generation that is broken."""
+"""How one worker's trainer drops a generation that is broken, and what it leaves out of a pause."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,10 @@ from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.errors import StorageError
 from pipetransformer.job.load import load_job
 from pipetransformer.training.commit import Committer
+from pipetransformer.training.round import Rounds
+from pipetransformer.training.vote import Vote
 from pipetransformer.worker.trainer import Trainer
+from pipetransformer.worker.visits import Visits
 from tests.testkit.trainer.numerics import ADAMW, make_spec
 
 
@@ -53,3 +56,21 @@ def test_a_member_that_cannot_write_the_checkpoint_of_a_leaver_drops_the_group(
     assert trainer._member is None
     refused.assert_called_once()
     passed.assert_not_called()
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_weights_of_the_next_level_are_not_read_in_the_step_that_ends_a_pause(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, *, stepped: bool
+) -> None:
+    """A short visit reads them from its first steps on. A thread that reads takes a processor from the step."""
+    monkeypatch.setattr(Rounds, "num_steps", lambda *_: 1)
+    monkeypatch.setattr(Rounds, "train", lambda *_: Vote())
+    read = mock.Mock()
+    monkeypatch.setattr(Visits, "read_ahead", read)
+    member = trainer._member
+    assert member is not None
+    member.stepped, member.runner = stepped, mock.Mock(ahead_share=0.0)
+
+    trainer._take_round(member)
+
+    assert read.called is stepped
