@@ -184,9 +184,11 @@ class Trainer:
 
     def _live(self, *, warm: bool) -> Ending:
         try:
-            gc.freeze()  # otherwise each collection visits all imported modules, which takes longer than a regroup
             if not warm:
                 warm_up(self._job, self._kit.transport.device, self._kit.reserve)
+            # Otherwise each collection visits all imported modules, which takes longer than a regroup.
+            gc.collect()
+            gc.freeze()
             self._kit.watchdog.start()
             self._prefetcher.start()
             while (ending := self._turn()) is None:

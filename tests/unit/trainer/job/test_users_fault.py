@@ -474,6 +474,26 @@ def test_who_fails_before_training_begins_leaves_nothing_frozen_in_pythons_memor
     assert gc.get_freeze_count() == 0
 
 
+def test_a_collection_visits_nothing_that_the_warm_up_has_made(tmp_path: Path) -> None:
+    """A worker collects after each regroup. The warm-up imports so much that this would take longer than the rest."""
+
+    class Made:
+        """Something that Python's collector tracks."""
+
+    class Looks(Callback):
+        visited = True
+
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            self.visited = any(isinstance(one, Made) for one in gc.get_objects())
+
+    made: list[Made] = []
+    looks = Looks()
+    with mock.patch("pipetransformer.worker.trainer.warm_up", side_effect=lambda *_: made.append(Made())):
+        run(tmp_path, callbacks=[looks])
+
+    assert made and not looks.visited
+
+
 @pytest.mark.parametrize(
     ("where", "failure", "words"),
     [
