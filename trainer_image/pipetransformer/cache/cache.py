@@ -60,14 +60,19 @@ class ActivationCache:
         self._in_use = bool(units)
         self.choice = Choice(self._always)
         self.store.unstage()
-        self._pending = self._hashing.submit(self._digest, [UnitContent(unit) for unit in units])
+        idle = self._pending is None or self._pending.done()
+        self._pending = None
+        contents = [UnitContent(unit) for unit in units]
+        if idle and self._digests.know(units):  # at once, because the next round would otherwise compute all outputs
+            self._take(self._digest(contents))
+        else:
+            self._pending = self._hashing.submit(self._digest, contents)
 
     def ready(self) -> bool:
         """Whether this round can read and keep entries. False while digests are computed, or if reading is slower."""
         if self._pending is not None and (self._pending.done() or self._always):
-            self._prefixes = self._pending.result()
-            self._pending = None
-            self.store.keep_only(set(self._prefixes))
+            prefixes, self._pending = self._pending.result(), None
+            self._take(prefixes)
         if self._prefixes and not self.choice.memory_pays:
             self._prefixes = []
             self.store.keep_only(())
@@ -211,6 +216,10 @@ class ActivationCache:
             self._sender.stop()
         self._hashing.shutdown()
         self.store.close()
+
+    def _take(self, prefixes: list[bytes]) -> None:
+        self._prefixes = prefixes
+        self.store.keep_only(set(prefixes))
 
     def _digest(self, units: list[UnitContent]) -> list[bytes]:
         self._digests.keep_only([content.unit for content in units])

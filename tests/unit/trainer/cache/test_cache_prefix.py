@@ -13,6 +13,7 @@ from pipetransformer.cache.digest import Key
 from pipetransformer.data import MicroBatch
 from pipetransformer.models import MicroBatchContext
 from pipetransformer_contract.spec import Cache, CacheDtype
+from tests.testkit.trainer.storing import until
 
 SAMPLES = 24
 ALL = range(SAMPLES)
@@ -137,6 +138,18 @@ def test_a_second_epoch_reads_what_the_first_one_computed_bit_for_bit(settings: 
     assert bench.batches[:2] == [0, 0]
     bench.cache.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_units_that_were_hashed_before_are_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A regroup that leaves the frozen units where they are costs no round without a cache."""
+    bench = Bench(tmp_path, policy="Auto")
+    until(bench.cache.ready)
+    with monkeypatch.context() as without_thread:
+        without_thread.setattr(bench.cache, "_hashing", None)
+        bench.freeze(2)
+
+    assert bench.cache.ready()
+    bench.cache.close()
 
 
 def test_a_cache_of_half_the_data_saves_half_the_batches(tmp_path: Path) -> None:
