@@ -37,6 +37,7 @@ class ModelCosts(BaseModel):
         worker_bytes: bytes that layers may use on the worker with the least memory; None if nothing limits them.
         host_apart: whether on all workers host memory does not count against `worker_bytes`. Only then can frozen
             layers move there.
+        step_seconds: seconds that the last step before the measurement took; None if it was not timed.
         step: number of committed steps at the measurement.
         boundary: number of frozen layers at the measurement.
         not_before: earliest step of the next measurement.
@@ -49,6 +50,7 @@ class ModelCosts(BaseModel):
     seconds_per_action: float = 0.0
     worker_bytes: int | None = None
     host_apart: bool = False
+    step_seconds: float | None = None
     step: int = 0
     boundary: int = 0
     not_before: int = 0

@@ -167,6 +167,26 @@ class StepModel:
         schedule = self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
         return step.predict(schedule, cut.owners, cut.spans, self._holders(boundary, cut))
 
+    def costs_within_step(self, cut: Cut, pipelines: int) -> ModelCosts:
+        """Return the costs with fewer seconds an action, so that the predicted step is no longer than the measured one.
+
+        An action is measured in rounds without units, in which all workers compute at once. If workers share the cores
+        of a host, an action takes longer there than in a step, in which most workers wait for their devices.
+
+        Args:
+            cut: the cut of the step that the costs name (`ModelCosts.step_seconds`).
+            pipelines: number of pipelines in that step.
+        """
+        costs, measured = self.costs, self.costs.step_seconds
+        free = costs.model_copy(update={"seconds_per_action": 0.0})
+        predicted = self.step_seconds(costs.boundary, cut, pipelines)
+        least = replace(self, costs=free).step_seconds(costs.boundary, cut, pipelines)
+        if measured is None or predicted <= measured or predicted == least:
+            return costs
+        # A step is a maximum of sums, so it is never longer than the line between these two says.
+        share = max(0.0, measured - least) / (predicted - least)
+        return costs.model_copy(update={"seconds_per_action": share * costs.seconds_per_action})
+
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step: the simulated round, plus the part of the reduction that does not overlap with it.
 

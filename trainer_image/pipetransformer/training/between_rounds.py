@@ -151,6 +151,8 @@ class BetweenRounds:
                     kit.usable_bytes,
                     host_apart=kit.host_apart,
                 )
+            layouts, layout = kit.job.at(control.visit).layouts, member.layout
+            costs = layouts.step_model(costs).costs_within_step(layout.cut, layout.pipelines)
             control.costs = costs.model_dump()
         if slices_due(kit.job, control, member.layout):
             with kit.watchdog.timing("measurement", member.groups.connections):

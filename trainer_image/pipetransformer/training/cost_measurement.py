@@ -66,7 +66,7 @@ def measure_costs(
         groups: process groups of the generation.
         split: the split that the measured samples are taken from.
         control: the control state.
-        round_seconds: how long the last round took.
+        round_seconds: how long a step of the last round took.
         usable: memory that the layers of this worker may take, in bytes.
         host_apart: whether host memory does not count as part of `usable`.
     """
@@ -79,10 +79,11 @@ def measure_costs(
     rounds_taken = (time.perf_counter() - started) / round_seconds
     device = runner.spec.device
     links = [_seconds_per_byte(groups, device), _seconds_per_action(groups.pipeline, device)]
-    workers = torch.tensor([*links, -usable, float(not host_apart), rounds_taken], dtype=torch.float64)
+    workers = torch.tensor([*links, -usable, float(not host_apart), rounds_taken, round_seconds], dtype=torch.float64)
     flat = torch.cat([seen.flatten(), workers])
     dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=groups.world)
-    *numbers, seconds_per_byte, seconds_per_action, negative_usable, together, rounds_taken = flat.tolist()
+    numbers, facts = flat.tolist()[: seen.numel()], flat.tolist()[seen.numel() :]
+    seconds_per_byte, seconds_per_action, negative_usable, together, rounds_taken, round_seconds = facts
     rows = torch.tensor(numbers, dtype=torch.float64).view_as(seen).tolist()
     measured = ModelCosts(
         micro_batch_sizes=sizes,
@@ -92,6 +93,7 @@ def measure_costs(
         seconds_per_action=seconds_per_action,
         worker_bytes=round(-negative_usable) if negative_usable > float("-inf") else None,
         host_apart=not together,
+        step_seconds=round_seconds,
         step=control.step,
         boundary=control.boundary,
         not_before=control.step + math.ceil(rounds_taken / LARGEST_SHARE),

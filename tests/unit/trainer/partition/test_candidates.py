@@ -266,6 +266,28 @@ def test_seconds_an_action_choose_fewer_micro_batches() -> None:
     assert few.candidates(0, 4, 1)[0].micro_batches < many.candidates(0, 4, 1)[0].micro_batches
 
 
+@pytest.mark.parametrize("true_action", [0.0, 0.3, 2.0])
+def test_an_action_takes_no_longer_than_the_measured_step_allows(true_action: float) -> None:
+    """Workers that share cores measure an action as longer than it is in a step."""
+    true = make_model(even(8), options=(ONE_F_ONE_B,), action=true_action)
+    cut = true.cut(0, 4, 2)
+    measured = true.costs.model_copy(update={"seconds_per_action": 2.0, "step_seconds": true.step_seconds(0, cut, 2)})
+
+    found = replace(true, costs=measured).costs_within_step(cut, 2)
+
+    assert found.seconds_per_action <= true_action * (1 + 1e-9)
+    assert replace(true, costs=found).step_seconds(0, cut, 2) <= true.step_seconds(0, cut, 2) * (1 + 1e-9)
+    if true_action in (0.0, 2.0):
+        assert found.seconds_per_action == pytest.approx(true_action)
+    else:
+        assert found.seconds_per_action > 0.5 * true_action
+
+
+def test_a_step_that_was_not_timed_bounds_no_action() -> None:
+    model = make_model(even(8), action=2.0)
+    assert model.costs_within_step(model.cut(0, 4, 2), 2) == model.costs
+
+
 def test_a_change_of_the_schedule_alone_pays_for_a_regroup() -> None:
     layout, model = Layout(4, 1), make_model(even(16), options=AUTO)
     now = make_model(even(16), options=(ONE_F_ONE_B,)).cut(0, 4, 1)

@@ -209,7 +209,7 @@ def test_a_workers_memory_bounds_the_cuts_that_follow(model: PipelineModel, grou
     runner = make_runner(model, groups, 0)
     costs = measure_costs(runner, make_layout(), groups, Samples(), Control(step=2), 1.0, usable=3e6)
 
-    assert costs.worker_bytes == 3_000_000
+    assert costs.worker_bytes == 3_000_000 and costs.step_seconds == 1.0
 
 
 def test_a_measurement_takes_a_hundredth_of_the_time_until_the_next(
