@@ -161,8 +161,10 @@ def test_a_stream_does_not_go_over_to_another_job_of_the_name(client: Client, fa
 def test_waiting_longer_than_allowed_is_a_timeout(client: Client, fake: FakeKube) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1)
     fake.texts[JOBS] = [[]]
-    with pytest.raises(TimeoutError, match="default/digits"):
+    with pytest.raises(TimeoutError, match=r"default/digits has not ended within 0\.05 s"):
         client.wait("digits", timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"default/digits: checkpoint now is not durable after 0\.05 s"):
+        client.wait_for_checkpoint("digits", "now", timeout=0.05)
 
 
 def pod_of(owner: str, number: int) -> Object:
