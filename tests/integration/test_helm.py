@@ -85,6 +85,16 @@ def test_names_that_look_like_numbers_are_names() -> None:
     assert re.findall(r": 1701[,}]", text) == []
 
 
+def test_a_chart_that_depends_on_it_may_switch_it_on_and_off(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "charts" / "pipetransformer")
+    depends = {"name": "pipetransformer", "version": "0.1.0", "condition": "pipetransformer.enabled"}
+    about = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [depends]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(about))
+    for value, is_there in (("true", True), ("false", False)):
+        done = helm("template", "x", tmp_path, "--set", f"pipetransformer.enabled={value}")
+        assert ("kind: Deployment" in done.stdout) is is_there
+
+
 @pytest.mark.parametrize("name", ["1st", "team.a"])
 def test_a_release_that_no_service_can_be_named_after_is_refused_in_words(name: str) -> None:
     done = helm("template", name, CHART, check=False)
