@@ -69,6 +69,14 @@ def test_a_value_that_the_chart_does_not_know_is_refused_with_its_place(value: s
     assert words in done.stderr
 
 
+@pytest.mark.parametrize("release", ["1701", "y", "null"])
+def test_a_release_that_looks_like_another_value_is_a_label(release: str) -> None:
+    done = helm("template", release, CHART, "--set", "fullnameOverride=x")
+    labels = re.findall(r"app.kubernetes.io/instance: (.*)", done.stdout)
+    assert len(labels) > 20
+    assert set(labels) == {f'"{release}"'}
+
+
 def test_names_that_look_like_numbers_are_names() -> None:
     digits = ("priorityClassName", "serviceAccount.name", "channel.certificateSecret", "namespaces[0]")
     settings = [word for value in digits for word in ("--set-string", f"{value}=1701")]
