@@ -136,16 +136,20 @@ class Client:
             TimeoutError: it was not durable in time.
         """
         seen = False
-        for job in self.stream(name, timeout=timeout):
-            request = job.status.checkpoint_request
-            if request is not None and request.token == token:
-                seen = True
-                if not request.is_open:
-                    break
-            elif seen:
-                raise Refused(f"{job.namespace}/{name}: another request has replaced {token}")
-        else:
-            raise Refused(f"{job.namespace}/{name} has ended, and no checkpoint {token} is durable")
+        try:
+            for job in self.stream(name, timeout=timeout):
+                request = job.status.checkpoint_request
+                if request is not None and request.token == token:
+                    seen = True
+                    if not request.is_open:
+                        break
+                elif seen:
+                    raise Refused(f"{job.namespace}/{name}: another request has replaced {token}")
+            else:
+                raise Refused(f"{job.namespace}/{name} has ended, and no checkpoint {token} is durable")
+        except TimeoutError:
+            words = f"checkpoint {token} is not durable after {timeout:g} s; the request stays"
+            raise TimeoutError(f"{self.namespace}/{name}: {words}") from None
         if request.message:
             raise Refused(f"{job.namespace}/{name}: {request.message}")
         return request

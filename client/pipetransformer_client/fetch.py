@@ -123,7 +123,11 @@ def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
     """A context with a pod that can read the results: its name, and the name of its container."""
     generation = job.status.generation
     pods = f"/api/v1/namespaces/{job.namespace}/pods"
-    if generation is not None and not job.finished and _phase(kube, f"{pods}/{generation.leader}") == "Running":
+    if (
+        generation is not None
+        and not job.finished
+        and _phase(_status(kube, f"{pods}/{generation.leader}")) == "Running"
+    ):
         yield generation.leader, job.trainer
         return
     if not job.on_volume:
@@ -133,20 +137,36 @@ def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
     kube.request("POST", pods, reader)
     try:
         deadline = time.monotonic() + START_SECONDS
-        while (phase := _phase(kube, path)) != "Running":
+        while (phase := _phase(status := _status(kube, path))) != "Running":
             if phase != "Pending" or time.monotonic() > deadline:
-                raise ClientError(f"pod {reader['metadata']['name']} should read the job's volume, but is {phase}")
+                raise ClientError(
+                    f"pod {reader['metadata']['name']} should read the job's volume, but is {phase}{_why(status)}"
+                )
             time.sleep(POLL_SECONDS)
         yield reader["metadata"]["name"], "reader"
     finally:
         kube.request("DELETE", path, {})
 
 
-def _phase(kube: Kube, path: str) -> str:
+def _status(kube: Kube, path: str) -> Object:
     try:
-        return str(kube.get(path).get("status", {}).get("phase", "Pending"))
+        return dict(kube.get(path).get("status", {}))
     except NotFound:
-        return "gone"
+        return {"phase": "gone"}
+
+
+def _phase(status: Object) -> str:
+    return str(status.get("phase", "Pending"))
+
+
+def _why(status: Object) -> str:
+    """What the cluster says about a pod that does not run, as words that follow its phase; may be empty."""
+    scheduled = (
+        one for one in status.get("conditions", []) if (one["type"], one["status"]) == ("PodScheduled", "False")
+    )
+    states = (one.get("state", {}).get("waiting") for one in status.get("containerStatuses", []))
+    said: Object = next(filter(None, (*scheduled, *states)), {})
+    return "".join(f": {said[key]}" for key in ("reason", "message") if said.get(key))
 
 
 def reader_pod(job: Job) -> Object:

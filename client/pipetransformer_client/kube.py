@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import urllib3
 import yaml
 from kubernetes import client, config
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from kubernetes.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, WSClient
 from websocket import WebSocketException
 
@@ -58,11 +59,8 @@ class Kube:
         settings.proxy = None  # drops the environment's proxy, so that a proxy set below is that of the kubeconfig
         try:
             file = os.environ.get("KUBECONFIG") or _KUBECONFIG  # the library reads KUBECONFIG only once, at import
-            contexts, active = config.list_kube_config_contexts(file)
-            config.load_kube_config(file, context=context, client_configuration=settings)
-            chosen = next((one for one in contexts if one["name"] == context), active)
-            namespace = chosen["context"].get("namespace") or "default"
-        except (yaml.YAMLError, OSError, UnicodeDecodeError, TypeError) as error:  # not YAML, or not a kubeconfig
+            namespace = _load(file, context, settings)
+        except (yaml.YAMLError, OSError, ValueError, TypeError) as error:  # not YAML, or not a kubeconfig
             raise Unavailable(f"cannot read the kubeconfig: {error}") from error
         except config.ConfigException as error:
             try:
@@ -179,6 +177,25 @@ class Kube:
         return {"accept": JSON} | {
             one["key"]: one["value"] for one in settings if one["in"] == "header" and one["value"]
         }
+
+
+def _load(file: str, context: str | None, settings: client.Configuration) -> str:
+    """Reads the kubeconfig at one or several paths into `settings`. Returns the namespace of its context.
+
+    As with kubectl, the first file that names a current context decides. The library would take the last one.
+    """
+    merged = KubeConfigMerger(file)
+    if merged.config is None:
+        raise config.ConfigException(f"there is no file {file}")
+    current = [one["current-context"] for one in merged.config_files.values() if one.get("current-context")]
+    loader = KubeConfigLoader(
+        merged.config,
+        active_context=context or next(iter(current), None),
+        config_base_path=None,
+        config_persister=merged.save_changes,
+    )
+    loader.load_and_set(settings)
+    return str(loader.current_context["context"].get("namespace") or "default")
 
 
 def _sorted(status: int, message: str) -> ClientError:

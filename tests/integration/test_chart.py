@@ -1,8 +1,10 @@
 """The chart as the API server takes it: its rights are enough for an operator that runs as its ServiceAccount."""
 
+import asyncio
 import contextlib
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -271,3 +273,29 @@ def test_what_follows_an_uninstall_deletes_the_budgets_of_jobs_that_train_on(nam
 
 def _hook(document: Object) -> str:
     return str(document["metadata"].get("annotations", {}).get("helm.sh/hook", ""))
+
+
+@pytest.mark.parametrize("secure", ["false", "true"])
+async def test_helm_test_passes_whether_metrics_are_open_or_need_a_token(
+    namespace: Namespace, kubeconfig: Path, tmp_path: Path, secure: str
+) -> None:
+    operator = Operator(kubeconfig, tmp_path / "operator.log", namespace=namespace.name)
+    operator.environment["PIPETRANSFORMER_SECURE_METRICS"] = secure
+    await operator.start()
+    try:
+
+        async def ready() -> bool:
+            return await operator.asked("/readyz") == 200
+
+        await until("the operator leads", ready)
+        (pod,) = (one for one in render("x", **{"monitoring.secureMetrics": secure}) if one["kind"] == "Pod")
+        *_, program = pod["spec"]["containers"][0]["command"]
+        ports = {":8080/": f":{operator.metrics_port}/", ":8443/": f":{operator.channel_port}/"}
+        for here, there in {f"x-pipetransformer.{SYSTEM}.svc": "127.0.0.1", **ports}.items():
+            assert here in program
+            program = program.replace(here, there)
+        tested = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE)
+        _, said = await tested.communicate()
+        assert tested.returncode == 0, said.decode()
+    finally:
+        await operator.kill()

@@ -69,6 +69,14 @@ def test_a_value_that_the_chart_does_not_know_is_refused_with_its_place(value: s
     assert words in done.stderr
 
 
+@pytest.mark.parametrize("release", ["1701", "y", "null"])
+def test_a_release_that_looks_like_another_value_is_a_label(release: str) -> None:
+    done = helm("template", release, CHART, "--set", "fullnameOverride=x")
+    labels = re.findall(r"app.kubernetes.io/instance: (.*)", done.stdout)
+    assert len(labels) > 20
+    assert set(labels) == {f'"{release}"'}
+
+
 def test_names_that_look_like_numbers_are_names() -> None:
     digits = ("priorityClassName", "serviceAccount.name", "channel.certificateSecret", "namespaces[0]")
     settings = [word for value in digits for word in ("--set-string", f"{value}=1701")]
@@ -83,6 +91,16 @@ def test_names_that_look_like_numbers_are_names() -> None:
     text = json.dumps([document for document in yaml.safe_load_all(done.stdout) if document])
     assert '"1701"' in text
     assert re.findall(r": 1701[,}]", text) == []
+
+
+def test_a_chart_that_depends_on_it_may_switch_it_on_and_off(tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "charts" / "pipetransformer")
+    depends = {"name": "pipetransformer", "version": "0.1.0", "condition": "pipetransformer.enabled"}
+    about = {"apiVersion": "v2", "name": "platform", "version": "1.0.0", "dependencies": [depends]}
+    (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(about))
+    for value, is_there in (("true", True), ("false", False)):
+        done = helm("template", "x", tmp_path, "--set", f"pipetransformer.enabled={value}")
+        assert ("kind: Deployment" in done.stdout) is is_there
 
 
 @pytest.mark.parametrize("name", ["1st", "team.a"])

@@ -352,7 +352,7 @@ def _operator(board: Dashboard) -> None:
             "Processor",
             [
                 (
-                    "rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) pipetransformer_leader",
+                    "rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) pipetransformer_leader == 1",
                     "{{instance}}",
                 )
             ],
@@ -360,7 +360,7 @@ def _operator(board: Dashboard) -> None:
         ),
         graph(
             "Memory",
-            [("process_resident_memory_bytes and on (instance) pipetransformer_leader", "{{instance}}")],
+            [("process_resident_memory_bytes and on (instance) pipetransformer_leader == 1", "{{instance}}")],
             unit="bytes",
             description="Resident memory of the leading operator.",
         ),

@@ -64,7 +64,7 @@ def _now(board: Dashboard) -> None:
         ),
         number(
             "GPU time saved",
-            [(f"increase({_operator('saved_gpu_seconds_total')}[$__range])", "saved")],
+            [(f"sum(increase({_operator('saved_gpu_seconds_total')}[$__range]))", "saved")],
             unit="s",
             description="GPU time in this range that the job left to others, compared with holding its initial GPUs.",
         ),

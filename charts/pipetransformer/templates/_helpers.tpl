@@ -16,14 +16,14 @@
 {{- end -}}
 
 {{- define "pipetransformer.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "pipetransformer.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "pipetransformer.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 
 {{- define "pipetransformer.testLabels" -}}
-app.kubernetes.io/name: {{ include "pipetransformer.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "pipetransformer.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: test
 {{- end -}}
 

@@ -15,6 +15,8 @@ EXIT_REFUSED = 2
 #: The cluster refused or did not answer.
 EXIT_CLUSTER = 3
 EXIT_INTERRUPTED = 130
+#: Columns of a file or a pipe. Rich would take 80, wrap longer lines and cut the cells of wider tables.
+_WIDE = 100_000
 
 
 class Format(StrEnum):
@@ -33,10 +35,12 @@ Output = Annotated[Format | None, typer.Option("--output", "-o", help="Print in 
 
 
 def console() -> Console:
-    """A console on standard output. Text that looks like Rich's markup is printed as it is."""
-    return Console(markup=False, emoji=False)
+    """A console on standard output. Text that looks like Rich's markup is printed as it is. In a file or a pipe lines
+    and tables are as wide as they need."""
+    out = Console(markup=False, emoji=False)
+    return out if out.is_terminal else Console(markup=False, emoji=False, width=_WIDE)
 
 
 def errors() -> Console:
     """A console on standard error. Text is printed as it is, without markup and without wrapping lines."""
-    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)

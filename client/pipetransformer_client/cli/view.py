@@ -97,7 +97,10 @@ def draw_layout(status: JobStatus) -> RenderableType:
     """
     generation, report = status.generation, status.last_report
     if generation is None:
-        return Text(f"{len(status.worker_ids)} workers are starting")
+        workers = len(status.worker_ids)
+        if status.finished or not workers:
+            return Text("no layout")
+        return Text(f"{workers} {'worker is' if workers == 1 else 'workers are'} starting")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column(f"generation {generation.layout_generation}")
     for stage in range(generation.stages):

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from rich.table import Table
 
 from pipetransformer_client import Client
 from pipetransformer_client.cli import completion, show
+from pipetransformer_client.cli.options import console
 from pipetransformer_client.cli.summary import print_summary
 from pipetransformer_client.cli.view import PlainView
 from pipetransformer_client.errors import Unavailable
@@ -131,6 +133,32 @@ def test_a_narrow_terminal_cuts_neither_names_nor_messages(
     assert command(monkeypatch, "describe", name) == 0
     shown = capsys.readouterr().out.split()
     assert [word for word in words if word not in shown] == []
+
+
+def test_a_file_or_a_pipe_gets_lines_and_tables_as_wide_as_they_are(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    name, layers = "n" * 50, " ".join(["1"] * 200)
+    fake.objects[f"{JOBS}/{name}"] = stored(make_job(name).checkpoint())
+    assert command(monkeypatch, "suspend", name) == 0
+    assert capsys.readouterr().out == f"default/{name} suspended\n"
+    table = Table("layers by stage")
+    table.columns[0].no_wrap = True
+    table.add_row(layers)
+    console().print(table)
+    assert layers in capsys.readouterr().out
+
+
+def test_an_address_in_an_error_is_printed_as_it_is(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unavailable(*_: object, **__: object) -> Object:
+        raise Unavailable("dial tcp [fd00:100:1234::a:1]:443: connection refused")
+
+    monkeypatch.setattr(fake, "get", unavailable)
+    assert command(monkeypatch, "list") == 3
+    assert capsys.readouterr().err == "error: dial tcp [fd00:100:1234::a:1]:443: connection refused\n"
 
 
 def test_watching_a_job_that_fails_ends_with_exit_code_1_and_its_reason(

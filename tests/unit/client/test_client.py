@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipetransformer_client import Client, ClientError, InvalidManifest, InvalidName, NotFound, NothingToFetch, logs
+from pipetransformer_client import (
+    Client,
+    ClientError,
+    InvalidManifest,
+    InvalidName,
+    NotFound,
+    NothingToFetch,
+    fetch,
+    logs,
+)
 from pipetransformer_client import client as module
 from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.fetch import fetch_from_url, reader_pod
@@ -161,8 +170,10 @@ def test_a_stream_does_not_go_over_to_another_job_of_the_name(client: Client, fa
 def test_waiting_longer_than_allowed_is_a_timeout(client: Client, fake: FakeKube) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1)
     fake.texts[JOBS] = [[]]
-    with pytest.raises(TimeoutError, match="default/digits"):
+    with pytest.raises(TimeoutError, match=r"default/digits has not ended within 0\.05 s"):
         client.wait("digits", timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"default/digits: checkpoint now is not durable after 0\.05 s"):
+        client.wait_for_checkpoint("digits", "now", timeout=0.05)
 
 
 def pod_of(owner: str, number: int) -> Object:
@@ -376,3 +387,40 @@ def test_the_reader_has_the_workers_volumes_and_security_and_no_accelerator() ->
     assert not {"resourceClaims", "resources"} & pod["spec"].keys()
     assert pod["spec"]["volumes"] == volumes and pod["spec"]["securityContext"] == {"runAsNonRoot": True}
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({}, "Pending$"),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4"}]},
+            "Pending: Unschedulable: 0/4",
+        ),
+        (
+            {
+                "conditions": [{"type": "PodScheduled", "status": "True"}],
+                "containerStatuses": [{"name": "reader", "state": {"waiting": {"reason": "ImagePullBackOff"}}}],
+            },
+            "Pending: ImagePullBackOff$",
+        ),
+    ],
+    ids=["unknown", "no node", "no image"],
+)
+def test_a_reading_pod_that_does_not_start_says_why(
+    status: Object, words: str, client: Client, fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().set("output.location", "/storage"), conditions=[finished()])
+    monkeypatch.setattr(fetch, "START_SECONDS", 0)
+    request = fake.request
+
+    def pending(method: str, path: str, body: Object | None = None) -> Object:
+        answer = request(method, path, body)
+        if method == "POST" and body is not None:
+            fake.objects[f"{path}/{body['metadata']['name']}"]["status"] = {"phase": "Pending", **status}
+        return answer
+
+    monkeypatch.setattr(fake, "request", pending)
+    with pytest.raises(ClientError, match=f"should read the job's volume, but is {words}"):
+        client.fetch_model("digits", tmp_path / "model")
+    assert fake.requests[-1][0] == "DELETE"

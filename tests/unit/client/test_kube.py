@@ -122,3 +122,50 @@ def test_an_empty_variable_means_the_file_at_home(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("KUBECONFIG", "")
     with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:9 does not answer"):
         Kube.connect().get("/version")
+
+
+def write_contexts(file: Path, current: str | None, **servers: str) -> Path:
+    """Writes a kubeconfig with a context for each server, whose namespace has the context's name."""
+    content = {
+        "contexts": [{"name": one, "context": {"cluster": one, "namespace": one}} for one in servers],
+        "clusters": [{"name": one, "cluster": {"server": server}} for one, server in servers.items()],
+        **({} if current is None else {"current-context": current}),
+    }
+    file.write_text(json.dumps(content))
+    return file
+
+
+@pytest.mark.parametrize("current", [None, "", "removed"])
+def test_a_context_is_chosen_although_the_current_one_is_missing(
+    current: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_contexts(tmp_path / "config", current, one="http://127.0.0.1:9", two="http://127.0.0.1:8")
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    kube = Kube.connect("two")
+    assert kube.namespace == "two"
+    with pytest.raises(Unavailable, match=r"http://127\.0\.0\.1:8 does not answer"):
+        kube.get("/version")
+    with pytest.raises(Unavailable, match="no cluster found"):
+        Kube.connect()
+
+
+@pytest.mark.parametrize("first", [None, "", "one"])
+def test_of_several_files_the_first_that_names_a_current_context_decides(
+    first: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [
+        write_contexts(tmp_path / "first", first, one="http://127.0.0.1:9"),
+        write_contexts(tmp_path / "second", "two", two="http://127.0.0.1:8"),
+        write_contexts(tmp_path / "third", "three", three="http://127.0.0.1:7"),
+    ]
+    monkeypatch.setenv("KUBECONFIG", ":".join(map(str, [tmp_path / "none", *files])))
+    assert Kube.connect().namespace == (first or "two")
+
+
+def test_a_certificate_that_is_cut_off_is_an_unreadable_kubeconfig(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_kubeconfig(tmp_path / "config", server="https://127.0.0.1:9", **{"certificate-authority-data": "QUJ"})
+    monkeypatch.setenv("KUBECONFIG", file)
+    with pytest.raises(Unavailable, match="cannot read the kubeconfig"):
+        Kube.connect()

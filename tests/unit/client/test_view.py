@@ -7,10 +7,11 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from pipetransformer_client.cli.view import LiveView, PlainView, progress
+from pipetransformer_client.cli.view import LiveView, PlainView, draw_layout, progress
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import LastReport
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Outcome, ResizeReason
+from tests.testkit.client.fake_kube import finished
 from tests.testkit.operator.builders import make_job
 
 
@@ -95,3 +96,17 @@ def test_a_pipe_gets_a_line_a_minute_and_one_for_each_layout_and_freeze(job: Pip
     assert steps_shown(61, boundary=9, layout_generation=3) == ["40", "50", "55", "60"]
     ended = {"boundary": 9, "layout_generation": 3, "outcome": Outcome.SUCCEEDED}
     assert steps_shown(400, **ended) == ["40", "50", "55", "60", "400"]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (JobStatus(), "no layout"),
+        (JobStatus(worker_ids=[3]), "1 worker is starting"),
+        (JobStatus(worker_ids=[0, 1]), "2 workers are starting"),
+        (JobStatus.model_validate({"workerIds": [0, 1], "conditions": [finished("Failed")]}), "no layout"),
+    ],
+    ids=["pending or suspended", "one", "two", "failed at its start"],
+)
+def test_a_job_without_a_layout_says_how_many_workers_start(status: JobStatus, words: str) -> None:
+    assert str(draw_layout(status)) == words

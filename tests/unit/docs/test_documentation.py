@@ -1,6 +1,7 @@
 """The site can be built, needs nobody else, and says what is so."""
 
 import ast
+import html
 import importlib
 import json
 import re
@@ -16,6 +17,7 @@ import yaml
 from typer.core import TyperGroup
 
 from pipetransformer.data import load_dataset as load_dataset_of
+from pipetransformer.data.load import makes_bytes
 from pipetransformer.errors import SpecError
 from pipetransformer_client.cli.app import app
 from pipetransformer_contract.api.schema import Schema, pruned, root_schema
@@ -117,6 +119,18 @@ def test_the_dataset_of_a_job_in_a_page_is_asked_for_as_its_loader_wants(monkeyp
         with pytest.raises(SpecError, match=r"spec\.data\.path: huggingface: FileNotFoundError"):
             load_dataset_of(Data.model_validate(data), dtype=torch.float32)
     assert asked and asked == [data["path"] for data in found]
+
+
+def test_a_page_shows_the_whole_of_a_file_that_it_includes(site: Path) -> None:
+    page = html.unescape(re.sub(r"<[^>]+>", "", (site / "models.html").read_text()))
+    assert (ROOT / "examples" / "train.py").read_text().strip() in page
+
+
+def test_a_pretrained_model_in_a_page_reads_the_tokens_that_it_knows() -> None:
+    specs = [(page, job["spec"]) for page, block in blocks("yaml") if "spec" in (job := yaml.safe_load(block))]
+    pretrained = [(page, spec) for page, spec in specs if spec.get("model", {}).get("path") and "data" in spec]
+    assert len(pretrained) >= 2
+    assert not [page for page, spec in pretrained if makes_bytes(Data.model_validate(spec["data"]))]
 
 
 def test_python_in_a_page_imports_what_there_is() -> None:

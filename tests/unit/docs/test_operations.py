@@ -126,6 +126,28 @@ def test_a_counter_is_shown_by_what_it_grew(name: str) -> None:
     assert not [title for title, text in counters if bare.search(text) or not grown.search(text)]
 
 
+def test_a_figure_of_a_job_is_one_although_the_operators_pod_was_replaced() -> None:
+    shown = [
+        (panel["title"], target["expr"])
+        for panel in panels("job.json")
+        for target in panel["targets"]
+        if panel["type"] == "stat"
+    ]
+    grown = [(title, text) for title, text in shown if "increase(" in text]
+    assert grown
+    assert [title for title, text in grown if not text.startswith("sum(")] == []
+
+
+def test_what_is_shown_of_the_leading_operator_is_not_shown_of_one_that_waits() -> None:
+    shown = {
+        panel["title"]: panel["targets"][0]["expr"]
+        for panel in panels("fleet.json")
+        if "of the leading operator" in panel["description"]
+    }
+    assert shown.keys() == {"Processor", "Memory"}
+    assert [title for title, text in shown.items() if "pipetransformer_leader == 1" not in text] == []
+
+
 @pytest.mark.parametrize("name", write.rendered())
 def test_the_crosshair_is_shared(name: str) -> None:
     assert json.loads(write.rendered()[name])["graphTooltip"] == 1
