@@ -63,6 +63,8 @@ def describe(draft: Draft) -> None:
     if draft.status.finished:
         for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED):
             _clear(draft, kind)
+        if draft.status.is_true(ConditionType.SUSPENDED):  # the job ended while it was stopping
+            _clear(draft, ConditionType.SUSPENDED)
     else:
         _running(draft)
         _resizing(draft)
