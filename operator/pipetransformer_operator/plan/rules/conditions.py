@@ -83,10 +83,10 @@ def _admitted(draft: Draft) -> None:
     conflicts = sorted(draft.observed.conflicts)
     if draft.view.spec_errors:
         message = "; ".join(map(str, draft.view.spec_errors))
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
+        draft.warn(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     elif conflicts:
         message = f"pods of other owners have the names of this job's workers; delete them: {', '.join(conflicts[:8])}"
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.NAME_CONFLICT, message)
+        draft.warn(ConditionType.ADMITTED, False, Reason.NAME_CONFLICT, message)
     elif draft.observed.queue is None:
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE)
     elif not draft.status.finished:

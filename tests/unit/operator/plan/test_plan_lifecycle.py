@@ -442,6 +442,16 @@ def test_a_queue_label_that_comes_without_a_checkpoint_holds_no_worker_of_a_star
     assert world.shape == (2, 2)
 
 
+def test_a_spec_that_contradicts_itself_is_told_once() -> None:
+    world = widening()
+    world.start()
+    world.builder.label(QUEUE_LABEL, "team")
+    world.settle()
+    world.turn()
+    told = [event for event in world.told if event.reason == "InvalidSpec"]
+    assert len(told) == 1 and "the job needs spec.checkpoint" in told[0].message
+
+
 def test_a_queue_label_without_checkpoint_starts_nothing() -> None:
     world = widening()
     decided = plan(world.spec, replace(world.observed(), labels={"kueue.x-k8s.io/queue-name": "team"}), world.now)
