@@ -144,7 +144,10 @@ def _running(draft: Draft) -> None:
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
         message = f"generation {generation.layout_generation}: {generation.layout.words}{_schedule(draft.view)}"
-        draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
+        if draft.observed.refusal and draft.view.preparation is None:  # not of workers, so of what protects them
+            draft.warn(ConditionType.RUNNING, True, Reason.CREATION_REFUSED, f"{message}; {draft.observed.refusal}")
+        else:
+            draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
 def _schedule(view: View) -> str:

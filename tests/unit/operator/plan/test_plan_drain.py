@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.api.status import ConditionType
+from pipetransformer_contract.api.status import ConditionType, Reason, State
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
 from tests.testkit.operator.builders import make_job
@@ -58,6 +58,22 @@ def test_nobody_may_go_while_survivors_too_few_for_any_layout_wait_for_others(le
     world.warm_up()
     world.commit()
     assert (world.shape, stay(world)) == ((2, 2), 4)
+
+
+def test_a_job_that_trains_says_that_the_cluster_refuses_what_protects_it() -> None:
+    """Its budget is written only once it trains, so no start says it."""
+    world = World(make_job().stages(2).workers(2))
+    world.start()
+    world.refusal = "poddisruptionbudgets is forbidden: exceeded quota: team"
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert (running.status, running.reason, world.state()) == ("True", "CreationRefused", State.RUNNING)
+    assert running.message == f"generation 1: 1 pipeline of 2 stages; {world.refusal}"
+    world.commit(steps=5)
+    assert [event.reason for event in world.told].count(Reason.CREATION_REFUSED) == 1
+    world.refusal = ""
+    world.settle()
+    assert world.condition(ConditionType.RUNNING).reason == "Training"
 
 
 def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
