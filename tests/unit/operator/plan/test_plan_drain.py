@@ -88,6 +88,17 @@ def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
     assert stay(world) is None, "nothing is written for a job of which nothing runs"
 
 
+def test_a_job_whose_workers_all_ended_unseen_asks_for_none_of_them_any_longer() -> None:
+    """Otherwise the cluster counts too few healthy pods until the job is deleted, and alerts say so."""
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    assert stay(world) == 4
+    for name in world.workers:
+        world.end(name, exit_code=0, message='{"outcome": "Succeeded"}')
+    assert [stay(world), stay(world)] == [0, None]
+    assert world.status.finished
+
+
 def test_workers_that_wait_for_a_start_have_nothing_and_are_let_go() -> None:
     world = World(make_job().stages(2).workers(2).checkpoint())
     world.start()
