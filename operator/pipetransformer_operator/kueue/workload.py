@@ -79,6 +79,12 @@ def is_evicted(workload: Object) -> bool:
     return is_true(workload, _EVICTED) and bool(workload.get("status", {}).get("admission"))
 
 
+def has_old_class(workload: Object, job: PipeTrainingJob) -> bool:
+    """Whether it holds no quota, and its WorkloadPriorityClass is not the one that the job names now."""
+    named = job.metadata.labels.get(PRIORITY_CLASS_LABEL, "")
+    return flavors(workload) is None and workload["spec"].get("priorityClassRef", {}).get("name", "") != named
+
+
 def is_true(workload: Object, kind: str) -> bool:
     """Whether the condition of that type is True."""
     return _condition(workload, kind).get("status") == "True"
