@@ -222,7 +222,7 @@ class Board:
         now, uid = self._hear(reporter), reporter.uid
         if self._ended:
             raise Ended("the job has ended")
-        before, lost = self._beats.get(uid), self.lost_peers
+        before = self._beats.get(uid)
         since = None
         if heartbeat.waiting_after is not None:
             same = before is not None and before.waiting_after == heartbeat.waiting_after
@@ -231,13 +231,12 @@ class Board:
         pace = timedelta(seconds=pause)
         after, because = heartbeat.waiting_after, heartbeat.because
         self._beats[uid] = Beat(now, heartbeat.layout_generation, after, since, pace, because, heartbeat.unsaved)
-        if heartbeat.lost_peers:
-            self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
-        else:
-            self._lost_peers.pop(uid, None)
+        lost, known = frozenset(heartbeat.lost_peers), self._lost_peers.pop(uid, frozenset())
+        if lost:
+            self._lost_peers[uid] = lost
         began_waiting = since == now and self._announced is not None
         storage_changed = heartbeat.unsaved != ("" if before is None else before.unsaved)
-        if began_waiting or storage_changed or self.lost_peers != lost:
+        if began_waiting or storage_changed or lost != known:
             self._owner.wake()
         return pause
 
