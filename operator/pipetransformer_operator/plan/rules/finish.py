@@ -57,7 +57,7 @@ def clean(draft: Draft) -> None:
     assert ended is not None
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
-    if draft.view.workers.holding or not draft.observed.status.finished:
+    if draft.view.workers.holding or not had_time:
         draft.min_available = 0  # evictions may remove workers that stay after the job's end
     if not draft.view.workers.holding:
         draft.update(quota_requests=[])
