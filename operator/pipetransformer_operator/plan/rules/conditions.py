@@ -61,10 +61,8 @@ def describe(draft: Draft) -> None:
     """Sets Admitted, Running, Resizing, Stalled and Unsaved, and the state."""
     _admitted(draft)
     if draft.status.finished:
-        for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED):
+        for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED, ConditionType.SUSPENDED):
             _clear(draft, kind)
-        if draft.status.is_true(ConditionType.SUSPENDED):  # the job ended while it was stopping
-            _clear(draft, ConditionType.SUSPENDED)
     else:
         _running(draft)
         _resizing(draft)

@@ -57,9 +57,11 @@ def clean(draft: Draft) -> None:
     assert ended is not None
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
-    if draft.view.workers.holding or not had_time:
+    if not had_time:
+        draft.min_available = 0  # also if no worker is left, because the first write may fail
+    if draft.view.workers.holding:
         draft.min_available = 0  # evictions may remove workers that stay after the job's end
-    if not draft.view.workers.holding:
+    else:
         draft.update(quota_requests=[])
     if policy.ttl_seconds_after_finished is not None:
         expiry = ended + timedelta(seconds=policy.ttl_seconds_after_finished)
