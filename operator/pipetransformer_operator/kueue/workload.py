@@ -81,8 +81,9 @@ def is_evicted(workload: Object) -> bool:
 
 def has_old_class(workload: Object, job: PipeTrainingJob) -> bool:
     """Whether it holds no quota, and its WorkloadPriorityClass is not the one that the job names now."""
-    named = job.metadata.labels.get(PRIORITY_CLASS_LABEL, "")
-    return flavors(workload) is None and workload["spec"].get("priorityClassRef", {}).get("name", "") != named
+    named, known = job.metadata.labels.get(PRIORITY_CLASS_LABEL, ""), workload["spec"].get("priorityClassRef", {})
+    name = known["name"] if known.get("kind") == "WorkloadPriorityClass" else ""
+    return flavors(workload) is None and name != named
 
 
 def is_true(workload: Object, kind: str) -> bool:
