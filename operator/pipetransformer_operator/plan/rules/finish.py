@@ -72,7 +72,9 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
     """Whether to delete this pod of a job that has ended. `had_time`: the pod had `FINISH_GRACE` to end by itself."""
     policy = view.spec.run_policy.clean_pod_policy
     if policy is CleanPodPolicy.NONE and view.observed.kept_by is None:
-        return False  # while the job is being deleted its pods go: Kubernetes deletes only those that have ended
+        # A pod without a node has no log, and would take an accelerator later. While the job is being deleted all its
+        # pods go: Kubernetes deletes only those that have ended.
+        return not worker.scheduled
     if worker.alive:
         return had_time or not _ends_by_itself(view)
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)

@@ -572,6 +572,19 @@ def test_a_job_that_has_ended_expires_so_many_seconds_after_its_end_and_not_befo
     assert world.turn().expired
 
 
+def test_a_job_that_ended_and_keeps_its_pods_keeps_none_that_still_waits_for_a_node() -> None:
+    """It would take an accelerator once one is free, or have an autoscaler add a node."""
+    job = make_job().stages(2).workers(2, most=4).checkpoint().set("elasticPolicy.claimFrom", "Autoscaler")
+    world = World(job.set("runPolicy.cleanPodPolicy", "None"))
+    world.settle()
+    world.unschedulable = True
+    world.warm_up()
+    world.commit()
+    assert [worker.scheduled for worker in world.workers.values()] == [True, True, False, False]
+    world.finish(Outcome.SUCCEEDED)
+    assert list(world.workers) == ["digits-w0", "digits-w1"]
+
+
 def test_a_job_that_ended_and_keeps_its_pods_lets_those_go_that_hold_something_once_it_is_being_deleted() -> None:
     world = World(make_job().stages(2).workers(2).set("runPolicy.cleanPodPolicy", "None"))
     world.start()
