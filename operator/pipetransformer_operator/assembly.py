@@ -6,8 +6,6 @@ The service connects them to a cluster. Simulations run the same parts on an API
 import sys
 from typing import Protocol
 
-from pipetransformer_contract.api.requests import Object
-
 from .channel.app import Channel
 from .channel.listener import NO_LISTENER as NO_CHANNEL_LISTENER
 from .channel.listener import ChannelListener
@@ -22,7 +20,6 @@ from .kube.trust.tokens import TokenReviewer
 from .kube.watched import WatchedCluster
 from .kube.watches.jobs import KnownJobs
 from .kube.watches.keeper import Keeper
-from .kube.watches.node_watch import NodeWatch
 from .kube.workers.pod_groups import SCHEDULERS, PodGroups
 from .kube.workers.pool import KubePool
 from .kube.workers.rendering import PriorityClasses
@@ -108,16 +105,7 @@ class Assembly:
         keeper = Keeper(api, settings.namespaces, pool.protection, self.publisher, cluster.events)
         self.channel = Channel(self.controller.boards, tokens, requests, most_polls, sources.seconds)
         self.watching: list[Watching] = [cluster.jobs, cluster.pods, keeper, self.quota]
-        if cluster.others is not None:
-            self.watching += [cluster.others, NodeWatch(api, self, cluster.events)]
-
-    def on_node_changed(self, node: Object, *, deleted: bool) -> None:
-        """See `NodeListener`."""
-        news = self.cluster.nodes.note(node, deleted=deleted)
-        # `free` comes second, because it asks `nodes` whether the node takes pods.
-        self.cluster.free.note_node(node, deleted=deleted)
-        if news:
-            self.controller.wake_known(None)
+        self.watching += filter(None, [cluster.others, cluster.node_watch])
 
 
 class _Waker(ClusterListener):
@@ -147,6 +135,14 @@ class _Waker(ClusterListener):
         """See `ClusterListener`."""
         for key in self._jobs.keys(namespace):
             self._controller.wake(key)
+
+    def on_cluster_listed(self) -> None:
+        """See `ClusterListener`."""
+        self.on_pods_listed("")
+
+    def on_nodes_changed(self) -> None:
+        """See `ClusterListener`."""
+        self._controller.wake_known(None)
 
     def on_accelerators_released(self, by: JobKey | None) -> None:
         """See `ClusterListener`."""

@@ -227,6 +227,26 @@ async def test_a_claimed_pipeline_gives_way_to_another_job_and_the_first_trains_
     assert "digits-q1" not in await queue.workloads()
 
 
+async def test_a_job_whose_priority_class_is_raised_while_it_waits_takes_the_quota(
+    namespace: Namespace, queue: Queue, asking: Operator, kubelet: FakeKubelet
+) -> None:
+    urgent = {"apiVersion": API, "kind": "WorkloadPriorityClass", "metadata": {"name": namespace.name}, "value": 1000}
+    await namespace.api.request("POST", f"/apis/{API}/workloadpriorityclasses", urgent)
+    await namespace.apply(queued(packing_job().release()))
+    assert await namespace.layout(1) == (4, 1)
+    other = queued(packing_job("other").stages(4).workers(4).release())
+    await namespace.apply(other)
+    await waits(namespace, "other")
+    (made,) = (await queue.workloads("other")).values()
+
+    label = {"metadata": {"labels": {PRIORITY_CLASS_LABEL: namespace.name}}}
+    await namespace.api.request("PATCH", f"{namespace.jobs}/other", label, content_type=MERGE_PATCH)
+    assert await namespace.layout(1, "other") == (4, 1)
+    (now,) = (await queue.workloads("other")).values()
+    assert now["spec"]["priorityClassRef"]["name"] == namespace.name
+    assert now["metadata"]["uid"] != made["metadata"]["uid"]
+
+
 @pytest.mark.slow
 async def test_a_job_that_is_preempted_itself_comes_back_in_the_size_of_its_checkpoint(
     namespace: Namespace, queue: Queue, asking: Operator, kubelet: FakeKubelet

@@ -139,7 +139,8 @@ class Placement(SpecModel):
 class CleanPodPolicy(StrEnum):
     """Which of the job's pods are deleted when it ends: none, those that still run, or all.
 
-    With None, workers of a failed job write a checkpoint and exit by themselves, and their pods are kept."""
+    With None, workers of a failed job write a checkpoint and exit by themselves, and their pods are kept. Pods that
+    have no node yet are deleted in any case."""
 
     NONE = "None"
     RUNNING = "Running"

@@ -27,7 +27,7 @@ def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
     sidecars = [one for one in inits if one.get("restartPolicy") == "Always"]
     asking = [
         *(("containers", one.name, one.resources.limits) for one in pod.containers),
-        *(("initContainers", one.get("name"), (one.get("resources") or {}).get("limits") or {}) for one in sidecars),
+        *(("initContainers", one.get("name"), _limits(one)) for one in sidecars),
     ]
     for field, name, limits in asking:
         if name != trainer and str(limits.get(accelerator, 0)) != "0":
@@ -45,3 +45,10 @@ def _hidden_channel(spec: JobSpec) -> Iterator[FieldError]:
 def _objects(value: Any) -> list[dict[str, Any]]:
     """The objects in a list; empty if `value` is not a list. The API server reports values of a wrong type."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _limits(container: dict[str, Any]) -> dict[str, Any]:
+    """The limits of a container; empty if they are not an object. The API server reports values of a wrong type."""
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, dict) else None
+    return limits if isinstance(limits, dict) else {}

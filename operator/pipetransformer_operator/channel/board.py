@@ -23,6 +23,9 @@ from .limits.pulse import Pulse
 DEAF = timedelta(seconds=10)
 #: Polls of one worker that may wait at once: two of its threads ask, and a broken connection may still count.
 MAX_POLLS = 4
+#: An unknown sender has the board look at the pods of the job, 70 ms for 4,096, but not more often than this. The
+#: workers of a deleted job of the same name ask until they end.
+LOOK_SECONDS = 1.0
 #: Polls answered before the event loop does anything else; each answer takes half a millisecond.
 TOLD_AT_ONCE = 32
 
@@ -79,6 +82,7 @@ class Board:
         self._clock = clock
         self.pulse = pulse
         self._counted = 0, 0
+        self._looked = float("-inf")
         self.since = self._newest = clock()
         self._settling = asyncio.Condition()
         self._workers: dict[str, str] = {}
@@ -198,7 +202,9 @@ class Board:
 
     def knows(self, reporter: Reporter) -> bool:
         """Whether the reporter is a worker of this job, even one that was created after the last turn."""
-        if reporter.uid not in self._workers:
+        now = asyncio.get_running_loop().time()
+        if reporter.uid not in self._workers and now >= self._looked + LOOK_SECONDS:
+            self._looked = now
             self.learn(self._owner.workers())
         return self._workers.get(reporter.uid) == reporter.name
 
@@ -222,7 +228,7 @@ class Board:
         now, uid = self._hear(reporter), reporter.uid
         if self._ended:
             raise Ended("the job has ended")
-        before, lost = self._beats.get(uid), self.lost_peers
+        before = self._beats.get(uid)
         since = None
         if heartbeat.waiting_after is not None:
             same = before is not None and before.waiting_after == heartbeat.waiting_after
@@ -231,13 +237,12 @@ class Board:
         pace = timedelta(seconds=pause)
         after, because = heartbeat.waiting_after, heartbeat.because
         self._beats[uid] = Beat(now, heartbeat.layout_generation, after, since, pace, because, heartbeat.unsaved)
-        if heartbeat.lost_peers:
-            self._lost_peers[uid] = frozenset(heartbeat.lost_peers)
-        else:
-            self._lost_peers.pop(uid, None)
+        lost, known = frozenset(heartbeat.lost_peers), self._lost_peers.pop(uid, frozenset())
+        if lost:
+            self._lost_peers[uid] = lost
         began_waiting = since == now and self._announced is not None
         storage_changed = heartbeat.unsaved != ("" if before is None else before.unsaved)
-        if began_waiting or storage_changed or self.lost_peers != lost:
+        if began_waiting or storage_changed or lost != known:
             self._owner.wake()
         return pause
 

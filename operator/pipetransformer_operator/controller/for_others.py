@@ -65,7 +65,7 @@ class _Asked:
         if claim is None:
             return self.workers
         if claim.layout_generation == self.share.layout_generation:
-            return 0 if claim.fewer is None else None
+            return None if claim.able else 0  # a job that lost workers meanwhile may wait for others for hours
         if not claim.settled:
             return None
         return self.workers if claim.workers <= self.share.workers else 0

@@ -142,15 +142,16 @@ class Controller:
                 continue
             try:
                 look = (job.spec, loop.observe(job), now)
+                demand = demand_of(*look)
+                gang = gang_of(*look) if job.status.generation is None else None
+                claim = claims_of(*look) if self._release_for_others is not None else None
             except Exception:
                 logger.exception("cannot share workers with job %s", name)
                 del looks[name]  # it keeps its share
                 continue
-            demands.append(demand_of(*look))
-            if job.status.generation is None:
-                gangs.append(gang_of(*look))
-            if self._release_for_others is not None:
-                claims.append(claims_of(*look))
+            demands.append(demand)
+            gangs.append(gang)
+            claims.append(claim)
         allocated = allocate(
             [demand for demand in demands if demand is not None], weigh_namespaces=self._weigh_namespaces
         )

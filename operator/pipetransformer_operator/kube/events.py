@@ -24,6 +24,12 @@ class ClusterListener:
     def on_pods_listed(self, namespace: str) -> None:
         """All workers' pods of the namespace are known now; of all namespaces when it is empty."""
 
+    def on_cluster_listed(self) -> None:
+        """All nodes are known now, or all pods of other owners."""
+
+    def on_nodes_changed(self) -> None:
+        """A node has a problem that it did not have, or no longer has one."""
+
     def on_accelerators_released(self, by: JobKey | None) -> None:
         """Pods of the job released accelerators. None: another owner's pod did, or a node has more for pods now."""
 
@@ -77,6 +83,16 @@ class Listeners(ClusterListener):
         """See `ClusterListener`."""
         for listener in self._listeners:
             listener.on_pods_listed(namespace)
+
+    def on_cluster_listed(self) -> None:
+        """See `ClusterListener`."""
+        for listener in self._listeners:
+            listener.on_cluster_listed()
+
+    def on_nodes_changed(self) -> None:
+        """See `ClusterListener`."""
+        for listener in self._listeners:
+            listener.on_nodes_changed()
 
     def on_accelerators_released(self, by: JobKey | None) -> None:
         """See `ClusterListener`."""

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import MACHINE, Sources
 
 from .capacity.free_accelerators import FreeAccelerators
-from .capacity.reservations import Reservations
+from .capacity.reservations import Lister, Reservations
 from .client.api import Api
 from .events import Listeners
 from .store import KubeStore, ParsedJobs
 from .watches.jobs import KnownJobs, ListedJobs
+from .watches.node_watch import NodeWatch
 from .watches.nodes import Nodes
 from .watches.other_pods import OtherPods
 from .watches.pod_watch import PodWatch
@@ -33,6 +35,7 @@ class WatchedCluster:
         nodes: with a problem, as the watch of nodes tells it.
         free: accelerators of each node, as the watch of nodes tells it.
         others: pods of other owners; None where they are not watched.
+        node_watch: of all nodes; None where they are not watched.
         reservations: of free accelerators; None where nodes are not watched.
     """
 
@@ -43,14 +46,26 @@ class WatchedCluster:
         parsed = ParsedJobs()
         self.jobs = KnownJobs(api, parsed, self.events)
         self.pods = PodWatch(api, namespaces, self.events, None if namespaces else self.free)
-        self.store = KubeStore(api, ListedJobs(self.jobs, self.pods), parsed, sources)
         self.others: OtherPods | None = None
+        self.node_watch: NodeWatch | None = None
         self.reservations: Reservations | None = None
+        listers: list[Lister] = []
         if not namespaces:
             self.others = OtherPods(api, self.free, sources.seconds, self.events)
+            self.node_watch = NodeWatch(api, self, self.events)
             self.reservations = Reservations(self.free, [self.others, self.pods], self.events)
+            listers = [self.others, self.node_watch]
+        self.store = KubeStore(api, ListedJobs(self.jobs, self.pods, listers), parsed, sources)
 
     @property
     def seen_nodes(self) -> Nodes | None:
         """`nodes`, or None where they are not watched."""
         return self.nodes if self.reservations is not None else None
+
+    def on_node_changed(self, node: Object, *, deleted: bool) -> None:
+        """See `NodeListener`."""
+        news = self.nodes.note(node, deleted=deleted)
+        # `free` comes second, because it asks `nodes` whether the node takes pods.
+        self.free.note_node(node, deleted=deleted)
+        if news:
+            self.events.on_nodes_changed()

@@ -75,6 +75,8 @@ class KueueQuota(ClusterListener):
                     await self._ask(job, request, claimed=request not in status.own_requests)
             elif workloads.is_ending(seen):
                 continue
+            elif not request.admitted and request in status.quota_requests[:1] and workloads.has_old_class(seen, job):
+                await self._release(seen)  # its priority cannot change, so the next turn asks again
             elif workloads.is_evicted(seen) and not request.admitted:
                 await self._patch(seen, workloads.requeued(seen, request, now), MERGE_PATCH)
             elif body := workloads.use(seen, request, status.generation, now):

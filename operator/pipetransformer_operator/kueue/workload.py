@@ -79,6 +79,13 @@ def is_evicted(workload: Object) -> bool:
     return is_true(workload, _EVICTED) and bool(workload.get("status", {}).get("admission"))
 
 
+def has_old_class(workload: Object, job: PipeTrainingJob) -> bool:
+    """Whether it holds no quota, and its WorkloadPriorityClass is not the one that the job names now."""
+    named, known = job.metadata.labels.get(PRIORITY_CLASS_LABEL, ""), workload["spec"].get("priorityClassRef", {})
+    name = known["name"] if known.get("kind") == "WorkloadPriorityClass" else ""
+    return flavors(workload) is None and name != named
+
+
 def is_true(workload: Object, kind: str) -> bool:
     """Whether the condition of that type is True."""
     return _condition(workload, kind).get("status") == "True"

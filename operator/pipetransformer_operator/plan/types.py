@@ -323,7 +323,7 @@ class Plan:
         delete: workers to delete, and why.
         requeue_after: seconds until the plan changes because time has passed; None if only an event can change it.
         min_available: how many workers evictions must leave (the PodDisruptionBudget). None leaves the budget as it is:
-            before the first layout, and once no worker of an ended job holds an accelerator.
+            before the first layout, and some time after a job's end once none of its workers holds an accelerator.
         keeps_unready: whether the budget also protects running pods that are not ready, for example because a sidecar
             ended.
         doubted: nodes whose workers fell silent, and until when the cluster may not know whether the nodes are lost.

@@ -111,6 +111,7 @@ def test_the_container_named_trainer_must_have_the_accelerator_and_not_the_first
 
 
 SIDECAR = {"name": "side", "image": "x"} | GPU
+ALWAYS = SIDECAR | {"restartPolicy": "Always"}
 TRAINER = {"name": "trainer", "image": "x"} | GPU
 
 
@@ -118,8 +119,10 @@ TRAINER = {"name": "trainer", "image": "x"} | GPU
     ("template", "path"),
     [
         ({"containers": [TRAINER, SIDECAR]}, "containers"),
-        ({"containers": [TRAINER], "initContainers": [SIDECAR | {"restartPolicy": "Always"}]}, "initContainers"),
+        ({"containers": [TRAINER], "initContainers": [ALWAYS]}, "initContainers"),
         ({"containers": [TRAINER], "initContainers": [SIDECAR]}, ""),
+        ({"containers": [TRAINER], "initContainers": [ALWAYS | {"resources": [{"limits": {"cpu": 1}}]}]}, ""),
+        ({"containers": [TRAINER], "initContainers": [ALWAYS | {"resources": {"limits": ["cpu"]}}]}, ""),
         ({"containers": [TRAINER, SIDECAR | {"resources": {"limits": {"nvidia.com/gpu": 0}}}]}, ""),
         ({"containers": [TRAINER | {"volumeMounts": [{"mountPath": "/var/run/pipetransformer/"}]}]}, "containers"),
         ({"containers": [TRAINER | {"volumeMounts": [{"mountPath": "/scratch"}]}]}, ""),

@@ -7,11 +7,12 @@ deleted meanwhile would stay known here, so the known jobs are then compared wit
 import asyncio
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
+from pipetransformer_operator.kube.capacity.reservations import Lister
 from pipetransformer_operator.kube.client.api import METADATA_ONLY, Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 
@@ -112,15 +113,26 @@ class KnownJobs:
 
 
 class ListedJobs:
-    """Known jobs whose pods were listed. Other jobs would seem to have no workers, so they do not exist here yet."""
+    """Known jobs, once all is listed that decisions about them need. Before that no job exists here.
 
-    def __init__(self, jobs: KnownJobs, pods: PodWatch) -> None:
+    Without its pods a job would seem to have no workers. Without nodes none would seem cordoned or lost, so a new
+    operator would end the drain that the one before began. Without other owners' pods the room would be unknown.
+
+    Args:
+        jobs: as their watch shows them.
+        pods: of workers.
+        others: what else must be listed.
+    """
+
+    def __init__(self, jobs: KnownJobs, pods: PodWatch, others: Sequence[Lister] = ()) -> None:
         self._jobs = jobs
         self._pods = pods
+        self._others = others
 
     def of(self, key: JobKey) -> Object | None:
         """The job as the watch last showed it, or None."""
-        return self._jobs.of(key) if self._pods.knows(key.namespace) else None
+        listed = self._pods.knows(key.namespace) and all(one.listed for one in self._others)
+        return self._jobs.of(key) if listed else None
 
 
 def _key(job: Mapping[str, Any]) -> JobKey:

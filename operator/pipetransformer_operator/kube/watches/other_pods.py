@@ -94,7 +94,9 @@ class OtherPods(Followed):
                 self.note(pod)
         for uid in self._known - there:
             self._drop(uid)
-        self.listed = True
+        if not self.listed:
+            self.listed = True
+            self._events.on_cluster_listed()
         return version
 
     def _drop(self, uid: str) -> None:

@@ -15,7 +15,7 @@ from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
 from pipetransformer_operator.kube.client.api import Api, NotFound
 
-from .pods import controller_uid
+from .pods import controller_uid, is_of
 from .rendering import owner_reference
 
 #: Name of the group of a job's first workers.
@@ -174,7 +174,16 @@ class PodGroups:
             await self._api.request("POST", self._path(job), self._object(job, name, size))
         except (Conflict, NotFound) as error:  # another client made or deleted it: look again in the next turn
             self.forget(JobKey(job.metadata.namespace, job.metadata.name))
+            if await self._is_foreign(job, name):
+                text = f"PodGroup {name} exists and belongs to another owner: delete or rename it or the job"
+                raise Refused(text) from error
             raise Conflict(f"PodGroup {name}: {error}") from error
+
+    async def _is_foreign(self, job: PipeTrainingJob, name: str) -> bool:
+        """Whether a group of this name exists, and neither the job nor a deleted job of its name owns it."""
+        query = {"fieldSelector": f"metadata.name={name}"}  # a list, because that is a right that the operator has
+        groups = [one async for part in self._api.list(self._path(job), query) for one in part["items"]]
+        return any(not is_of(group, job) for group in groups)
 
     async def _delete(self, job: PipeTrainingJob, group: str) -> None:
         try:

@@ -251,6 +251,9 @@ class KubePool(ClusterListener):
         groups = self._near(job, status)
         group = groups.of(number)  # before the first await, so that groups fill in order
         alone = groups.alone(group)
+        together = self._together.get(_key(job), {}).get(number, "")
+        if self._pod_groups is not None and not together:
+            raise Conflict(f"job {job.metadata.name} was deleted while its workers were created")
         assignment = await self._quota.assigned(job, number, status) if self._quota else ANYWHERE
         path, name = _pods_path(job), worker_name(job.metadata.name, number)
         doubted, unfit = self._avoided.get(_key(job), (set(), set()))
@@ -271,7 +274,7 @@ class KubePool(ClusterListener):
                     avoided=self._nodes.avoided if self._nodes is not None else (),
                 )
                 if self._pod_groups is not None:
-                    self._pod_groups.join(pod, job, self._together[_key(job)][number])
+                    self._pod_groups.join(pod, job, together)
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:
                 raise Refused(f"spec.podTemplate: {error}") from error

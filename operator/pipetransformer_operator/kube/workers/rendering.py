@@ -228,11 +228,11 @@ def _set_environment(container: Object, environment: list[Object]) -> None:
 
     The operator's variables win over the user's, except those of scratch folders."""
     theirs = _items(container, "env")
-    given = {entry.get("name") for entry in theirs}
+    given = [entry.get("name") for entry in theirs]  # no set: a name may be anything until the API server refuses it
     ours = [
         entry for entry in environment if entry["name"] not in given or entry["name"].startswith("PIPETRANSFORMER_")
     ]
-    names = {entry["name"] for entry in ours}
+    names = [entry["name"] for entry in ours]
     container["env"] = [*ours, *(entry for entry in theirs if entry.get("name") not in names)]
 
 

@@ -61,7 +61,7 @@ def describe(draft: Draft) -> None:
     """Sets Admitted, Running, Resizing, Stalled and Unsaved, and the state."""
     _admitted(draft)
     if draft.status.finished:
-        for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED):
+        for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED, ConditionType.SUSPENDED):
             _clear(draft, kind)
     else:
         _running(draft)
@@ -81,10 +81,10 @@ def _admitted(draft: Draft) -> None:
     conflicts = sorted(draft.observed.conflicts)
     if draft.view.spec_errors:
         message = "; ".join(map(str, draft.view.spec_errors))
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
+        draft.warn(ConditionType.ADMITTED, False, Reason.INVALID_SPEC, message)
     elif conflicts:
         message = f"pods of other owners have the names of this job's workers; delete them: {', '.join(conflicts[:8])}"
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.NAME_CONFLICT, message)
+        draft.warn(ConditionType.ADMITTED, False, Reason.NAME_CONFLICT, message)
     elif draft.observed.queue is None:
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE)
     elif not draft.status.finished:
@@ -142,7 +142,10 @@ def _running(draft: Draft) -> None:
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
         message = f"generation {generation.layout_generation}: {generation.layout.words}{_schedule(draft.view)}"
-        draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
+        if draft.observed.refusal and draft.view.preparation is None:  # not of workers, so of what protects them
+            draft.warn(ConditionType.RUNNING, True, Reason.CREATION_REFUSED, f"{message}; {draft.observed.refusal}")
+        else:
+            draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
 
 def _schedule(view: View) -> str:

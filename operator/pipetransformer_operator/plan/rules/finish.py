@@ -57,6 +57,8 @@ def clean(draft: Draft) -> None:
     assert ended is not None
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
+    if not had_time:
+        draft.min_available = 0  # also if no worker is left, because the first write may fail
     if draft.view.workers.holding:
         draft.min_available = 0  # evictions may remove workers that stay after the job's end
     else:
@@ -70,7 +72,9 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
     """Whether to delete this pod of a job that has ended. `had_time`: the pod had `FINISH_GRACE` to end by itself."""
     policy = view.spec.run_policy.clean_pod_policy
     if policy is CleanPodPolicy.NONE and view.observed.kept_by is None:
-        return False  # while the job is being deleted its pods go: Kubernetes deletes only those that have ended
+        # A pod without a node has no log, and would take an accelerator later. While the job is being deleted all its
+        # pods go: Kubernetes deletes only those that have ended.
+        return not worker.scheduled
     if worker.alive:
         return had_time or not _ends_by_itself(view)
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)

@@ -12,9 +12,11 @@ import pytest
 from pipetransformer_contract.messages import Generation, GenerationNotice, Heartbeat, Ready, Report
 from pipetransformer_operator.channel import announcement as channel_announcement
 from pipetransformer_operator.channel import app as channel_app
+from pipetransformer_operator.channel import board as channel_board
 from pipetransformer_operator.channel.announcement import Announcement
 from pipetransformer_operator.channel.board import MAX_POLLS, TOLD_AT_ONCE, Board, Ended, Reporter
 from pipetransformer_operator.channel.limits.pulse import Pulse
+from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker
 from tests.testkit.operator.channel import WORKERS, Loop, client_of, generation, headers, new_board, report, show
 
@@ -264,7 +266,6 @@ async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
     await show(board, None)
     async with client_of(board) as client:
         ready = {"address": "127.0.0.1:1"}
-        assert (await client.post("/v1/ready", json=ready, headers=headers())).status == 403
         workers += WORKERS[:1]
         assert (await client.post("/v1/ready", json=ready, headers=headers())).status == 204
         assert (await client.post("/v1/ready", json=ready, headers=headers("token-1"))).status == 403
@@ -289,6 +290,27 @@ async def test_a_worker_speaks_only_in_its_own_name() -> None:
     assert not board.knows(Reporter("digits-w0", "uid-9"))
 
 
+async def test_workers_of_a_deleted_job_of_the_name_have_its_pods_looked_at_only_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    class Counting(Loop):
+        def workers(self) -> list[Worker]:
+            nonlocal looks
+            looks += 1
+            return self.pods
+
+    board = new_board(Counting())
+    for _ in range(3):
+        for number in range(100):
+            assert not board.knows(Reporter(f"digits-w{number}", f"old-{number}"))
+    assert looks == 1
+    monkeypatch.setattr(channel_board, "LOOK_SECONDS", 0.0)
+    assert not board.knows(Reporter("digits-w0", "old-0"))
+    assert board.knows(Reporter("digits-w0", "uid-0")) and looks == 2
+
+
 async def test_a_broken_connection_is_believed_only_for_the_present_generation() -> None:
     board = new_board()
     await show(board, generation(1, "digits-w0", "digits-w1"))
@@ -305,6 +327,23 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
         assert board.beats["uid-0"].because == "it closed"
         await show(board, generation(2, "digits-w0"))
         assert not board.lost_peers
+
+
+async def test_a_heartbeat_of_a_broken_group_looks_at_no_other_worker() -> None:
+    """When a group of 4,096 breaks all say so at once, each with 64 names: to compare all took 42 s together."""
+
+    class Alone(Board):
+        @property
+        def lost_peers(self) -> frozenset[str]:
+            raise AssertionError("it reads what all workers said")
+
+    loop = Loop()
+    board, worker = Alone(loop, utc_now, Pulse()), Reporter("digits-w0", "uid-0")
+    woken = []
+    for lost in (["digits-w1"], ["digits-w1"], ["digits-w1", "digits-w2"], [], []):
+        board.put_heartbeat(worker, Heartbeat(layout_generation=1, step=3, lost_peers=lost))
+        woken.append(loop.woken)
+    assert woken == [1, 1, 2, 3, 3]
 
 
 async def test_after_silence_of_all_workers_each_gets_time_to_speak() -> None:

@@ -458,11 +458,14 @@ async def test_a_namespace_whose_creations_take_long_keeps_no_other_from_writing
 class Taken(Cluster):
     """All names of workers are taken by pods of others."""
 
-    attempts = 0
+    attempts = warnings = 0
 
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
         self.attempts += 1
         raise NameConflict(worker_name(job.metadata.name, worker_id))
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        self.warnings += event.reason is Reason.NAME_CONFLICT
 
 
 async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None:
@@ -479,6 +482,7 @@ async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None
     running.cancel()
     conditions = {condition.reason for condition in cluster.status("digits").conditions}
     assert Reason.NAME_CONFLICT in conditions and cluster.attempts == 6
+    assert cluster.warnings == 1
 
 
 class TakenAtFirst(Cluster):

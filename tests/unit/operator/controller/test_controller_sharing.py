@@ -2,16 +2,16 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
-from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api import JobSpec, PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import JobKey, LoopMetrics
-from pipetransformer_operator.plan import Worker
+from pipetransformer_operator.plan import Demand, Observed, Worker, demand_of
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shared_cluster import PACE, Cluster
 
@@ -56,15 +56,22 @@ async def test_a_job_that_waits_for_nodes_shares_and_a_content_job_does_not(
     await controller.stop()
 
 
-async def test_a_job_that_cannot_be_observed_leaves_the_others_their_shares(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("where", ["observe", "demand_of"])
+async def test_a_job_that_cannot_be_observed_or_judged_leaves_the_others_their_shares(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Odd(Cluster):
         def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
-            if job.metadata.name == "odd":
+            if where == "observe" and job.metadata.name == "odd":
                 raise AttributeError("podTemplate")
             return super().list(job)
 
+    def judge(spec: JobSpec, observed: Observed, now: datetime) -> Demand | None:
+        if where == "demand_of" and observed.name == "odd":
+            raise AttributeError("podTemplate")
+        return demand_of(spec, observed, now)
+
+    monkeypatch.setattr(manager, "demand_of", judge)
     monkeypatch.setattr(manager, "allocate", lambda demands, weigh_namespaces: {demand.key: 0 for demand in demands})
     cluster = Odd(0, make_job("odd").workers(1).job(), make_job("waits").workers(1).job())
     controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)

@@ -76,6 +76,7 @@ def test_a_list_of_the_template_may_be_null_and_a_wrong_one_is_refused(field: st
     assert pod(None) == pod([])
     (odd,) = [item for item in (pod([{"odd": 1}])["spec"], pod([{"odd": 1}])["spec"]["containers"][0]) if field in item]
     assert {"odd": 1} in odd[field], "what it lacks is said by the API server"
+    pod([{"name": ["odd"]}])
     for wrong in ({"A": "b"}, ["A=b"], "A=b"):
         with pytest.raises(Refused, match=f"{field}: must be a list of objects"):
             pod(wrong)

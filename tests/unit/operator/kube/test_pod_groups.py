@@ -51,9 +51,11 @@ class Cluster(Api):
         """Workers trust this channel already."""
 
     async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
-        assert query["labelSelector"] == f"{JOB_LABEL}=digits"
         if self.error is not None:
             raise self.error
+        if name := query.get("fieldSelector", "").removeprefix("metadata.name="):
+            return {"metadata": {}, "items": [self.groups[name]] if name in self.groups else []}
+        assert query["labelSelector"] == f"{JOB_LABEL}=digits"
         return {"metadata": {}, "items": list(self.groups.values())}
 
     async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
@@ -189,6 +191,28 @@ async def test_a_new_job_of_the_same_name_looks_for_its_own_groups() -> None:
     await cluster.make(status(4), [0, 1, 2, 3])
     cluster.pods.clear()
     with pytest.raises(Conflict, match="digits-start exists"):
+        await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
+    cluster.groups.clear()
+    await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
+    assert list(cluster.groups) == ["digits-start"]
+
+
+async def test_of_a_job_that_is_deleted_while_its_workers_are_created_no_further_one_is() -> None:
+    cluster = Cluster()
+    await cluster.pool.prepare(job(), status(4), [0, 1, 2, 3])
+    await cluster.pool.create(job(), 0, status(4))
+    cluster.pool.on_job_gone(KEY)
+    with pytest.raises(Conflict, match="digits was deleted while its workers were created"):
+        await cluster.pool.create(job(), 1, status(4))
+    assert list(cluster.pods) == ["digits-w0"]
+
+
+async def test_a_group_of_another_owner_is_told_and_not_waited_for() -> None:
+    """As one that an orphaned job left: it is there until somebody deletes it."""
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.groups["digits-start"]["metadata"]["ownerReferences"] = []
+    with pytest.raises(Refused, match="PodGroup digits-start exists and belongs to another owner: delete or rename it"):
         await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
     cluster.groups.clear()
     await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])

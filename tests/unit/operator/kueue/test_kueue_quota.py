@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.controller.ports import Refused, Unavailable
@@ -93,6 +93,46 @@ async def test_only_claims_have_the_priority_of_claims(monkeypatch: pytest.Monke
     requests = [QuotaRequest(name=f"digits-q{n}", queue="team-a", workers=1, own=n == 1) for n in range(3)]
     await asked.apply(make_job().job(), JobStatus(quota_requests=requests))
     assert ["priority" in body["spec"] for body in api.made] == [False, False, True]
+
+
+class Waiting(Api):
+    """Keeps the Workloads of one job, none of which is admitted."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Object] = {}
+        self.versions = 0
+
+    async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+        return {"value": 1000}
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        name = path.rpartition("/")[2]
+        self.versions += 1
+        if method == "POST":
+            name = body["metadata"]["name"]
+            known = {"uid": f"{name}-{self.versions}", "resourceVersion": str(self.versions)}
+            self.kept[name] = {**body, "metadata": {**body["metadata"], **known}}
+        elif method == "DELETE":
+            return self.kept.pop(name)
+        return self.kept.get(name, {})
+
+
+async def test_a_job_that_waits_in_its_queue_is_asked_for_anew_with_the_priority_class_that_it_names_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
+    api = Waiting()
+    asked = KueueQuota(api, [], NO_LISTENER)
+    waiting = JobStatus(quota_requests=[QuotaRequest(name="digits-q0", queue="team-a", workers=1)])
+    seen = []
+    for name in ("", "urgent", "urgent", "research", ""):
+        job = make_job().label(PRIORITY_CLASS_LABEL, name).job() if name else make_job().job()
+        for _ in range(3):
+            await asked.apply(job, waiting)
+        made = api.kept["digits-q0"]
+        seen.append((made["spec"].get("priorityClassRef", {}).get("name", ""), made["metadata"]["uid"]))
+    assert [name for name, _ in seen] == ["", "urgent", "urgent", "research", ""]
+    assert len({uid for _, uid in seen}) == 4, "and only then"
 
 
 class Flavors(Api):

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.api.status import ConditionType
+from pipetransformer_contract.api.status import ConditionType, Reason, State
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
 from tests.testkit.operator.builders import make_job
@@ -60,6 +60,22 @@ def test_nobody_may_go_while_survivors_too_few_for_any_layout_wait_for_others(le
     assert (world.shape, stay(world)) == ((2, 2), 4)
 
 
+def test_a_job_that_trains_says_that_the_cluster_refuses_what_protects_it() -> None:
+    """Its budget is written only once it trains, so no start says it."""
+    world = World(make_job().stages(2).workers(2))
+    world.start()
+    world.refusal = "poddisruptionbudgets is forbidden: exceeded quota: team"
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert (running.status, running.reason, world.state()) == ("True", "CreationRefused", State.RUNNING)
+    assert running.message == f"generation 1: 1 pipeline of 2 stages; {world.refusal}"
+    world.commit(steps=5)
+    assert [event.reason for event in world.told].count(Reason.CREATION_REFUSED) == 1
+    world.refusal = ""
+    world.settle()
+    assert world.condition(ConditionType.RUNNING).reason == "Training"
+
+
 def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
     world = World(make_job().stages(4).workers(4).set("runPolicy.cleanPodPolicy", "None"))
     world.start()
@@ -68,8 +84,23 @@ def test_workers_that_a_job_leaves_running_at_its_end_may_all_go() -> None:
     assert stay(world) == 0
     for name in world.workers:
         world.end(name, exit_code=0)
+    world.wait(30)
     world.settle()
     assert stay(world) is None, "nothing is written for a job of which nothing runs"
+
+
+def test_a_job_whose_workers_all_ended_unseen_asks_for_none_of_them_any_longer() -> None:
+    """Otherwise the cluster counts too few healthy pods until the job is deleted, and alerts say so."""
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    assert stay(world) == 4
+    for name in world.workers:
+        world.end(name, exit_code=0, message='{"outcome": "Succeeded"}')
+    assert stay(world) == 0 and world.status.finished
+    world.wait(29)
+    assert stay(world) == 0, "the first write may have failed"
+    world.wait(1)
+    assert stay(world) is None
 
 
 def test_workers_that_wait_for_a_start_have_nothing_and_are_let_go() -> None:

@@ -147,11 +147,12 @@ def test_a_job_is_asked_for_no_more_than_the_pod_wants_and_one_job_at_a_time() -
     assert asking.look([CLAIMS]) == {}, "the second job is gone, and the pod has what it wants"
 
 
-def test_a_job_that_cannot_give_what_it_was_asked_for_holds_up_nobody() -> None:
+@pytest.mark.parametrize("why", [{"fewer": None}, {"settled": False}], ids=["no layout", "lost workers"])
+def test_a_job_that_cannot_give_what_it_was_asked_for_holds_up_nobody(why: dict[str, Any]) -> None:
     asking = ReleaseForOthers(Others([POD]))
     assert set(asking.look([CLAIMS])) == {"default/a"}
     other = replace(CLAIMS, key="default/b")
-    assert set(asking.look([replace(CLAIMS, fewer=None), other])) == {"default/b"}
+    assert set(asking.look([replace(CLAIMS, **why), other])) == {"default/b"}
 
 
 def test_a_job_that_went_back_to_its_layout_has_given_nothing_and_holds_up_nobody() -> None:

@@ -442,6 +442,16 @@ def test_a_queue_label_that_comes_without_a_checkpoint_holds_no_worker_of_a_star
     assert world.shape == (2, 2)
 
 
+def test_a_spec_that_contradicts_itself_is_told_once() -> None:
+    world = widening()
+    world.start()
+    world.builder.label(QUEUE_LABEL, "team")
+    world.settle()
+    world.turn()
+    told = [event for event in world.told if event.reason == "InvalidSpec"]
+    assert len(told) == 1 and "the job needs spec.checkpoint" in told[0].message
+
+
 def test_a_queue_label_without_checkpoint_starts_nothing() -> None:
     world = widening()
     decided = plan(world.spec, replace(world.observed(), labels={"kueue.x-k8s.io/queue-name": "team"}), world.now)
@@ -560,6 +570,19 @@ def test_a_job_that_has_ended_expires_so_many_seconds_after_its_end_and_not_befo
     assert (decided.expired, decided.requeue_after) == (False, 1)
     world.wait(1)
     assert world.turn().expired
+
+
+def test_a_job_that_ended_and_keeps_its_pods_keeps_none_that_still_waits_for_a_node() -> None:
+    """It would take an accelerator once one is free, or have an autoscaler add a node."""
+    job = make_job().stages(2).workers(2, most=4).checkpoint().set("elasticPolicy.claimFrom", "Autoscaler")
+    world = World(job.set("runPolicy.cleanPodPolicy", "None"))
+    world.settle()
+    world.unschedulable = True
+    world.warm_up()
+    world.commit()
+    assert [worker.scheduled for worker in world.workers.values()] == [True, True, False, False]
+    world.finish(Outcome.SUCCEEDED)
+    assert list(world.workers) == ["digits-w0", "digits-w1"]
 
 
 def test_a_job_that_ended_and_keeps_its_pods_lets_those_go_that_hold_something_once_it_is_being_deleted() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, State
+from pipetransformer_contract.messages import Outcome
 from pipetransformer_operator.plan import EventType
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.fake_queue import QUEUE, FakeQueue
@@ -83,6 +84,15 @@ def test_members_that_do_not_end_are_deleted_after_the_time_of_the_spec_and_the_
         f"10 steps are lost: step {report.step} was reached, and the newest durable checkpoint is of step"
         f" {checkpoint.step}"
     ]
+
+
+def test_a_job_that_is_trained_while_it_is_being_suspended_is_not_suspended() -> None:
+    world = stopping("suspended")
+    assert world.condition(ConditionType.SUSPENDED).status == "True"
+    world.finish(Outcome.SUCCEEDED)
+    suspended = world.condition(ConditionType.SUSPENDED)
+    assert world.state() is State.COMPLETE
+    assert (suspended.status, suspended.reason, suspended.message) == ("False", "Finished", "")
 
 
 def test_a_condition_says_that_the_storage_takes_no_checkpoint() -> None:
