@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from pipetransformer import Training, load_model, train
 from pipetransformer.data import DataInfo, Dataset, Task, lengths_of, own_dataset, read_batch
+from pipetransformer.data.processors import PictureScaling
 from pipetransformer.errors import SpecError
 from pipetransformer.job.script_parts import Parts
 from pipetransformer_contract.spec import Model, TrainerSpec
@@ -186,6 +188,42 @@ def test_pictures_are_scaled_and_a_transform_of_the_programs_is_taken_as_it_is()
     inputs, targets = made.train.batch([3, 2])
     assert inputs.dtype == torch.float64 and targets.tolist() == [1, 0]
     torch.testing.assert_close(inputs[1], (wanted + 1) / 4, rtol=1e-6, atol=1e-6)
+
+
+def modes(*pictures: Image.Image) -> Any:
+    """A table of these pictures."""
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    return datasets.Dataset.from_dict({"image": list(pictures), "label": [0] * len(pictures)}, features=features)
+
+
+def test_all_pictures_are_read_in_the_mode_of_the_first() -> None:
+    colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8))
+    palette, grey, bits = colours.convert("P"), colours.convert("L"), colours.convert("1")
+
+    def scaled(picture: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(picture)).double() / 127.5 - 1
+        return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None]
+
+    for first, others, mode in (
+        (palette, (colours, grey, colours.convert("RGBA"), colours.convert("CMYK")), "RGB"),
+        (grey, (bits, colours), "L"),
+        (bits, (grey,), "L"),
+        (colours.convert("RGBA"), (palette,), "RGBA"),
+    ):
+        dataset = own(modes(first, *others))
+        inputs, _ = dataset.train.batch(range(1 + len(others)))
+        for found, picture in zip(inputs, (first, *others), strict=True):
+            torch.testing.assert_close(found, scaled(picture.convert(mode)))
+        assert dataset.info.input_shape == inputs.shape[1:]
+
+
+def test_pictures_of_more_than_eight_bits_are_refused() -> None:
+    deep = Image.fromarray(np.full((4, 5), 40_000, dtype=np.uint16))
+    with pytest.raises(SpecError, match=r"the pixels of a picture are no bytes .mode I;16 of PIL.: scale them"):
+        own(modes(deep))
+    later = own(modes(Image.fromarray(np.full((4, 5), 156, dtype=np.uint8)), deep))
+    with pytest.raises(SpecError, match=r"one of the samples 1 cannot be read: .* are no bytes"):
+        read_batch(later.train, [1], None)
 
 
 def test_pictures_whose_classes_are_texts_are_read_from_where_they_lie() -> None:
