@@ -36,7 +36,7 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
             `pixel_values`, a column of pictures, or the only other column of numbers. Targets are the column `label`
             or `labels`. Without labels, or with labels that copy the tokens, the target is the next token. Where such a
             copy has -100, the token is no target.
-        processor: the tokenizer that made the tokens; None if the program does not pass it.
+        processor: the tokenizer or image processor that made the inputs; None if the program does not pass it.
         task: the task that the model learns; None if it is unknown.
         dtype: type of floating-point inputs.
 
@@ -54,17 +54,24 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
         if label is None:
             raise SpecError(_FIELD, f"has no column label or labels among {', '.join(names)}")
         if any(table.format["type"] == "custom" for table in tables):
-            return _transformed(tables, label, task, dtype=dtype)
+            return _transformed(tables, label, processor, task, dtype=dtype)
         numbered, classes, labels = _targets(tables, label)
         pictures = [name for name, feature in tables[0].features.items() if isinstance(feature, datasets.Image)]
         if len(pictures) == 1 and "pixel_values" not in names:
+            if processor is not None:
+                words = (
+                    f"did not make the inputs: the trainer itself scales the pictures of the column {pictures[0]} to"
+                )
+                raise SpecError(
+                    "processor", f"{words} [-1, 1], and saves that: leave it out, or make pixel_values by it"
+                )
             return scaled_pictures(numbered, pictures[0], label, classes=classes, labels=labels, dtype=dtype)
         column = _input_column(tables[0], label)
         splits = [Columns(table, column, label, dtype) for table in numbered]
         shape = tuple(splits[0].batch([0])[0].shape[1:])
     except ValueError as error:  # a SpecError is also a ValueError
         raise error if isinstance(error, SpecError) else SpecError(_FIELD, str(error)) from error
-    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels))
+    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels), processor)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,9 @@ class TransformedRows(Columns):
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
-def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype: torch.dtype) -> Dataset:
+def _transformed(
+    tables: Sequence[Any], label: str, processor: Any, task: Task | None, *, dtype: torch.dtype
+) -> Dataset:
     given = list(tables[0][0])
     inputs = [name for name in given if name != label]
     if label not in given or len(inputs) != 1:
@@ -111,7 +120,7 @@ def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype:
     labels = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ()
     classes = len(labels) or _targets([table.with_format(None) for table in tables], label)[1]
     shape = tuple(splits[0].batch([0])[0].shape[1:])
-    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels))
+    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels), processor)
 
 
 @dataclass(frozen=True)

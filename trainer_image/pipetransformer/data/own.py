@@ -64,7 +64,7 @@ def own_dataset(
         if all(_is_table(part) for part in pair):
             from .columns import dataset_of_tables  # imports `datasets`, which the program has imported before
 
-            return replace(dataset_of_tables(pair, processor, task, dtype=dtype), processor=processor)
+            return dataset_of_tables(pair, processor, task, dtype=dtype)
         train, test = (_split(part, dtype) for part in pair)
         if isinstance(train, MapSplit):
             _check_pair(pair[0][0])

@@ -190,6 +190,17 @@ def test_pictures_are_scaled_and_a_transform_of_the_programs_is_taken_as_it_is()
     torch.testing.assert_close(inputs[1], (wanted + 1) / 4, rtol=1e-6, atol=1e-6)
 
 
+def test_the_scaling_of_pictures_is_saved_and_no_processor_that_did_not_make_them(tokenizer: Any) -> None:
+    table = pictures(4)
+    assert own(table).processor == PictureScaling((3, 8, 8), 255.0)
+    with pytest.raises(
+        SpecError, match=r"processor: did not make the inputs: the trainer itself scales the .* column image"
+    ):
+        own(table, tokenizer)
+    made = datasets.Dataset.from_dict({"pixel_values": [[[[0.5]]]], "label": [0]})
+    assert own(made, tokenizer).processor is tokenizer and own(made).processor is None
+
+
 def modes(*pictures: Image.Image) -> Any:
     """A table of these pictures."""
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
