@@ -22,6 +22,7 @@ from pipetransformer.data import (
     TensorSplit,
     augmentation_key,
     deal,
+    digest,
     lengths_of,
     load_dataset,
     own_dataset,
@@ -333,6 +334,18 @@ def test_a_class_that_only_held_out_samples_have_counts() -> None:
 
     assert own_dataset((of(0, 1), of(2)), dtype=torch.float32).info.num_classes == 3
     assert own_dataset((of(0, 3), of()), dtype=torch.float32).info.num_classes == 4
+
+
+def test_named_classes_with_other_numbers_in_the_held_out_samples_are_refused() -> None:
+    class Folder(TensorDataset):
+        def __init__(self, *classes: str) -> None:
+            super().__init__(torch.zeros(2, 1), torch.tensor([0, 0]))
+            self.classes = list(classes)
+
+    with pytest.raises(SpecError, match='class 1 is "dog" in the training samples, but "eel" in the held-out ones'):
+        own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "eel")), dtype=torch.float32)
+    info = own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "dog")), dtype=torch.float32).info
+    assert info.labels == ("cat", "dog", "eel")
 
 
 def test_the_number_of_a_variant_is_a_plain_number_and_its_errors_are_those_of_a_sample() -> None:

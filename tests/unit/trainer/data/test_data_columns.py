@@ -245,6 +245,19 @@ def test_pictures_whose_classes_are_texts_are_read_from_where_they_lie() -> None
     torch.testing.assert_close(dataset.train.batch([3])[0], dataset.test.batch([0])[0])
 
 
+def test_classes_with_other_numbers_in_the_held_out_samples_are_refused() -> None:
+    def table(feature: Any, *classes: int) -> Any:
+        features = datasets.Features({"x": datasets.Value("float32"), "label": feature})
+        return datasets.Dataset.from_dict({"x": [0.0] * len(classes), "label": list(classes)}, features=features)
+
+    pets = table(datasets.ClassLabel(names=["cat", "dog"]), 0, 1)
+    with pytest.raises(SpecError, match='class 0 is "cat" in the training split, but "ant" in the held-out one'):
+        own((pets, table(datasets.ClassLabel(names=["ant", "cat", "dog"]), 2)))
+    with pytest.raises(SpecError, match="column label holds the class 2, but names only 2 classes"):
+        own((pets, table(datasets.Value("int64"), 2)))
+    assert own((pets, table(datasets.ClassLabel(names=["cat"]), 0))).info.labels == ("cat", "dog")
+
+
 def test_a_column_of_numbers_is_the_input_in_whatever_format_the_table_is() -> None:
     columns = {"x": [[[1.0, 2.0]], [[3.0, 4.0]]], "label": ["yes", "no"]}
     for kind in (None, "torch", "numpy"):
