@@ -456,3 +456,13 @@ def test_text_comes_from_a_folder_too(tmp_path: Path) -> None:
     dataset = load_dataset(Data(name="text", path=str(tmp_path), options={"task": "Class"}), dtype=torch.float32)
     assert dataset.test.batch(range(len(dataset.test)))[1].tolist() == [0, 0, 1, 1]
     assert bytes(i - 3 for i in dataset.test.batch([0])[0][0, 1:5].tolist()) == b"eggs"
+
+
+def test_hidden_files_of_a_folder_are_no_texts(tmp_path: Path) -> None:
+    text = "\n\n".join(["eggs and spam " * 5] * 10)
+    for name in ("..2026_11_28/a.txt", ".git/notes.md", "a.txt", "b/.draft.md", "b/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "..data").symlink_to("..2026_11_28")
+    dataset = load_dataset(Data(name="text", path=str(tmp_path), options={"task": "Class"}), dtype=torch.float32)
+    assert dataset.info.labels == (".", "b") and len(dataset.train) + len(dataset.test) == 20
