@@ -466,3 +466,10 @@ def test_hidden_files_of_a_folder_are_no_texts(tmp_path: Path) -> None:
     (tmp_path / "..data").symlink_to("..2026_11_28")
     dataset = load_dataset(Data(name="text", path=str(tmp_path), options={"task": "Class"}), dtype=torch.float32)
     assert dataset.info.labels == (".", "b") and len(dataset.train) + len(dataset.test) == 20
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.int64])
+def test_targets_of_any_type_have_a_digest(dtype: torch.dtype) -> None:
+    inputs, ones, zeros = torch.zeros(4, 1), torch.ones(4, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype)
+    assert digest(TensorSplit(inputs, ones)) == digest(TensorSplit(inputs, ones.clone()))
+    assert digest(TensorSplit(inputs, ones)) != digest(TensorSplit(inputs, zeros))
