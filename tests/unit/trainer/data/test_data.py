@@ -473,3 +473,15 @@ def test_targets_of_any_type_have_a_digest(dtype: torch.dtype) -> None:
     inputs, ones, zeros = torch.zeros(4, 1), torch.ones(4, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype)
     assert digest(TensorSplit(inputs, ones)) == digest(TensorSplit(inputs, ones.clone()))
     assert digest(TensorSplit(inputs, ones)) != digest(TensorSplit(inputs, zeros))
+
+
+def test_facts_about_data_are_plain_values_whatever_they_come_from() -> None:
+    given: dict[str, Any] = {
+        "input_shape": [np.int64(3)], "num_classes": torch.tensor([0, 1]).max() + 1, "labels": ["cat", "dog"],
+        "lengths": [1, 3], "pad_id": np.int32(0),
+    }  # fmt: skip
+    info, plain = DataInfo(**given), DataInfo((3,), 2, labels=("cat", "dog"), lengths=(1, 3), pad_id=0)
+    assert info == plain and hash(info) == hash(plain)
+    assert {type(each) for each in (info.num_classes, info.pad_id, *info.input_shape)} == {int}
+    with pytest.raises(ValueError, match="2 labels for 3 classes"):
+        DataInfo((3,), 3, labels=("cat", "dog"))
