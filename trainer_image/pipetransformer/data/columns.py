@@ -88,7 +88,7 @@ class Columns:
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table.select_columns([self.inputs, self.label]).with_format("numpy")[list(ids)]
-        return self._tensor(rows[self.inputs]), self._tensor(rows[self.label])
+        return self._tensor(rows[self.inputs]), _as_targets(self._tensor(rows[self.label]))
 
     def _tensor(self, values: Any) -> Tensor:
         tensor = torch.from_numpy(np.stack(list(values)) if values.dtype == object else np.array(values))
@@ -101,11 +101,17 @@ class TransformedRows(Columns):
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
-        return self._stacked(rows[self.inputs]), self._stacked(rows[self.label])
+        return self._stacked(rows[self.inputs]), _as_targets(self._stacked(rows[self.label]))
 
     def _stacked(self, values: Any) -> Tensor:
         tensor = torch.stack([torch.as_tensor(value) for value in values])
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
+
+
+def _as_targets(values: Tensor) -> Tensor:
+    """Classes as int64, which torch's losses need: a column may hold smaller numbers, or true and false. Floating-point
+    numbers stay as they are."""
+    return values if values.is_floating_point() else values.long()
 
 
 def _transformed(
@@ -142,7 +148,8 @@ class TokenRows:
         tokens = self._rows(ids, _TOKENS)
         inputs = self._padded(tokens, self.padding)
         if self.label is not None:
-            return inputs, torch.as_tensor(self.table.select_columns(self.label)[list(ids)][self.label])
+            classes = self.table.select_columns(self.label)[list(ids)][self.label]
+            return inputs, torch.as_tensor(classes, dtype=torch.int64)
         following = tokens if self.following == _TOKENS else self._rows(ids, self.following)
         targets = self._padded(following, _NO_TARGET).roll(-1, dims=1)
         targets[:, -1] = _NO_TARGET  # it was the first token's

@@ -269,6 +269,22 @@ def test_a_column_of_numbers_is_the_input_in_whatever_format_the_table_is() -> N
     assert own(numbers).info == DataInfo((), 0) and own(numbers).train.batch([1])[1].tolist() == [1.5]
 
 
+@pytest.mark.parametrize("kind", ["bool", "int8", "int32", "uint8"])
+def test_classes_are_whole_numbers_of_the_type_that_losses_take(kind: str) -> None:
+    columns = {"x": [[1.0], [2.0]], "input_ids": [[1, 2], [3, 4]], "label": [False, True]}
+    table = datasets.Dataset.from_dict(columns).cast_column("label", datasets.Value(kind))
+    plain = table.select_columns(["x", "label"])
+    for dataset in (
+        own(plain),
+        own(
+            plain.with_transform(lambda rows: {"x": rows["x"], "label": [torch.tensor(bool(y)) for y in rows["label"]]})
+        ),
+        own(table, task=Task.CLASS),
+    ):
+        targets = dataset.train.batch([1, 0])[1]
+        assert targets.dtype == torch.int64 and targets.tolist() == [1, 0] and dataset.info.num_classes == 2
+
+
 def test_a_program_trains_on_its_table_and_leaves_a_model_that_reads_texts(tokenizer: Any, tmp_path: Path) -> None:
     table = reviews().map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
     train(
