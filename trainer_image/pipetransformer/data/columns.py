@@ -49,11 +49,15 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
         raise SpecError(_FIELD, f"training samples have the columns {', '.join(names)}, held-out ones {held_out}")
     label = next((name for name in _LABELS if name in names), None)
     try:
-        if "input_ids" in names:
+        transformed = any(table.format["type"] == "custom" for table in tables)
+        if _TOKENS in names:
+            if transformed:
+                words = f"has the column {_TOKENS} and a function of with_transform, which would not be called"
+                raise SpecError(_FIELD, f"{words}: apply it by dataset.map")
             return _tokens(tables, label, processor, task)
         if label is None:
             raise SpecError(_FIELD, f"has no column label or labels among {', '.join(names)}")
-        if any(table.format["type"] == "custom" for table in tables):
+        if transformed:
             return _transformed(tables, label, processor, task, dtype=dtype)
         numbered, classes, labels = _targets(tables, label)
         pictures = [name for name, feature in tables[0].features.items() if isinstance(feature, datasets.Image)]

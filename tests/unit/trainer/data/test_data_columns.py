@@ -90,6 +90,12 @@ def test_tokens_alone_ask_for_the_next_one_and_labels_may_be_their_copy() -> Non
         assert inputs.tolist() == [[4, 5, 6]] and targets.tolist() == [[5, 6, -100]]
 
 
+def test_a_transform_of_tokens_is_refused() -> None:
+    table = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 4})
+    with pytest.raises(SpecError, match="input_ids and a function of with_transform, which would not be called"):
+        own(table.with_transform(lambda rows: {"input_ids": [row[::-1] for row in rows["input_ids"]]}))
+
+
 def test_a_row_without_tokens_has_no_target() -> None:
     for rows in ({"input_ids": [[], [4, 5]]}, {"input_ids": [[6, 7], [4, 5]], "attention_mask": [[0, 0], [1, 1]]}):
         inputs, targets = own(datasets.Dataset.from_dict(rows), task=Task.NEXT_TOKEN).train.batch([0, 1])
