@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -16,8 +17,9 @@ from torch.utils.data import TensorDataset
 
 import pipetransformer
 from pipetransformer import DataInfo, Dataset, SpecError, Training, load_model, train
-from pipetransformer.data import load_dataset
+from pipetransformer.data import TensorSplit, load_dataset
 from pipetransformer.data.tokens import encode_bytes
+from pipetransformer.library import predict
 from pipetransformer_contract.spec import Data, Model
 from tests.testkit.hub import pictures, reviews, save_splits, save_tokenizer, small_options
 
@@ -213,6 +215,31 @@ def test_models_that_a_manifest_names_are_loaded_and_predict_with_the_names_of_c
     assert found.outputs.dtype == torch.float64 and len(found.labels) == 7
     assert list(found.labels) == [str(each) for each in found.classes.tolist()]
     assert loaded.config.dtype == "float64" and loaded.config.labels == tuple("0123456789")
+
+
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(dim=1)
+
+
+def asking(info: DataInfo) -> pipetransformer.PipelineModel:
+    """A classifier of texts whose shapes follow from what it is told of the data."""
+    assert info.task == "Class" and info.end_id is not None
+    width = sum(info.lengths) + info.end_id
+    blocks: list[nn.Module] = [nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)) for _ in range(2)]
+    embedding = nn.Embedding(info.vocab_size, 8, padding_idx=info.pad_id)
+    head = nn.Sequential(Mean(), nn.Linear(8, info.num_classes))
+    return pipetransformer.PipelineModel(embedding, blocks, head, (info.lengths[-1], 8))
+
+
+def test_the_function_of_a_model_is_told_of_the_data_as_it_was_in_training(tmp_path: Path) -> None:
+    data = Data(name="text", options={"task": "Class", "length": [8, 24], "packages": ["json", "dbm"]})
+    folder = finish(tmp_path / "run", model=Model(name=f"{__name__}:asking", num_layers=2), data=data)
+
+    model = load_model(folder)
+
+    assert model.embedding.padding_idx == 0
+    assert model.predict(torch.tensor([encode_bytes("decode")])).labels[0] in ("dbm", "json")
 
 
 def test_the_description_says_what_is_true_of_the_model(tmp_path: Path) -> None:
