@@ -242,6 +242,17 @@ def test_the_function_of_a_model_is_told_of_the_data_as_it_was_in_training(tmp_p
     assert model.predict(torch.tensor([encode_bytes("decode")])).labels[0] in ("dbm", "json")
 
 
+def test_a_model_of_bytes_is_saved_where_transformers_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Data(name="text", options={"task": "Class", "length": [8, 24], "packages": ["json", "dbm"]})
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    folder = finish(tmp_path / "run", model=Model(name=f"{__name__}:asking", num_layers=2), data=data)
+
+    assert sorted(file.name for file in folder.iterdir()) == ["model.safetensors", "pipetransformer.json"]
+    assert "saved without its tokenizer of bytes, which needs transformers" in caplog.text
+
+
 def test_the_description_says_what_is_true_of_the_model(tmp_path: Path) -> None:
     ours = described(finish(tmp_path / "own", model=build, data=(squares(), squares())))
     assert ours["kind"] == "script" and ours["function"] == f"{__name__}:build"
