@@ -294,6 +294,34 @@ def test_the_command_says_the_class_of_each_input(tmp_path: Path) -> None:
     assert [line["score"] for line in lines] == pytest.approx(found.scores.tolist(), abs=1e-6)
 
 
+def test_an_evaluation_takes_few_samples_at_a_time_if_they_have_many_positions() -> None:
+    taken = []
+
+    class Long:
+        def __len__(self) -> int:
+            return 5
+
+        def batch(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            taken.append(len(ids))
+            return torch.zeros(len(ids), 1024, dtype=torch.long), torch.zeros(len(ids), 1024, dtype=torch.long)
+
+    model = pipetransformer.PipelineModel(nn.Embedding(3, 4), [nn.Identity()], nn.Linear(4, 3), (1024, 4))
+    assert 0 <= predict.accuracy(model, Long()) <= 1
+    assert taken == [2, 2, 1]
+
+
+def without_held_out(path: str, dtype: torch.dtype) -> Dataset:
+    dataset = load_dataset(Data(name="digits"), dtype=dtype)
+    return Dataset(dataset.train, TensorSplit(torch.zeros(0, 1, 8, 8), torch.zeros(0)), dataset.info)
+
+
+def test_the_command_says_that_there_are_no_held_out_samples(tmp_path: Path) -> None:
+    model, data = Model(name="vit", num_layers=1, hidden_size=16), Data(name=f"{__name__}:without_held_out")
+    folder = finish(tmp_path / "run", model=model, data=data)
+    with pytest.raises(SystemExit, match="has no held-out samples: give inputs by --inputs"):
+        predict.main([str(folder)])
+
+
 def test_the_command_says_that_samples_of_a_program_have_to_be_given(tmp_path: Path) -> None:
     ended = predicted(finish(tmp_path / "run", model=build, data=(squares(), squares())))
     assert ended.returncode == 1 and "give inputs by --inputs" in ended.stderr and "Traceback" not in ended.stderr
