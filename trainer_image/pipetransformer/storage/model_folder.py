@@ -132,8 +132,8 @@ def write_model(
             (scratch / WEIGHTS).write_bytes(to_bytes(tensors, {"format": "pt"}))
         if processor is not None:
             processor.save_pretrained(str(scratch))
-        for file in sorted(file for file in scratch.iterdir() if file.is_file()):
-            folder.write(file.name, file.read_bytes())
+        for file in sorted(file for file in scratch.rglob("*") if file.is_file()):
+            folder.write(str(file.relative_to(scratch)), file.read_bytes())
     folder.write(CONFIG, json.dumps(_described(config), indent=2).encode())
 
 
@@ -200,7 +200,7 @@ def local_copy(location: str) -> Iterator[Path]:
         return
     folder = Folder(location)
     with tempfile.TemporaryDirectory() as scratch:
-        for name in folder.names():
+        for name in filter(None, folder.sizes("")):  # no sub-folders, such as those of a tokenizer
             (Path(scratch) / name).write_bytes(folder.read(name))
         yield Path(scratch)
 

@@ -152,6 +152,25 @@ def test_the_tokenizer_that_a_dataset_brings_is_saved_in_place_of_the_checkpoint
     assert classifier("good film")[0]["label"] in ("even", "odd")
 
 
+class Chatting:
+    """A tokenizer with several chat templates, as transformers saves them."""
+
+    def save_pretrained(self, save_directory: str) -> None:
+        templates = Path(save_directory) / "additional_chat_templates"
+        templates.mkdir()
+        (templates / "tool_use.jinja").write_text("{{ tools }}")
+
+
+def test_the_folders_of_a_tokenizer_are_saved_with_the_model(tmp_path: Path) -> None:
+    data = Dataset(Tokens(), Tokens(), DataInfo((4,), num_classes=2, vocab_size=11), processor=Chatting())
+    folder = finish(tmp_path / "run", model=transformer("bert"), data=data)
+
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+    filesystem = fsspec.filesystem("memory")
+    filesystem.put(str(folder), f"/{tmp_path.name}", recursive=True)
+    assert load_model(f"memory://{tmp_path.name}").config.num_labels == 2
+
+
 def build() -> list[nn.Module]:
     return [nn.Linear(4, 8), nn.Dropout(0.5), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2)]
 
