@@ -242,6 +242,12 @@ class Averaging(nn.Linear):
         return super().forward(x) - self.mean
 
 
+class Sparse(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("adjacency", torch.eye(8).to_sparse())
+
+
 class Unreadable(TorchDataset[Any]):
     def __len__(self) -> int:
         return 64
@@ -364,6 +370,7 @@ class Unreadable(TorchDataset[Any]):
             SpecError,
             r"blocks\.0\.weight is a complex parameter",
         ),
+        ({"model": around(Sparse())}, SpecError, r"spec\.model: blocks\.0\.adjacency is a sparse tensor"),
         (
             {"model": lambda: [module.requires_grad_(False) for module in around(nn.Identity())()]},
             SpecError,
