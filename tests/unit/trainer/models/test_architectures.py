@@ -103,7 +103,7 @@ class Own(transformers.PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding: Any = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(2))
         self.score = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
