@@ -36,7 +36,7 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
             `pixel_values`, a column of pictures, or the only other column of numbers. Targets are the column `label`
             or `labels`. Without labels, or with labels that copy the tokens, the target is the next token. Where such a
             copy has -100, the token is no target.
-        processor: the tokenizer that made the tokens; None if the program does not pass it.
+        processor: the tokenizer or image processor that made the inputs; None if the program does not pass it.
         task: the task that the model learns; None if it is unknown.
         dtype: type of floating-point inputs.
 
@@ -49,22 +49,33 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
         raise SpecError(_FIELD, f"training samples have the columns {', '.join(names)}, held-out ones {held_out}")
     label = next((name for name in _LABELS if name in names), None)
     try:
-        if "input_ids" in names:
+        transformed = any(table.format["type"] == "custom" for table in tables)
+        if _TOKENS in names:
+            if transformed:
+                words = f"has the column {_TOKENS} and a function of with_transform, which would not be called"
+                raise SpecError(_FIELD, f"{words}: apply it by dataset.map")
             return _tokens(tables, label, processor, task)
         if label is None:
             raise SpecError(_FIELD, f"has no column label or labels among {', '.join(names)}")
-        if any(table.format["type"] == "custom" for table in tables):
-            return _transformed(tables, label, task, dtype=dtype)
+        if transformed:
+            return _transformed(tables, label, processor, task, dtype=dtype)
         numbered, classes, labels = _targets(tables, label)
         pictures = [name for name, feature in tables[0].features.items() if isinstance(feature, datasets.Image)]
         if len(pictures) == 1 and "pixel_values" not in names:
+            if processor is not None:
+                words = (
+                    f"did not make the inputs: the trainer itself scales the pictures of the column {pictures[0]} to"
+                )
+                raise SpecError(
+                    "processor", f"{words} [-1, 1], and saves that: leave it out, or make pixel_values by it"
+                )
             return scaled_pictures(numbered, pictures[0], label, classes=classes, labels=labels, dtype=dtype)
         column = _input_column(tables[0], label)
         splits = [Columns(table, column, label, dtype) for table in numbered]
         shape = tuple(splits[0].batch([0])[0].shape[1:])
     except ValueError as error:  # a SpecError is also a ValueError
         raise error if isinstance(error, SpecError) else SpecError(_FIELD, str(error)) from error
-    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels))
+    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels), processor)
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class Columns:
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table.select_columns([self.inputs, self.label]).with_format("numpy")[list(ids)]
-        return self._tensor(rows[self.inputs]), self._tensor(rows[self.label])
+        return self._tensor(rows[self.inputs]), _as_targets(self._tensor(rows[self.label]))
 
     def _tensor(self, values: Any) -> Tensor:
         tensor = torch.from_numpy(np.stack(list(values)) if values.dtype == object else np.array(values))
@@ -94,14 +105,22 @@ class TransformedRows(Columns):
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
-        return self._stacked(rows[self.inputs]), self._stacked(rows[self.label])
+        return self._stacked(rows[self.inputs]), _as_targets(self._stacked(rows[self.label]))
 
     def _stacked(self, values: Any) -> Tensor:
         tensor = torch.stack([torch.as_tensor(value) for value in values])
         return tensor.to(self.dtype) if tensor.is_floating_point() else tensor
 
 
-def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype: torch.dtype) -> Dataset:
+def _as_targets(values: Tensor) -> Tensor:
+    """Classes as int64, which torch's losses need: a column may hold smaller numbers, or true and false. Floating-point
+    numbers stay as they are."""
+    return values if values.is_floating_point() else values.long()
+
+
+def _transformed(
+    tables: Sequence[Any], label: str, processor: Any, task: Task | None, *, dtype: torch.dtype
+) -> Dataset:
     given = list(tables[0][0])
     inputs = [name for name in given if name != label]
     if label not in given or len(inputs) != 1:
@@ -111,7 +130,7 @@ def _transformed(tables: Sequence[Any], label: str, task: Task | None, *, dtype:
     labels = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else ()
     classes = len(labels) or _targets([table.with_format(None) for table in tables], label)[1]
     shape = tuple(splits[0].batch([0])[0].shape[1:])
-    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels))
+    return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels), processor)
 
 
 @dataclass(frozen=True)
@@ -133,7 +152,8 @@ class TokenRows:
         tokens = self._rows(ids, _TOKENS)
         inputs = self._padded(tokens, self.padding)
         if self.label is not None:
-            return inputs, torch.as_tensor(self.table.select_columns(self.label)[list(ids)][self.label])
+            classes = self.table.select_columns(self.label)[list(ids)][self.label]
+            return inputs, torch.as_tensor(classes, dtype=torch.int64)
         following = tokens if self.following == _TOKENS else self._rows(ids, self.following)
         targets = self._padded(following, _NO_TARGET).roll(-1, dims=1)
         targets[:, -1] = _NO_TARGET  # it was the first token's

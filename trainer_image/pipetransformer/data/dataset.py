@@ -69,6 +69,22 @@ class DataInfo:
     start_id: int | None = None
     end_id: int | None = None
 
+    def __post_init__(self) -> None:
+        """Make all values plain, because they are compared, and written with the finished model.
+
+        Raises:
+            ValueError, TypeError: there are names for another number of classes, or a number is no whole number.
+        """
+        plain: dict[str, object] = {name: tuple(map(index, getattr(self, name))) for name in ("input_shape", "lengths")}
+        for name in ("num_classes", "vocab_size", "pad_id", "start_id", "end_id"):
+            number = getattr(self, name)
+            plain[name] = None if number is None else index(number)  # it may be a number of numpy
+        plain["labels"] = tuple(map(str, self.labels))
+        if self.labels and len(self.labels) != self.num_classes:
+            raise ValueError(f"{len(self.labels)} labels for {self.num_classes} classes")
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
+
 
 class Split(Protocol):
     """Samples with the ids 0 to len-1. An id means the same sample on every worker."""

@@ -64,12 +64,13 @@ def own_dataset(
         if all(_is_table(part) for part in pair):
             from .columns import dataset_of_tables  # imports `datasets`, which the program has imported before
 
-            return replace(dataset_of_tables(pair, processor, task, dtype=dtype), processor=processor)
+            return dataset_of_tables(pair, processor, task, dtype=dtype)
         train, test = (_split(part, dtype) for part in pair)
         if isinstance(train, MapSplit):
             _check_pair(pair[0][0])
         inputs, targets = train.batch([0])
         labels = _labels(pair[0])
+        _check_names(labels, _labels(pair[1]))
         classes = len(labels) or max(_num_classes(part, targets) for part in pair)
     except SpecError:
         raise
@@ -158,6 +159,21 @@ def _labels(samples: Any) -> tuple[str, ...]:
     classes = getattr(samples, "classes", None)
     named = isinstance(classes, list | tuple) and all(isinstance(each, str) for each in classes)
     return tuple(classes) if named else ()  # type: ignore[arg-type]
+
+
+def _check_names(training: Sequence[str], held_out: Sequence[str]) -> None:
+    """Refuse held-out samples in which a class has the same number as in training, but another name.
+
+    Raises:
+        SpecError: names the first such class.
+    """
+    for number, (ours, theirs) in enumerate(zip(training, held_out, strict=False)):
+        if ours != theirs:
+            raise SpecError(
+                "data",
+                f'class {number} is "{ours}" in the training samples, but "{theirs}" in the held-out ones: number the '
+                "classes alike. ImageFolder, for example, numbers the folders that it finds",
+            )
 
 
 def _num_classes(samples: Any, targets: Tensor) -> int:

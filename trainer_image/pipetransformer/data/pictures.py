@@ -1,4 +1,5 @@
-"""Splits of pictures in tables of the `datasets` library. Pixels are scaled to [-1, 1] when a picture is read."""
+"""Splits of pictures in tables of the `datasets` library. A picture is converted to the mode of the first one, and its
+pixels are scaled to [-1, 1], when it is read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,21 +13,32 @@ from .dataset import DataInfo, Dataset, Task
 from .processors import PictureScaling
 
 _LARGEST_VALUE = 255.0
+#: PIL's modes of pictures without colour. "1" has two values, and "LA" has transparency.
+_GREY = ("1", "L", "LA")
+#: First letters of PIL's modes whose pixels are no bytes: whole numbers of 16 or 32 bits, and floating-point numbers.
+_NO_BYTES = ("I", "F")
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """A split of a table with the columns `input` (pictures) and `target`. Inputs are scaled to [-1, 1] in `dtype`."""
+    """A split of a table with the columns `input` (pictures) and `target`. Inputs are scaled to [-1, 1] in `dtype`.
+
+    Attributes:
+        table: the table.
+        dtype: type of the inputs.
+        mode: PIL's mode of all inputs: `L` (grey), `RGB` or `RGBA`; empty if the pictures are arrays.
+    """
 
     table: Any
     dtype: torch.dtype
+    mode: str
 
     def __len__(self) -> int:
         return len(self.table)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
-        images = torch.stack([_image(image) for image in rows["input"]]).to(self.dtype)
+        images = torch.stack([_pixels(picture, self.mode) for picture in rows["input"]]).to(self.dtype)
         return images / (_LARGEST_VALUE / 2) - 1, torch.as_tensor(rows["target"], dtype=torch.int64)
 
 
@@ -44,16 +56,36 @@ def scaled_pictures(
         dtype: type of the inputs.
     """
     columns = {image: "input", label: "target"}
-    splits = [
-        Pictures(table.select_columns(list(columns)).rename_columns(columns).with_format(None), dtype)
-        for table in tables
-    ]
+    plain = [table.select_columns(list(columns)).rename_columns(columns).with_format(None) for table in tables]
+    mode = _mode_of_all(plain[0][0]["input"])
+    splits = [Pictures(table, dtype, mode) for table in plain]
     shape = tuple(splits[0].batch([0])[0].shape[1:])
     info = DataInfo(shape, classes, task=Task.CLASS, labels=labels)
     return Dataset(splits[0], splits[1], info, PictureScaling(shape, _LARGEST_VALUE))
 
 
-def _image(image: Any) -> Tensor:
+def _mode_of_all(first: Any) -> str:
+    """The mode in which all pictures of a dataset train, from its first picture; empty if pictures are arrays."""
+    mode = getattr(first, "mode", "")
+    if mode in _GREY:
+        return "L"
+    return mode if mode in ("", "RGBA") else "RGB"
+
+
+def _pixels(picture: Any, mode: str) -> Tensor:
     """A picture as a tensor (channels, height, width)."""
-    pixels = torch.as_tensor(np.array(image))
+    pixels = torch.as_tensor(np.array(_converted(picture, mode) if mode else picture))
     return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1)
+
+
+def _converted(picture: Any, mode: str) -> Any:
+    """A picture of PIL in `mode`.
+
+    Raises:
+        ValueError: its pixels are no bytes. PIL would cut off what is larger.
+    """
+    if picture.mode.startswith(_NO_BYTES):
+        raise ValueError(
+            f"the pixels of a picture are no bytes (mode {picture.mode} of PIL): scale them to 0 to 255, in 8 bits"
+        )
+    return picture if picture.mode == mode else picture.convert(mode)

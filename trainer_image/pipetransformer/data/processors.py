@@ -4,10 +4,13 @@ So transformers makes the same inputs for a finished model as the trainer did. A
 """
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from .tokens import BYTE_OFFSET, END, PAD, START, VOCABULARY
+
+logger = logging.getLogger(__name__)
 
 #: How transformers resizes pictures of another size: PIL's number for bilinear.
 _BILINEAR = 2
@@ -28,9 +31,14 @@ class ByteTokenizer:
     masks: bool = False
 
     def save_pretrained(self, save_directory: str) -> None:
-        import tokenizers
-        from transformers import PreTrainedTokenizerFast
-        from transformers.convert_slow_tokenizer import bytes_to_unicode
+        """Without transformers, which alone reads the tokenizer, this only logs a warning."""
+        try:
+            import tokenizers
+            from transformers import PreTrainedTokenizerFast
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+        except ImportError as error:
+            logger.warning("the model is saved without its tokenizer of bytes, which needs transformers: %s", error)
+            return
 
         ids = {"<pad>": PAD, "<s>": START, "</s>": END}
         ids |= {character: byte + BYTE_OFFSET for byte, character in bytes_to_unicode().items()}

@@ -100,7 +100,8 @@ def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tupl
         The tables with whole numbers from 0 in this column, the number of classes, and their names (may be empty).
 
     Raises:
-        ValueError: the column does not hold classes, or a row has no class; the error names the first such row.
+        ValueError: the column does not hold classes, or a row has no class; the error names the first such row. Or the
+            tables do not number their classes alike.
     """
     columns = [column_of(table, name) for table in tables]
     if all(_is_text(column) for column in columns):
@@ -119,10 +120,28 @@ def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tupl
         highest = max(highest, pc.max(column).as_py() if len(column) else -1)
     feature = tables[0].features[name]
     if isinstance(feature, datasets.ClassLabel):
+        _check_names(tables, name)
+        if highest >= feature.num_classes:
+            raise ValueError(f"column {name} holds the class {highest}, but names only {feature.num_classes} classes")
         return list(tables), feature.num_classes, tuple(feature.names)
     if all(pa.types.is_boolean(column.type) for column in columns):
         return list(tables), 2, ("False", "True")
     return list(tables), highest + 1, ()
+
+
+def _check_names(tables: Sequence[Any], name: str) -> None:
+    """Refuse tables in which a class has the same number, but another name.
+
+    Raises:
+        ValueError: names the first such class.
+    """
+    names = [feature.names for table in tables if isinstance(feature := table.features[name], datasets.ClassLabel)]
+    for number, alike in enumerate(zip(*names, strict=False)):
+        if len(set(alike)) > 1:
+            raise ValueError(
+                f'column {name}: class {number} is "{alike[0]}" in the training split, but "{alike[1]}" in the held-out'
+                " one: number the classes alike, for example by align_labels_with_mapping"
+            )
 
 
 def _is_text(column: pa.ChunkedArray) -> bool:

@@ -84,13 +84,14 @@ def load_text(
 
 
 def _folder(folder: Path) -> dict[str, list[str]]:
-    """Texts by sub-folder. Files that are directly in the folder belong to the class ''."""
+    """Texts by sub-folder, without hidden files. Files that are directly in the folder belong to the class ''."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder")
     texts: dict[str, list[str]] = {}
     for file in sorted(folder.rglob("*")):
-        if file.suffix in _SUFFIXES:
-            parts = file.relative_to(folder).parts
+        parts = file.relative_to(folder).parts
+        # A ConfigMap's volume has all files again, in a hidden folder whose name differs from pod to pod.
+        if file.suffix in _SUFFIXES and not any(part.startswith(".") for part in parts):
             try:
                 text = file.read_text(encoding="utf-8")
             except UnicodeDecodeError as error:

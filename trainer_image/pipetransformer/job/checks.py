@@ -6,6 +6,7 @@ The CRD's rules cannot make most of them, because they need the data, the model 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from pydantic.alias_generators import to_camel
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -170,7 +171,8 @@ def check_asynchronous(spec: Pipeline, model: PipelineModel) -> None:
 
 
 def check_model(model: PipelineModel) -> None:
-    """Refuse a model without trainable parameters, with complex parameters, or with modules that depend on the layout.
+    """Refuse a model without trainable parameters, with complex parameters, with sparse tensors, or with modules that
+    depend on the layout.
 
     The output or gradient of such a module changes with the other samples of a micro-batch, or with the worker.
 
@@ -186,6 +188,13 @@ def check_model(model: PipelineModel) -> None:
                     "spec.model",
                     f"{model.unit_name(index)}.{name} is a complex parameter, which is not supported: store real and "
                     "imaginary parts in a real parameter, and join them by torch.view_as_complex in the forward",
+                )
+        for name, tensor in (*unit.named_parameters(), *unit.named_buffers()):
+            if tensor.layout is not torch.strided:
+                raise SpecError(
+                    "spec.model",
+                    f"{model.unit_name(index)}.{name} is a sparse tensor, which is not supported: store its indices and"
+                    " values in two buffers, and join them by torch.sparse_coo_tensor in the forward",
                 )
         for name, module in unit.named_modules():
             if complaint := _complaint(module):

@@ -25,6 +25,7 @@ from pipetransformer.models import (
     PipelineModel,
     build_model,
     build_units,
+    check_model_fields,
     check_model_spec,
     fix_constants,
     name_of,
@@ -32,7 +33,7 @@ from pipetransformer.models import (
 from pipetransformer.models.metrics import LOSS, make_metrics
 from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
-from pipetransformer_contract.spec import Freeze, Goal, Precision, TrainerSpec
+from pipetransformer_contract.spec import Evaluation, Freeze, Goal, Precision, TrainerSpec
 
 from .checks import check_asynchronous, check_model, check_slices, check_spec
 from .job import Job
@@ -66,6 +67,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
     check_spec(spec)
+    _check_held_out(spec.evaluation, len(dataset.test))
     build = _with_same_weights(model, build)
     model, build = _without_constants(spec.freeze, model, build)
     check_model(model)
@@ -126,12 +128,24 @@ def _order(spec: TrainerSpec, count: int, num_shards: int | None) -> EpochOrder:
     )
 
 
+def _check_held_out(spec: Evaluation, count: int) -> None:
+    """Refuse what only an evaluation can decide if there are no held-out samples. `count` is their number.
+
+    Raises:
+        SpecError: names the field.
+    """
+    for field, asked in (("keepBest", spec.keep_best), ("patience", spec.patience is not None)):
+        if asked and not count:
+            raise SpecError(f"spec.evaluation.{field}", "needs held-out samples, but the data have none")
+
+
 def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
     """Read the samples. First check names and options, because reading may take long.
 
     Raises:
         SpecError: the model or the data options are wrong, or the data cannot be read.
     """
+    check_model_fields(spec.model)
     own = parts.data is not None
     if not own:
         check_data_spec(spec.data)

@@ -6,6 +6,7 @@ The command evaluates the held-out split and prints one JSON line: `{"samples": 
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,10 @@ from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.storage import Kind, ModelConfig, load_config
 from pipetransformer_contract.spec import SCRIPT
 
+#: Samples in one forward, at most.
 _BATCH = 256
+#: Positions of samples in one forward, at most. A language model has an output of its whole vocabulary for each.
+_POSITIONS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +129,11 @@ def load_model(location: str | Path, *, model: ModelFunction | None = None) -> A
 def accuracy(model: PipelineModel, split: Split) -> float:
     """Share of the split's targets that the model predicts correctly."""
     metric = accuracy_of(model)
+    size = max(1, min(_BATCH, _POSITIONS // math.prod(model.activation[:-1])))
     correct = weight = 0.0
     with torch.no_grad():
-        for start in range(0, len(split), _BATCH):
-            ids = range(start, min(start + _BATCH, len(split)))
+        for start in range(0, len(split), size):
+            ids = range(start, min(start + size, len(split)))
             inputs, targets = split.batch(ids)
             context = MicroBatchContext(0, ids, lengths_of(split, ids, inputs.device))
             for unit in model.units:
@@ -150,6 +155,8 @@ def _score(location: str, config: ModelConfig) -> dict[str, float]:
     if config.data.name == SCRIPT:
         raise SpecError("data", "only the training program has the samples: give inputs by --inputs, or evaluate there")
     dataset = load_dataset(config.data, dtype=config.torch_dtype)
+    if not len(dataset.test):
+        raise SpecError("spec.data", "has no held-out samples: give inputs by --inputs")
     return {"samples": len(dataset.test), "accuracy": accuracy(storage.load_model(location), dataset.test)}
 
 

@@ -1,7 +1,16 @@
 """The models that can be trained: any list of layers between an embedding and a head. They are built unit by unit."""
 
 from .architectures import register_architecture
-from .build import HUGGINGFACE, VIT, build_model, build_units, check_model_spec, import_huggingface, name_of
+from .build import (
+    HUGGINGFACE,
+    VIT,
+    build_model,
+    build_units,
+    check_model_fields,
+    check_model_spec,
+    import_huggingface,
+    name_of,
+)
 from .context import MicroBatchContext, TokenSlice, current_micro_batch, set_micro_batch
 from .model import PipelineModel, fix_constants, target_weights, unit_name
 from .own import ModelFunction, OwnModel
@@ -29,6 +38,7 @@ __all__ = [
     "Widths",
     "build_model",
     "build_units",
+    "check_model_fields",
     "check_model_spec",
     "current_micro_batch",
     "fix_constants",

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pipetransformer.errors import storing
+
 from . import lines
 
 
@@ -26,7 +28,8 @@ class CacheLog:
             pipelines: number of pipelines (R).
             counts: samples since the last line by outcome, from `ActivationCache.take_counts`.
         """
-        self.path.parent.mkdir(exist_ok=True)
+        with storing(f"the run's record in {self.path}"):
+            self.path.parent.mkdir(exist_ok=True)
         place = {"step": step, "epoch": epoch, "layoutGeneration": layout_generation, "pipelines": pipelines}
         lines.append(self.path, {**place, **counts})
 

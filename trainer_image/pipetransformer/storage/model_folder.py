@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -58,6 +59,10 @@ class ModelConfig(Wire):
         vocab_size: number of token ids; 0 if the inputs are not tokens.
         task: what a target is; None if unknown.
         labels: names of the classes, in order; empty if they have none.
+        lengths: the lengths to which samples are padded, ascending; empty if all have one length.
+        pad_id: id of padding; None if there is no such token.
+        start_id: id at the start of a text; None if there is no such token.
+        end_id: id at the end of a text; None if there is no such token.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -77,6 +82,10 @@ class ModelConfig(Wire):
     vocab_size: int
     task: Task | None
     labels: tuple[str, ...]
+    lengths: tuple[int, ...] = ()
+    pad_id: int | None = None
+    start_id: int | None = None
+    end_id: int | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -90,7 +99,8 @@ class ModelConfig(Wire):
 
     @property
     def info(self) -> DataInfo:
-        return DataInfo(self.input_shape, self.num_classes, self.vocab_size, labels=self.labels)
+        """Facts about the training data, as the model's function got them."""
+        return DataInfo(**{each.name: getattr(self, each.name) for each in fields(DataInfo)})
 
 
 def write_model(
@@ -122,8 +132,8 @@ def write_model(
             (scratch / WEIGHTS).write_bytes(to_bytes(tensors, {"format": "pt"}))
         if processor is not None:
             processor.save_pretrained(str(scratch))
-        for file in sorted(file for file in scratch.iterdir() if file.is_file()):
-            folder.write(file.name, file.read_bytes())
+        for file in sorted(file for file in scratch.rglob("*") if file.is_file()):
+            folder.write(str(file.relative_to(scratch)), file.read_bytes())
     folder.write(CONFIG, json.dumps(_described(config), indent=2).encode())
 
 
@@ -190,7 +200,7 @@ def local_copy(location: str) -> Iterator[Path]:
         return
     folder = Folder(location)
     with tempfile.TemporaryDirectory() as scratch:
-        for name in folder.names():
+        for name in filter(None, folder.sizes("")):  # no sub-folders, such as those of a tokenizer
             (Path(scratch) / name).write_bytes(folder.read(name))
         yield Path(scratch)
 

@@ -1,7 +1,7 @@
 """Gathers the whole model on the leader at the end of a job, and writes it to the job's output."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -101,5 +101,5 @@ def _describe(job: Job, tensors: Mapping[str, torch.Tensor], steps: int) -> Mode
         precision=job.spec.training.precision,
         dtype=str(job.dtype).removeprefix("torch."),
         input_dtype=str(job.input_dtype).removeprefix("torch."),
-        **{name: getattr(info, name) for name in ("input_shape", "num_classes", "vocab_size", "task", "labels")},
+        **{each.name: getattr(info, each.name) for each in fields(info)},
     )

@@ -22,6 +22,7 @@ from pipetransformer.data import (
     TensorSplit,
     augmentation_key,
     deal,
+    digest,
     lengths_of,
     load_dataset,
     own_dataset,
@@ -335,6 +336,18 @@ def test_a_class_that_only_held_out_samples_have_counts() -> None:
     assert own_dataset((of(0, 3), of()), dtype=torch.float32).info.num_classes == 4
 
 
+def test_named_classes_with_other_numbers_in_the_held_out_samples_are_refused() -> None:
+    class Folder(TensorDataset):
+        def __init__(self, *classes: str) -> None:
+            super().__init__(torch.zeros(2, 1), torch.tensor([0, 0]))
+            self.classes = list(classes)
+
+    with pytest.raises(SpecError, match='class 1 is "dog" in the training samples, but "eel" in the held-out ones'):
+        own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "eel")), dtype=torch.float32)
+    info = own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "dog")), dtype=torch.float32).info
+    assert info.labels == ("cat", "dog", "eel")
+
+
 def test_the_number_of_a_variant_is_a_plain_number_and_its_errors_are_those_of_a_sample() -> None:
     class Numbered(TensorSplit):
         def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
@@ -443,3 +456,32 @@ def test_text_comes_from_a_folder_too(tmp_path: Path) -> None:
     dataset = load_dataset(Data(name="text", path=str(tmp_path), options={"task": "Class"}), dtype=torch.float32)
     assert dataset.test.batch(range(len(dataset.test)))[1].tolist() == [0, 0, 1, 1]
     assert bytes(i - 3 for i in dataset.test.batch([0])[0][0, 1:5].tolist()) == b"eggs"
+
+
+def test_hidden_files_of_a_folder_are_no_texts(tmp_path: Path) -> None:
+    text = "\n\n".join(["eggs and spam " * 5] * 10)
+    for name in ("..2026_11_28/a.txt", ".git/notes.md", "a.txt", "b/.draft.md", "b/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "..data").symlink_to("..2026_11_28")
+    dataset = load_dataset(Data(name="text", path=str(tmp_path), options={"task": "Class"}), dtype=torch.float32)
+    assert dataset.info.labels == (".", "b") and len(dataset.train) + len(dataset.test) == 20
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.int64])
+def test_targets_of_any_type_have_a_digest(dtype: torch.dtype) -> None:
+    inputs, ones, zeros = torch.zeros(4, 1), torch.ones(4, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype)
+    assert digest(TensorSplit(inputs, ones)) == digest(TensorSplit(inputs, ones.clone()))
+    assert digest(TensorSplit(inputs, ones)) != digest(TensorSplit(inputs, zeros))
+
+
+def test_facts_about_data_are_plain_values_whatever_they_come_from() -> None:
+    given: dict[str, Any] = {
+        "input_shape": [np.int64(3)], "num_classes": torch.tensor([0, 1]).max() + 1, "labels": ["cat", "dog"],
+        "lengths": [1, 3], "pad_id": np.int32(0),
+    }  # fmt: skip
+    info, plain = DataInfo(**given), DataInfo((3,), 2, labels=("cat", "dog"), lengths=(1, 3), pad_id=0)
+    assert info == plain and hash(info) == hash(plain)
+    assert {type(each) for each in (info.num_classes, info.pad_id, *info.input_shape)} == {int}
+    with pytest.raises(ValueError, match="2 labels for 3 classes"):
+        DataInfo((3,), 3, labels=("cat", "dog"))

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from pipetransformer import Training, load_model, train
 from pipetransformer.data import DataInfo, Dataset, Task, lengths_of, own_dataset, read_batch
+from pipetransformer.data.processors import PictureScaling
 from pipetransformer.errors import SpecError
 from pipetransformer.job.script_parts import Parts
 from pipetransformer_contract.spec import Model, TrainerSpec
@@ -86,6 +88,12 @@ def test_tokens_alone_ask_for_the_next_one_and_labels_may_be_their_copy() -> Non
         assert dataset.info == DataInfo((3,), 7, 7, task=Task.NEXT_TOKEN)
         inputs, targets = dataset.train.batch([1])
         assert inputs.tolist() == [[4, 5, 6]] and targets.tolist() == [[5, 6, -100]]
+
+
+def test_a_transform_of_tokens_is_refused() -> None:
+    table = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3]] * 4})
+    with pytest.raises(SpecError, match="input_ids and a function of with_transform, which would not be called"):
+        own(table.with_transform(lambda rows: {"input_ids": [row[::-1] for row in rows["input_ids"]]}))
 
 
 def test_a_row_without_tokens_has_no_target() -> None:
@@ -188,12 +196,72 @@ def test_pictures_are_scaled_and_a_transform_of_the_programs_is_taken_as_it_is()
     torch.testing.assert_close(inputs[1], (wanted + 1) / 4, rtol=1e-6, atol=1e-6)
 
 
+def test_the_scaling_of_pictures_is_saved_and_no_processor_that_did_not_make_them(tokenizer: Any) -> None:
+    table = pictures(4)
+    assert own(table).processor == PictureScaling((3, 8, 8), 255.0)
+    with pytest.raises(
+        SpecError, match=r"processor: did not make the inputs: the trainer itself scales the .* column image"
+    ):
+        own(table, tokenizer)
+    made = datasets.Dataset.from_dict({"pixel_values": [[[[0.5]]]], "label": [0]})
+    assert own(made, tokenizer).processor is tokenizer and own(made).processor is None
+
+
+def modes(*pictures: Image.Image) -> Any:
+    """A table of these pictures."""
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+    return datasets.Dataset.from_dict({"image": list(pictures), "label": [0] * len(pictures)}, features=features)
+
+
+def test_all_pictures_are_read_in_the_mode_of_the_first() -> None:
+    colours = Image.fromarray(np.random.default_rng(0).integers(0, 256, (4, 5, 3), dtype=np.uint8))
+    palette, grey, bits = colours.convert("P"), colours.convert("L"), colours.convert("1")
+
+    def scaled(picture: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(picture)).double() / 127.5 - 1
+        return pixels.permute(2, 0, 1) if pixels.dim() == 3 else pixels[None]
+
+    for first, others, mode in (
+        (palette, (colours, grey, colours.convert("RGBA"), colours.convert("CMYK")), "RGB"),
+        (grey, (bits, colours), "L"),
+        (bits, (grey,), "L"),
+        (colours.convert("RGBA"), (palette,), "RGBA"),
+    ):
+        dataset = own(modes(first, *others))
+        inputs, _ = dataset.train.batch(range(1 + len(others)))
+        for found, picture in zip(inputs, (first, *others), strict=True):
+            torch.testing.assert_close(found, scaled(picture.convert(mode)))
+        assert dataset.info.input_shape == inputs.shape[1:]
+
+
+def test_pictures_of_more_than_eight_bits_are_refused() -> None:
+    deep = Image.fromarray(np.full((4, 5), 40_000, dtype=np.uint16))
+    with pytest.raises(SpecError, match=r"the pixels of a picture are no bytes .mode I;16 of PIL.: scale them"):
+        own(modes(deep))
+    later = own(modes(Image.fromarray(np.full((4, 5), 156, dtype=np.uint8)), deep))
+    with pytest.raises(SpecError, match=r"one of the samples 1 cannot be read: .* are no bytes"):
+        read_batch(later.train, [1], None)
+
+
 def test_pictures_whose_classes_are_texts_are_read_from_where_they_lie() -> None:
     table = pictures(4).remove_columns("label").add_column("label", ["dog", "cat", "dog", "eel"])
     dataset = own((table, table.select([3])))
     assert dataset.info.labels == ("cat", "dog", "eel")
     assert dataset.train.batch([0, 1, 3])[1].tolist() == [1, 0, 2] and dataset.test.batch([0])[1].tolist() == [2]
     torch.testing.assert_close(dataset.train.batch([3])[0], dataset.test.batch([0])[0])
+
+
+def test_classes_with_other_numbers_in_the_held_out_samples_are_refused() -> None:
+    def table(feature: Any, *classes: int) -> Any:
+        features = datasets.Features({"x": datasets.Value("float32"), "label": feature})
+        return datasets.Dataset.from_dict({"x": [0.0] * len(classes), "label": list(classes)}, features=features)
+
+    pets = table(datasets.ClassLabel(names=["cat", "dog"]), 0, 1)
+    with pytest.raises(SpecError, match='class 0 is "cat" in the training split, but "ant" in the held-out one'):
+        own((pets, table(datasets.ClassLabel(names=["ant", "cat", "dog"]), 2)))
+    with pytest.raises(SpecError, match="column label holds the class 2, but names only 2 classes"):
+        own((pets, table(datasets.Value("int64"), 2)))
+    assert own((pets, table(datasets.ClassLabel(names=["cat"]), 0))).info.labels == ("cat", "dog")
 
 
 def test_a_column_of_numbers_is_the_input_in_whatever_format_the_table_is() -> None:
@@ -205,6 +273,22 @@ def test_a_column_of_numbers_is_the_input_in_whatever_format_the_table_is() -> N
         assert inputs.tolist() == [[[3.0, 4.0]]] and inputs.dtype == torch.float64 and targets.tolist() == [0]
     numbers = datasets.Dataset.from_dict({"x": [1.0, 2.0], "label": [0.5, 1.5]})
     assert own(numbers).info == DataInfo((), 0) and own(numbers).train.batch([1])[1].tolist() == [1.5]
+
+
+@pytest.mark.parametrize("kind", ["bool", "int8", "int32", "uint8"])
+def test_classes_are_whole_numbers_of_the_type_that_losses_take(kind: str) -> None:
+    columns = {"x": [[1.0], [2.0]], "input_ids": [[1, 2], [3, 4]], "label": [False, True]}
+    table = datasets.Dataset.from_dict(columns).cast_column("label", datasets.Value(kind))
+    plain = table.select_columns(["x", "label"])
+    for dataset in (
+        own(plain),
+        own(
+            plain.with_transform(lambda rows: {"x": rows["x"], "label": [torch.tensor(bool(y)) for y in rows["label"]]})
+        ),
+        own(table, task=Task.CLASS),
+    ):
+        targets = dataset.train.batch([1, 0])[1]
+        assert targets.dtype == torch.int64 and targets.tolist() == [1, 0] and dataset.info.num_classes == 2
 
 
 def test_a_program_trains_on_its_table_and_leaves_a_model_that_reads_texts(tokenizer: Any, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from pipetransformer.job.load import load_job
 from pipetransformer.training.memory_reserve import Reserve
 from pipetransformer.worker.warm_up import warm_up
 from pipetransformer_contract.spec import Precision, TrainerSpec
-from tests.testkit.trainer.script import NO_FREEZE, events, positives, run
+from tests.testkit.trainer.script import NO_FREEZE, events, positives, run, samples
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -242,6 +242,12 @@ class Averaging(nn.Linear):
         return super().forward(x) - self.mean
 
 
+class Sparse(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("adjacency", torch.eye(8).to_sparse())
+
+
 class Unreadable(TorchDataset[Any]):
     def __len__(self) -> int:
         return 64
@@ -274,6 +280,11 @@ class Unreadable(TorchDataset[Any]):
         ({"metrics": [positives, positives]}, SpecError, "two metrics are named 'positives'"),
         ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: Unknown metric 'f1'"),
         ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
+        (
+            {"data": samples(64, 0), "evaluation": Evaluation(patience=2)},
+            SpecError,
+            "spec.evaluation.patience: needs held-out samples, but the data have none",
+        ),
         ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
         ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
         ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
@@ -359,6 +370,7 @@ class Unreadable(TorchDataset[Any]):
             SpecError,
             r"blocks\.0\.weight is a complex parameter",
         ),
+        ({"model": around(Sparse())}, SpecError, r"spec\.model: blocks\.0\.adjacency is a sparse tensor"),
         (
             {"model": lambda: [module.requires_grad_(False) for module in around(nn.Identity())()]},
             SpecError,

@@ -219,6 +219,18 @@ TEXTS = {"text": "text", "label": "label"}
             "is NextToken, but Bert",
         ),
         (
+            BERT.model_copy(update={"hidden_size": 256}),
+            Data(name="huggingface", path="x", options=TEXTS),
+            "spec.model.hiddenSize",
+            r"is 256, but only vit has this field: set the size of another model in spec\.model\.options",
+        ),
+        (
+            Model(name="vit", options={"hidden_size": 256}),
+            Data(name="text"),
+            "spec.model.options",
+            "are for other models: vit has fields, such as hiddenSize",
+        ),
+        (
             Model(name="mine.models:build", num_layers=1),
             Data(name="huggingface", path="x", options=TEXTS),
             "spec.model.name",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -16,8 +17,9 @@ from torch.utils.data import TensorDataset
 
 import pipetransformer
 from pipetransformer import DataInfo, Dataset, SpecError, Training, load_model, train
-from pipetransformer.data import load_dataset
+from pipetransformer.data import TensorSplit, load_dataset
 from pipetransformer.data.tokens import encode_bytes
+from pipetransformer.library import predict
 from pipetransformer_contract.spec import Data, Model
 from tests.testkit.hub import pictures, reviews, save_splits, save_tokenizer, small_options
 
@@ -150,6 +152,25 @@ def test_the_tokenizer_that_a_dataset_brings_is_saved_in_place_of_the_checkpoint
     assert classifier("good film")[0]["label"] in ("even", "odd")
 
 
+class Chatting:
+    """A tokenizer with several chat templates, as transformers saves them."""
+
+    def save_pretrained(self, save_directory: str) -> None:
+        templates = Path(save_directory) / "additional_chat_templates"
+        templates.mkdir()
+        (templates / "tool_use.jinja").write_text("{{ tools }}")
+
+
+def test_the_folders_of_a_tokenizer_are_saved_with_the_model(tmp_path: Path) -> None:
+    data = Dataset(Tokens(), Tokens(), DataInfo((4,), num_classes=2, vocab_size=11), processor=Chatting())
+    folder = finish(tmp_path / "run", model=transformer("bert"), data=data)
+
+    assert (folder / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+    filesystem = fsspec.filesystem("memory")
+    filesystem.put(str(folder), f"/{tmp_path.name}", recursive=True)
+    assert load_model(f"memory://{tmp_path.name}").config.num_labels == 2
+
+
 def build() -> list[nn.Module]:
     return [nn.Linear(4, 8), nn.Dropout(0.5), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2)]
 
@@ -215,6 +236,42 @@ def test_models_that_a_manifest_names_are_loaded_and_predict_with_the_names_of_c
     assert loaded.config.dtype == "float64" and loaded.config.labels == tuple("0123456789")
 
 
+class Mean(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean(dim=1)
+
+
+def asking(info: DataInfo) -> pipetransformer.PipelineModel:
+    """A classifier of texts whose shapes follow from what it is told of the data."""
+    assert info.task == "Class" and info.end_id is not None
+    width = sum(info.lengths) + info.end_id
+    blocks: list[nn.Module] = [nn.Sequential(nn.Linear(8, width), nn.Linear(width, 8)) for _ in range(2)]
+    embedding = nn.Embedding(info.vocab_size, 8, padding_idx=info.pad_id)
+    head = nn.Sequential(Mean(), nn.Linear(8, info.num_classes))
+    return pipetransformer.PipelineModel(embedding, blocks, head, (info.lengths[-1], 8))
+
+
+def test_the_function_of_a_model_is_told_of_the_data_as_it_was_in_training(tmp_path: Path) -> None:
+    data = Data(name="text", options={"task": "Class", "length": [8, 24], "packages": ["json", "dbm"]})
+    folder = finish(tmp_path / "run", model=Model(name=f"{__name__}:asking", num_layers=2), data=data)
+
+    model = load_model(folder)
+
+    assert model.embedding.padding_idx == 0
+    assert model.predict(torch.tensor([encode_bytes("decode")])).labels[0] in ("dbm", "json")
+
+
+def test_a_model_of_bytes_is_saved_where_transformers_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = Data(name="text", options={"task": "Class", "length": [8, 24], "packages": ["json", "dbm"]})
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    folder = finish(tmp_path / "run", model=Model(name=f"{__name__}:asking", num_layers=2), data=data)
+
+    assert sorted(file.name for file in folder.iterdir()) == ["model.safetensors", "pipetransformer.json"]
+    assert "saved without its tokenizer of bytes, which needs transformers" in caplog.text
+
+
 def test_the_description_says_what_is_true_of_the_model(tmp_path: Path) -> None:
     ours = described(finish(tmp_path / "own", model=build, data=(squares(), squares())))
     assert ours["kind"] == "script" and ours["function"] == f"{__name__}:build"
@@ -254,6 +311,34 @@ def test_the_command_says_the_class_of_each_input(tmp_path: Path) -> None:
     assert [line["class"] for line in lines] == found.classes.tolist()
     assert [line["label"] for line in lines] == list(found.labels)
     assert [line["score"] for line in lines] == pytest.approx(found.scores.tolist(), abs=1e-6)
+
+
+def test_an_evaluation_takes_few_samples_at_a_time_if_they_have_many_positions() -> None:
+    taken = []
+
+    class Long:
+        def __len__(self) -> int:
+            return 5
+
+        def batch(self, ids: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            taken.append(len(ids))
+            return torch.zeros(len(ids), 1024, dtype=torch.long), torch.zeros(len(ids), 1024, dtype=torch.long)
+
+    model = pipetransformer.PipelineModel(nn.Embedding(3, 4), [nn.Identity()], nn.Linear(4, 3), (1024, 4))
+    assert 0 <= predict.accuracy(model, Long()) <= 1
+    assert taken == [2, 2, 1]
+
+
+def without_held_out(path: str, dtype: torch.dtype) -> Dataset:
+    dataset = load_dataset(Data(name="digits"), dtype=dtype)
+    return Dataset(dataset.train, TensorSplit(torch.zeros(0, 1, 8, 8), torch.zeros(0)), dataset.info)
+
+
+def test_the_command_says_that_there_are_no_held_out_samples(tmp_path: Path) -> None:
+    model, data = Model(name="vit", num_layers=1, hidden_size=16), Data(name=f"{__name__}:without_held_out")
+    folder = finish(tmp_path / "run", model=model, data=data)
+    with pytest.raises(SystemExit, match="has no held-out samples: give inputs by --inputs"):
+        predict.main([str(folder)])
 
 
 def test_the_command_says_that_samples_of_a_program_have_to_be_given(tmp_path: Path) -> None:

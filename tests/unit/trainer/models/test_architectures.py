@@ -103,7 +103,7 @@ class Own(transformers.PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding: Any = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(nn.Linear(config.hidden_size, config.hidden_size) for _ in range(2))
         self.score = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
@@ -126,6 +126,52 @@ def test_a_class_of_the_users_own_is_registered_by_a_script_and_trained_by_its_m
 
     model = load_model(tmp_path / "run" / "model")
     assert isinstance(model, Own) and model(torch.zeros(1, 16, dtype=torch.long)).shape == (1, 16, 259)
+
+
+class Places(nn.Module):
+    """Adds two tables to the positions. Only the first is part of the state."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.arange(64.0)[:, None] + torch.arange(width) / 8)
+        self.register_buffer("drawn", torch.rand(64, width), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.get_buffer("table")[: x.shape[1]] + self.get_buffer("drawn")[: x.shape[1]]
+
+
+class Placed(Own):
+    """A family that fills buffers where it makes them, and not in `_init_weights`."""
+
+    class Config(Own.Config):
+        model_type = "placed"
+
+    config_class = Config
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.embedding = nn.Sequential(self.embedding, Places(config.hidden_size))
+
+
+def test_buffers_that_a_class_of_the_users_own_fills_where_it_makes_them_are_filled(tmp_path: Path) -> None:
+    @register_architecture(Placed, task="NextToken")
+    def placed(model: Any) -> tuple[nn.Module, list[nn.Module], nn.Module]:
+        return model.embedding, list(model.layers), model.score
+
+    def tables(spec: Model, units: tuple[int, ...] | None = None) -> list[Tensor]:
+        model = build_model(spec, TOKENS, seed=3, dtype=torch.float64, units=units)
+        return [model.embedding.get_buffer(f"1.{name}") for name in ("table", "drawn")]
+
+    spec, filled = spec_of({"model_type": "placed"}), Places(8).double()
+    table, drawn = tables(spec)
+    assert torch.equal(table, filled.get_buffer("table"))
+    assert 0.4 < drawn.mean() < 0.6 and torch.equal(drawn, tables(spec, ())[1]), "a unit that is received has it, too"
+
+    pretrained = Placed(Placed.Config())
+    pretrained.embedding[1].table.mul_(2)
+    pretrained.save_pretrained(tmp_path)
+    loaded = tables(Model(name="huggingface", num_layers=2, path=str(tmp_path)))
+    assert torch.equal(loaded[0], 2 * table) and torch.equal(loaded[1], drawn)
 
 
 def refusal(architecture: str, options: dict[str, Any] | None = None) -> str:

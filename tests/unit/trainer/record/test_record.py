@@ -11,7 +11,7 @@ import pytest
 
 from pipetransformer.data import EpochOrder, deal
 from pipetransformer.errors import StorageError
-from pipetransformer.record import Ledger, Role, RunRecord, audit, lines, newest_generation
+from pipetransformer.record import CacheLog, Ledger, Role, RunRecord, audit, lines, newest_generation
 from tests.testkit.trainer import ledger_checker
 
 SAMPLES, EPOCHS = 50, 2
@@ -451,3 +451,10 @@ def test_of_a_run_that_goes_on_whole_epochs_are_checked(tmp_path: Path) -> None:
     assert ledger_checker.check(tmp_path, SAMPLES, 1, goes_on=True).clean
     commit_step(tmp_path, 1, generation=2, drop=1)
     assert ledger_checker.check(tmp_path, SAMPLES, 1, goes_on=True).lost == 1
+
+
+def test_a_cache_whose_use_cannot_be_recorded_is_no_broken_connection(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("in the way")
+    log = CacheLog(tmp_path, "w0")
+    with pytest.raises(StorageError, match=r"the run's record in .*w0.jsonl"):
+        log.append(step=0, epoch=0, layout_generation=1, pipelines=1, counts={"hits": 1})

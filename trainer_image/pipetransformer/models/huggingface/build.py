@@ -172,7 +172,7 @@ class _Skeleton:
         with one_at_a_time, building("spec.model.options", f"{architecture.name} cannot be built"):
             with torch.device("meta"):
                 self.whole: Any = cast(self._class(config), dtype)
-            self._fill_constants()
+            self._fill_constants(config)
         embedding, blocks, head = self._split(self.whole)
         activation, slices = self._activation(embedding, info), architecture.slices_tokens
         self.model = PipelineModel(embedding, blocks, head, activation, slices_tokens=slices)
@@ -221,12 +221,20 @@ class _Skeleton:
             return self._load(indices)
         return {index: self._initialised(index) for index in indices}
 
-    def _fill_constants(self) -> None:
-        """Fill the buffers that are not part of `state_dict`, so that a unit is complete once it gets its state."""
-        for module in self.whole.modules():
-            if module._non_persistent_buffers_set:
-                module.to_empty(device="cpu", recurse=False)
-                self.whole._init_weights(module)
+    def _fill_constants(self, config: Any) -> None:
+        """Fill the buffers that are not part of `state_dict`, so that a unit is complete once it gets its state.
+
+        Classes of the library fill them in `_init_weights`. A user's own class may fill its buffers, also those of
+        `state_dict`, only where it makes them. So it is built once on the CPU.
+        """
+        if self._architecture.model_class is None:
+            for module in self.whole.modules():
+                if module._non_persistent_buffers_set:
+                    module.to_empty(device="cpu", recurse=False)
+                    self.whole._init_weights(module)
+        elif any(True for _ in self.whole.buffers()):
+            with seeded(self._seed):
+                _take_buffers(self.whole, cast(self._class(config), self._dtype))
 
     def _empty(self, index: int) -> nn.Module:
         unit = self.model.units[index]
@@ -260,6 +268,8 @@ class _Skeleton:
             message = f"{self._spec.path}: {type(error).__name__}: {error}"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error
         self._check_loaded(found["missing_keys"], found["mismatched_keys"])
+        if self._architecture.model_class is not None:
+            _take_buffers(whole, self.whole, of_state=False)
         embedding, blocks, head = self._split(whole)
         units = [embedding, *blocks, head]
         return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
@@ -298,3 +308,12 @@ class _Skeleton:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _take_buffers(whole: nn.Module, filled: nn.Module, *, of_state: bool = True) -> None:
+    """Let `whole` take the buffers of `filled`, a model of the same class. `of_state`: also those of `state_dict`."""
+    found = dict(filled.named_buffers(remove_duplicate=False))
+    for path, module in whole.named_modules():
+        for name in module._buffers:
+            if of_state or name in module._non_persistent_buffers_set:
+                module._buffers[name] = found.get(".".join(filter(None, (path, name))))
