@@ -242,6 +242,38 @@ class Averaging(nn.Linear):
         return super().forward(x) - self.mean
 
 
+class Masked(nn.Linear):
+    """Trains only some of its weights, by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.weight.register_hook(lambda gradient: gradient * torch.eye(8))  # type: ignore[no-untyped-call]
+
+
+class Scaled(PipelineModel):
+    """Learns the scale of its loss."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))
+        self.criterion = nn.Linear(2, 2)
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return super().loss(self.criterion(output), target, weight)
+
+
+class Behind(nn.Module):
+    """Computes with modules that it does not hold, because a list or a function hides them."""
+
+    def __init__(self, *, in_function: bool) -> None:
+        super().__init__()
+        hidden = nn.Linear(8, 8)
+        self.hidden = (lambda x: hidden(x)) if in_function else [hidden]
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.hidden(x) if callable(self.hidden) else self.hidden[0](x)
+        return found
+
+
 class Unreadable(TorchDataset[Any]):
     def __len__(self) -> int:
         return 64
@@ -261,6 +293,16 @@ class Unreadable(TorchDataset[Any]):
             {"model": lambda: PipelineModel(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), cast(Any, 8))},
             SpecError,
             "model: cannot be built: TypeError: activation is 8, not a shape such as",
+        ),
+        ({"model": around(Masked())}, SpecError, r"blocks\.0\.weight has a hook, which would be lost.* weight \* mask"),
+        ({"model": Scaled}, SpecError, "criterion has a parameter that is in no unit, so it would never train"),
+        *(
+            (
+                {"model": around(Behind(in_function=function))},
+                SpecError,
+                r"blocks\.0 computes with a parameter of shape \(8",
+            )
+            for function in (False, True)
         ),
         (
             {"model": drawn_anew},
