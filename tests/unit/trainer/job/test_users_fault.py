@@ -66,6 +66,21 @@ class Forgetful(FreezePolicy):
         return {"norms": torch.zeros(2)}
 
 
+class Numbers(FreezePolicy):
+    """Remembers a number of numpy, but only from its second decision on."""
+
+    def __init__(self) -> None:
+        self.stillest: Any = 0
+
+    def decide(self, observation: FreezeObservation) -> int:
+        if observation.unit_gradient_norms:
+            self.stillest = np.argmin(observation.unit_gradient_norms)
+        return observation.boundary
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stillest": self.stillest}
+
+
 def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     raise RuntimeError("no such class")
 
@@ -442,6 +457,7 @@ class Unreadable(TorchDataset[Any]):
         ({"evaluation": Evaluation(best_metric="loss")}, SpecError, r"spec\.evaluation\.goal: bestMetric loss needs"),
         ({"checkpoint": Checkpoint(location="nope://x")}, SpecError, "nope://x cannot be reached from here"),
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
+        ({"freeze": Numbers()}, SpecError, "Numbers failed: TypeError: Object of type int64 is not JSON"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
