@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from pipetransformer.schedules import Ahead, Schedule, ScheduleError, make_schedule
+from pipetransformer.schedules import Ahead, Schedule, ScheduleError, make_schedule, plain
 from pipetransformer_contract.spec import FrozenForward
 
 from .candidates import ONE_FORWARD_ONE_BACKWARD, Candidate, Kept, Option, Search
@@ -162,10 +162,17 @@ class StepModel:
         return [replace(choice, cut=replace(choice.cut, why_schedule=reason)), *others]
 
     def predict(self, boundary: int, cut: Cut, pipelines: int) -> Predicted:
-        """Predict a step of a cut, by simulating its schedule."""
-        step = self.step(boundary, cut.micro_batch_size, pipelines)
+        """Predict a step of a cut, by simulating its schedule.
+
+        A program's own schedule may refuse rounds with more frozen spans than it was chosen for. Then the plain
+        schedule that runs them is simulated.
+        """
+        step, holders = self.step(boundary, cut.micro_batch_size, pipelines), self._holders(boundary, cut)
         schedule = self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
-        return step.predict(schedule, cut.owners, cut.spans, self._holders(boundary, cut))
+        try:
+            return step.predict(schedule, cut.owners, cut.spans, holders)
+        except ScheduleError:
+            return step.predict(plain(cut.owners), cut.owners, cut.spans, holders)
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step: the simulated round, plus the part of the reduction that does not overlap with it.

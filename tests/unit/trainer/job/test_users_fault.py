@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -41,6 +42,7 @@ from pipetransformer.errors import (
     fault_of,
 )
 from pipetransformer.job.load import load_job
+from pipetransformer.schedules import Action, RoundShape
 from pipetransformer.training.memory_reserve import Reserve
 from pipetransformer.worker.warm_up import warm_up
 from pipetransformer_contract.spec import Precision, TrainerSpec
@@ -79,6 +81,22 @@ class Numbers(FreezePolicy):
 
     def state_dict(self) -> dict[str, Any]:
         return {"stillest": self.stillest}
+
+
+@dataclass(frozen=True)
+class Clumsy:
+    """A schedule that fails."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return [[]][shape.workers]
+
+
+@dataclass(frozen=True)
+class Loose:
+    """A schedule whose lists have something else than actions."""
+
+    def actions(self, shape: RoundShape) -> Any:
+        return [["forward", "backward"]]
 
 
 def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -458,6 +476,8 @@ class Unreadable(TorchDataset[Any]):
         ({"checkpoint": Checkpoint(location="nope://x")}, SpecError, "nope://x cannot be reached from here"),
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
         ({"freeze": Numbers()}, SpecError, "Numbers failed: TypeError: Object of type int64 is not JSON"),
+        ({"schedule": Clumsy()}, SpecError, r"schedule: Clumsy\(\): IndexError: list index out of range"),
+        ({"schedule": Loose()}, SpecError, r"schedule: Loose\(\) .*'forward'.* not an Action"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
