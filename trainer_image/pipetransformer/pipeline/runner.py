@@ -399,7 +399,12 @@ def _sums(chunks: Sequence[Chunk]) -> RoundSums:
     if not losses:
         return RoundSums()
     sums = torch.stack([*losses, *weights]).tolist()  # one wait for the device, not one a micro-batch
-    return RoundSums(math.fsum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
+    return RoundSums(_sum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The exact sum; NaN if some are infinite in both directions, for which `math.fsum` raises an error."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def _next_step(step: int, micro_batches_of: Callable[[int], Sequence[MicroBatch]]) -> list[Wanted]:
