@@ -334,3 +334,21 @@ def test_a_worker_asks_its_own_copy_of_the_policy() -> None:
     pristine = Broken("fresh")
     PolicyCopy(pristine, {"policy": "Broken", "state": {"state": "used"}})
     assert pristine.state == "fresh"
+
+
+def test_a_front_block_that_another_replaces_is_not_compared_with_it() -> None:
+    """As when a trial thaws layers."""
+
+    def decide(policy: Plasticity, step: int, boundary: int, look: float) -> int:
+        return policy.decide(replace(observe(step, boundary), learning_rate=1.0, similarities=[look] * 4))
+
+    thawed, fresh = (Plasticity(0.1, 2, 10.0, EVERY_STEP) for _ in range(2))
+    for step in (1, 2, 3):
+        decide(thawed, step, 3, look=0.0)
+    looks = [9.0, 9.2, 9.34, 9.44, 9.51, 9.56, 9.595]  # the outputs of the layer before, which moves less and less
+
+    found, wanted = (
+        [decide(policy, step, 2, look) for step, look in enumerate(looks, start=4)] for policy in (thawed, fresh)
+    )
+
+    assert found == wanted
