@@ -92,7 +92,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         metrics=metrics,
         build_units=build,
         micro_batch_size=spec.pipeline.micro_batch_size
-        or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),
+        or default_micro_batch_size(order.global_batch, stages, max(1, spec.workers // stages)),
         total_steps=training.steps or (training.epochs or 1) * order.steps_per_epoch,
         unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
         no_decay=names_without_decay(training.optimizer.no_decay, model),
