@@ -34,7 +34,7 @@ from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
 from pipetransformer_contract.spec import Freeze, Goal, Precision, TrainerSpec
 
-from .checks import check_asynchronous, check_model, check_slices, check_spec
+from .checks import check_asynchronous, check_held_out, check_model, check_slices, check_spec
 from .job import Job
 from .levels import with_levels
 from .script_parts import Parts, place_of_function
@@ -66,6 +66,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
     check_spec(spec)
+    check_held_out(spec.evaluation, len(dataset.test))
     build = _with_same_weights(model, build)
     model, build = _without_constants(spec.freeze, model, build)
     check_model(model)

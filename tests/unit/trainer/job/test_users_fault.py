@@ -349,6 +349,11 @@ class Unreadable(TorchDataset[Any]):
         ({"metrics": [positives, positives]}, SpecError, "two metrics are named 'positives'"),
         ({"evaluation": Evaluation(best_metric="f1")}, SpecError, "spec.evaluation.bestMetric: Unknown metric 'f1'"),
         ({"evaluation": Evaluation(keep_best=True)}, SpecError, "spec.evaluation.keepBest"),
+        (
+            {"data": TensorDataset(torch.zeros(8, 4), torch.zeros(8).long()), "evaluation": Evaluation(patience=2)},
+            SpecError,
+            r"spec\.evaluation\.patience: needs held-out samples, but the data have none",
+        ),
         ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
         ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
         ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
