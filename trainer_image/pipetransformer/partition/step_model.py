@@ -25,7 +25,7 @@ class StepModel:
         costs: costs of the units, and facts about the workers.
         global_batch: samples in a step.
         num_shards: number of shards (C) of the data.
-        micro_batch_size: samples in a micro-batch; None to choose it for each layout.
+        micro_batch_size: samples in a micro-batch, at most; None to choose the size for each layout.
         unit_bytes: parameter bytes of each unit.
         trained_bytes: bytes of each unit while it trains: parameters, gradients, moments.
         sample_bytes: bytes of one sample's activation between stages, or in a cache.
@@ -192,10 +192,11 @@ class StepModel:
         return self.predict(boundary, cut, pipelines).bytes_per_worker
 
     def sizes(self, stages: int, pipelines: int) -> list[int]:
-        """Micro-batch sizes to choose from, in samples, descending."""
-        if self.micro_batch_size is not None:
-            return [self.micro_batch_size]
+        """Micro-batch sizes to choose from, in samples, descending. None is larger than the share of a pipeline,
+        because the rest would be padding."""
         samples = self._samples(pipelines)
+        if self.micro_batch_size is not None:
+            return [min(self.micro_batch_size, samples)]
         return sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
 
     def schedule(self, option: Option) -> Schedule:

@@ -251,6 +251,16 @@ def test_a_schedule_that_refuses_is_not_chosen() -> None:
     )
 
 
+def test_a_micro_batch_is_no_larger_than_the_share_of_a_pipeline() -> None:
+    """A job that begins with one worker has micro-batches of half a batch. Eight pipelines would compute padding."""
+    model = make_model(even(8), options=(ONE_F_ONE_B,), fixed=0.0, micro_batch_size=12)
+    cuts = {pipelines: model.cut(0, 1, pipelines) for pipelines in (1, 2, 8)}
+    seconds = {pipelines: model.step_seconds(0, cut, pipelines) for pipelines, cut in cuts.items()}
+
+    assert [cut.micro_batch_size for cut in cuts.values()] == [12, 12, 3]
+    assert seconds[1] == pytest.approx(8 * seconds[8])
+
+
 class OnlyUnfrozen(GPipe):
     """Runs no round with a frozen span."""
 
