@@ -46,6 +46,19 @@ class FreezeTrial(SpecModel):
     )
 
 
+#: Fields that say when a policy decides.
+_INSTANTS = ("start_after_epochs", "start_after_steps", "interval_epochs", "interval_steps")
+#: The fields that each policy reads beside `policy`, `trial`, `never` and `always`. A policy that is named as
+#: module:function reads `options`, and when it decides.
+_READ = {
+    FreezePolicyName.NONE: (),
+    FreezePolicyName.PAPER_SCHEDULE: ("alpha", *_INSTANTS),
+    FreezePolicyName.GRADIENT_NORM: ("alpha", *_INSTANTS),
+    FreezePolicyName.NORM_CHANGE: ("percentile", *_INSTANTS),
+    FreezePolicyName.PLASTICITY: ("tolerance", "window_decisions", "learning_rate_drop", *_INSTANTS),
+    FreezePolicyName.EXPLICIT: ("boundaries",),
+    FreezePolicyName.SCRIPT: (),
+}
 #: Patterns of parameters' or modules' names in the whole model.
 Patterns = Annotated[list[Annotated[str, Field(min_length=1, max_length=253)]], Field(max_length=64)]
 
@@ -148,8 +161,9 @@ class Freeze(SpecModel):
 
     @property
     def ignored(self) -> list[str]:
-        """Names of fields that have no effect although they are set: policy None reads only `always`. Otherwise
-        empty."""
-        if self.policy != FreezePolicyName.NONE:
-            return []
-        return sorted(self.model_dump(by_alias=True, exclude_defaults=True, exclude={"always"}))
+        """Names of fields that have no effect although they are set, because the policy does not read them."""
+        own = {name.value: fields for name, fields in _READ.items()}.get(self.policy, ("options", *_INSTANTS))
+        common = (
+            ("policy", "always") if self.policy == FreezePolicyName.NONE else ("policy", "always", "never", "trial")
+        )
+        return sorted(self.model_dump(by_alias=True, exclude_defaults=True, exclude={*own, *common}))

@@ -112,8 +112,9 @@ class Pipeline(SpecModel):
     )
     micro_batch_size: Positive | None = Field(
         default=None,
-        description="Number of samples in a micro-batch. By default it follows from globalBatchSize and stages. With"
-        " packing Measured it is chosen for each layout by measured costs.",
+        description="Number of samples in a micro-batch, at most those that a pipeline trains in a step. By default it"
+        " follows from globalBatchSize and stages. With packing Measured it is chosen for each layout by measured"
+        " costs.",
     )
     packing: Packing = Field(
         default=Packing.PAPER,

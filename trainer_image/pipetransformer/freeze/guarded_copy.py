@@ -35,7 +35,6 @@ class PolicyCopy:
         trial: FreezeTrial | None = None,
     ) -> None:
         self._name = type(pristine).__name__
-        self._checked = False
         self._limits = limits or Limits()
         self._trial = None if trial is None else Trial(trial)
         if self._trial is not None and "trial" in state:
@@ -99,9 +98,8 @@ class PolicyCopy:
         """The state of the policy and of its trial, JSON-able, to resume another copy with."""
         try:
             state = self._policy.state_dict()
-            if state and not self._checked:
+            if state:
                 json.dumps(state)  # checkpoints and messages store it as JSON
-                self._checked = True
         except Exception as error:
             raise self._failed(error) from error
         return {"policy": self._name, "state": state} | (

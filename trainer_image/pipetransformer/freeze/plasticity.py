@@ -34,6 +34,8 @@ class Plasticity(FreezePolicy):
         self._largest = 0.0
         self._stationary = 0
         self._rate_at_first_freeze: float | None = None
+        #: The boundary at which `_reference` and `_history` were seen.
+        self._front = 0
 
     def needs_similarities(self, step: int) -> bool:
         return self.instants.number(step) is not None
@@ -52,6 +54,9 @@ class Plasticity(FreezePolicy):
             return 0
         if boundary >= observation.num_layers or not similarities or not np.isfinite(similarities).all():
             return boundary
+        if boundary != self._front:  # a trial or a limit has moved it, and these are outputs of another layer
+            self._start_front()
+            self._front = boundary
         before, self._reference = self._reference, list(similarities)
         if not before:
             return boundary
@@ -83,6 +88,7 @@ class Plasticity(FreezePolicy):
             "largest": self._largest,
             "stationary": self._stationary,
             "rate_at_first_freeze": self._rate_at_first_freeze,
+            "front": self._front,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -91,6 +97,7 @@ class Plasticity(FreezePolicy):
         self._largest = float(state["largest"])
         self._stationary = int(state["stationary"])
         self._rate_at_first_freeze = state["rate_at_first_freeze"]
+        self._front = int(state["front"])
 
 
 def distance(reference: Sequence[float], similarities: Sequence[float]) -> float:

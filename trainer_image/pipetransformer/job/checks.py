@@ -16,7 +16,7 @@ from pipetransformer.data import DataInfo, Task
 from pipetransformer.errors import SpecError, storing
 from pipetransformer.models import PipelineModel, is_keyed
 from pipetransformer.storage import Folder
-from pipetransformer_contract.spec import ASYNCHRONOUS, NEEDS_ORDER, READS_PICTURES, Pipeline, TrainerSpec
+from pipetransformer_contract.spec import ASYNCHRONOUS, NEEDS_ORDER, READS_PICTURES, Evaluation, Pipeline, TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
 
@@ -107,6 +107,24 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
                 "spec.checkpoint.location",
                 f"{location} holds a checkpoint of another run, whose {name} was {theirs[name]} and not {value}: "
                 f"name another location, or {back}",
+            )
+
+
+def check_held_out(spec: Evaluation, count: int) -> None:
+    """Refuse settings that nothing would follow from, because there are no evaluations.
+
+    Args:
+        spec: the section `evaluation` of the spec.
+        count: number of held-out samples.
+
+    Raises:
+        SpecError: names the field.
+    """
+    for field, is_set in (("keepBest", spec.keep_best), ("patience", spec.patience is not None)):
+        if is_set and not count:
+            raise SpecError(
+                f"spec.evaluation.{field}",
+                "needs held-out samples, but the data have none: hold some out, or remove it",
             )
 
 

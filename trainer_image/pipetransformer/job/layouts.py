@@ -31,7 +31,7 @@ from pipetransformer.partition import (
     paper_bytes,
 )
 from pipetransformer.partition.slice_costs import SliceCosts, choose_slices
-from pipetransformer.partition.slices import default_grain, equal_slices, in_tokens
+from pipetransformer.partition.slices import equal_slices, grain_of, in_tokens
 from pipetransformer.schedules import Ahead, OwnsSpans, Schedule, TeraPipe, make_schedule
 from pipetransformer.state.control import Control
 from pipetransformer.state.optimizer import moment_shapes
@@ -243,7 +243,7 @@ class Layouts:
             samples=cut.micro_batch_size,
             micro_batches=-(-samples // cut.micro_batch_size),
             total=total,
-            grain=pipeline.slice_multiple or default_grain(total),
+            grain=grain_of(total, pipeline.slice_multiple),
         )
 
     @property

@@ -33,9 +33,9 @@ from pipetransformer.models import (
 from pipetransformer.models.metrics import LOSS, make_metrics
 from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
-from pipetransformer_contract.spec import Evaluation, Freeze, Goal, Precision, TrainerSpec
+from pipetransformer_contract.spec import Freeze, Goal, Precision, TrainerSpec
 
-from .checks import check_asynchronous, check_model, check_slices, check_spec
+from .checks import check_asynchronous, check_held_out, check_model, check_slices, check_spec
 from .job import Job
 from .levels import with_levels
 from .script_parts import Parts, place_of_function
@@ -67,7 +67,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
     check_spec(spec)
-    _check_held_out(spec.evaluation, len(dataset.test))
+    check_held_out(spec.evaluation, len(dataset.test))
     build = _with_same_weights(model, build)
     model, build = _without_constants(spec.freeze, model, build)
     check_model(model)
@@ -94,7 +94,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         metrics=metrics,
         build_units=build,
         micro_batch_size=spec.pipeline.micro_batch_size
-        or default_micro_batch_size(training.global_batch_size, stages, max(1, spec.workers // stages)),
+        or default_micro_batch_size(order.global_batch, stages, max(1, spec.workers // stages)),
         total_steps=training.steps or (training.epochs or 1) * order.steps_per_epoch,
         unit_bytes=[sum(tensor.nbytes for tensor in (*unit.parameters(), *unit.buffers())) for unit in model.units],
         no_decay=names_without_decay(training.optimizer.no_decay, model),
@@ -126,17 +126,6 @@ def _order(spec: TrainerSpec, count: int, num_shards: int | None) -> EpochOrder:
         global_batch=spec.training.global_batch_size,
         num_shards=num_shards or min(spec.training.global_batch_size, count, max(spec.num_shards, _ENOUGH_SHARDS)),
     )
-
-
-def _check_held_out(spec: Evaluation, count: int) -> None:
-    """Refuse what only an evaluation can decide if there are no held-out samples. `count` is their number.
-
-    Raises:
-        SpecError: names the field.
-    """
-    for field, asked in (("keepBest", spec.keep_best), ("patience", spec.patience is not None)):
-        if asked and not count:
-            raise SpecError(f"spec.evaluation.{field}", "needs held-out samples, but the data have none")
 
 
 def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:

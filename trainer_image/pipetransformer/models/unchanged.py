@@ -1,4 +1,4 @@
-"""Refuses forwards that change a parameter or a buffer of their unit.
+"""Refuses forwards that change a parameter or a buffer of their unit, or compute with parameters of others.
 
 The number of forwards depends on the layout, so the result of such changes would too. In each round, the version
 counters of tensors show most changes at little cost. A unit's first forward is watched more closely. A write through
@@ -124,18 +124,38 @@ def watching(unit: nn.Module, name: str, *, exactly: bool) -> Iterator[None]:
         exactly: whether to compare all values too. That needs a copy of the unit, so use it only once a job.
 
     Raises:
-        SpecError: on exit, if the forward wrote to a parameter or a buffer.
+        SpecError: on exit, if the forward wrote to a parameter or a buffer, or computed with a parameter that the unit
+            does not hold.
     """
     seen = _Seen.at(_places(name, unit))
     copies = [tensor.detach().clone() for tensor in seen.tensors] if exactly else []
-    with _Writes(seen) as writes:
-        yield
-    if writes.place is not None:
-        raise writes.place.refuse()
+    with _Operations(seen) as operations:
+        try:
+            yield
+        except Exception as error:
+            if operations.foreign is not None:  # it may be on another device
+                raise _refuse_foreign(name, operations.foreign) from error
+            raise
+    if operations.written is not None:
+        raise operations.written.refuse()
     seen.check()
     for place, tensor, copy in zip(seen.places, seen.tensors, copies, strict=False):
         if not _same(copy, tensor):
             raise place.refuse()
+    if operations.foreign is not None:
+        raise _refuse_foreign(name, operations.foreign)
+
+
+def _refuse_foreign(name: str, parameter: nn.Parameter) -> SpecError:
+    """The error for a parameter that the unit `name` only refers to, in a list or in a function.
+
+    The trainer copies units, so such a parameter would stay as it was when the unit was copied.
+    """
+    return SpecError(
+        "spec.model",
+        f"{name} computes with a parameter of shape {tuple(parameter.shape)} that it does not hold, so the parameter "
+        "would never train: set it, or its module, as an attribute. Parameters that units share train together",
+    )
 
 
 def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
@@ -160,16 +180,20 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     return tensor.untyped_storage() if tensor.layout is torch.strided else None
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the first operation of torch that writes to the memory of one of `seen`, through any tensor.
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the operations of a unit's forward.
 
     Attributes:
-        place: the place of the tensor that was written to; None if none was.
+        written: the place of the first tensor of `seen` to whose memory an operation wrote, through any tensor; None if
+            none did.
+        foreign: the first parameter that an operation used and that is not among `seen`; None if none did.
     """
 
     def __init__(self, seen: _Seen) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place: _Place | None = None
+        self.written: _Place | None = None
+        self.foreign: nn.Parameter | None = None
+        self._own = {id(tensor) for tensor in seen.tensors}
         self._held: dict[int, list[tuple[range, _Place]]] = {}
         for place, tensor, storage in zip(seen.places, seen.tensors, seen.storages, strict=True):
             if storage is not None:
@@ -179,19 +203,27 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.place is None and func._schema.is_mutable:
+        for tensor in (each for given in (*args, *kwargs.values()) for each in _each(given)):
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad and id(tensor) not in self._own:
+                self.foreign = self.foreign if self.foreign is not None else tensor
+        if self.written is None and func._schema.is_mutable:
             for number, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     self._note(args[number] if number < len(args) else kwargs.get(argument.name))
         return func(*args, **kwargs)
 
     def _note(self, written: Any) -> None:
-        for tensor in written if isinstance(written, list | tuple) else [written]:
+        for tensor in _each(written):
             storage = _storage(tensor) if isinstance(tensor, Tensor) else None
             for extent, place in self._held.get(storage._cdata, ()) if storage is not None else ():
                 own = _extent(tensor)
                 if own.start < extent.stop and extent.start < own.stop:
-                    self.place = self.place or place
+                    self.written = self.written or place
+
+
+def _each(given: Any) -> Sequence[Any]:
+    """The tensors of an argument, which may be a list of tensors."""
+    return given if isinstance(given, list | tuple) else (given,)
 
 
 def _extent(tensor: Tensor) -> range:

@@ -44,6 +44,7 @@ class Axis:
 
     Attributes:
         blocks: number of equal blocks, such as heads, on the larger level. A block is merged with others as a whole.
+            If the axis cannot be divided into so many, each entry is a block.
         reads: whether it is an input axis, which is multiplied with an input. Otherwise it is an output axis, or that
             of something added to an output.
         parts: number of independent axes that are stored side by side, such as 3 for query, key and value.
@@ -56,7 +57,7 @@ class Axis:
     def narrow(self, x: Tensor, dim: int, groups: Groups) -> Tensor:
         """Make dimension `dim` of `x` narrower: each group becomes its mean (F), or its sum on an input axis (T)."""
         before, size, after = _around(x, dim)
-        view = x.reshape(*before, self.parts, *self._grouped(groups, size // (self.parts * self.blocks)), *after)
+        view = x.reshape(*before, self.parts, *self._grouped(groups, size), *after)
         along = len(before) + (1 if groups.grouping is Grouping.HALVES else 2)
         merged = view.sum(along) if self.reads else view.mean(along)
         return merged.reshape(*before, size // groups.factor, *after)
@@ -66,17 +67,19 @@ class Axis:
         input axis (F)."""
         x = x / groups.factor if self.reads else x  # before the copies, because fresh memory takes long
         before, size, after = _around(x, dim)
-        shape = self._grouped(groups, size * groups.factor // (self.parts * self.blocks))
+        shape = self._grouped(groups, size * groups.factor)
         along = 0 if groups.grouping is Grouping.HALVES else 1
         single = [*shape[:along], 1, *shape[along + 1 :]]
         view = x.reshape(*before, self.parts, *single, *after).expand(*before, self.parts, *shape, *after)
         return view.reshape(*before, size * groups.factor, *after)
 
-    def _grouped(self, groups: Groups, block_size: int) -> list[int]:
-        """The shape of one part of the wider axis, with a dimension for the members of a group."""
-        count = self.blocks // groups.factor
+    def _grouped(self, groups: Groups, size: int) -> list[int]:
+        """The shape of one part of the wider axis of this size, with a dimension for the members of a group."""
+        of_part = size // self.parts
+        blocks = of_part if of_part % self.blocks else self.blocks
+        count = blocks // groups.factor
         members = [groups.factor, count] if groups.grouping is Grouping.HALVES else [count, groups.factor]
-        return [*members, block_size]
+        return [*members, of_part // blocks]
 
 
 #: The axes of a parameter; None for an axis that keeps its size. Empty for a parameter that does not change at all.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from pipetransformer.schedules import RoundShape, Schedule, ScheduleError, fit
+from pipetransformer.schedules import RoundShape, Schedule, ScheduleError, fit, lists_of
 from pipetransformer_contract.spec import ScheduleName
 
 from .contiguous import MemoryBound, MemoryBoundError
@@ -270,7 +270,7 @@ class Search:
         schedule, step = self.schedules[candidate.option], self.steps[cut.micro_batch_size]
         try:
             if cut.schedule is ScheduleName.SCRIPT:  # a prediction may simulate only shorter rounds than this one
-                schedule.actions(RoundShape(cut.owners, step.micro_batches))
+                lists_of(schedule, RoundShape(cut.owners, step.micro_batches))
             found = step.predict(schedule, cut.owners, cut.spans, candidate.holders)
         except ScheduleError as error:
             return replace(candidate, why_not=str(error))

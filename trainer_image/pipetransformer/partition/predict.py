@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-from pipetransformer.schedules import Ahead, Asynchronous, Program, RoundCosts, RoundSeconds, RoundShape, Schedule
+from pipetransformer.schedules import (
+    Ahead,
+    Asynchronous,
+    Program,
+    RoundCosts,
+    RoundSeconds,
+    RoundShape,
+    Schedule,
+    lists_of,
+)
 
 from .costs import UnitCost, training_seconds
 
@@ -357,4 +366,4 @@ def _simulated(schedule: Schedule, chunks: int, work: SpanWork) -> _Played:
 
 @lru_cache(maxsize=64)
 def _program(schedule: Schedule, shape: RoundShape) -> Program:
-    return Program.of(schedule.actions(shape), shape)
+    return Program.of(lists_of(schedule, shape), shape)

@@ -20,6 +20,8 @@ Seconds = NDArray[np.float64]
 _LIMITS, _AT_ONCE = 4096, 256
 #: Grains of a sample, and the fewest tokens of a grain. Both are used unless the job sets the tokens of a grain.
 _GRAINS, _LEAST_GRAIN = 64, 8
+#: Most grains of a sample. With as many, a plan takes a second; with 1,024 it takes half a minute.
+_MOST_GRAINS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +139,17 @@ def equal_slices(total: int, count: int) -> tuple[int, ...]:
     return tuple(end - start for start, end in pairwise(total * number // count for number in range(count + 1)))
 
 
-def default_grain(total: int) -> int:
-    """Tokens of a grain for samples of `total` tokens, if the job does not set them."""
-    return min(total, max(_LEAST_GRAIN, -(-total // _GRAINS)))
+def grain_of(total: int, multiple: int | None) -> int:
+    """Tokens of a grain for samples of `total` tokens.
+
+    Args:
+        total: tokens of a sample.
+        multiple: the job's `sliceMultiple`. A grain is the smallest multiple of it with which the sample has few enough
+            grains to plan. None if the job does not set it.
+    """
+    if multiple is None:
+        return min(total, max(_LEAST_GRAIN, -(-total // _GRAINS)))
+    return multiple * -(-total // (multiple * _MOST_GRAINS))
 
 
 def in_tokens(lengths: Iterable[int], grain: int, total: int) -> tuple[int, ...]:

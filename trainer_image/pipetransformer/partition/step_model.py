@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from pipetransformer.schedules import Ahead, Schedule, ScheduleError, make_schedule
+from pipetransformer.schedules import Ahead, Schedule, ScheduleError, make_schedule, plain
 from pipetransformer_contract.spec import FrozenForward
 
 from .candidates import ONE_FORWARD_ONE_BACKWARD, Candidate, Kept, Option, Search
@@ -25,7 +25,7 @@ class StepModel:
         costs: costs of the units, and facts about the workers.
         global_batch: samples in a step.
         num_shards: number of shards (C) of the data.
-        micro_batch_size: samples in a micro-batch; None to choose it for each layout.
+        micro_batch_size: samples in a micro-batch, at most; None to choose the size for each layout.
         unit_bytes: parameter bytes of each unit.
         trained_bytes: bytes of each unit while it trains: parameters, gradients, moments.
         sample_bytes: bytes of one sample's activation between stages, or in a cache.
@@ -162,10 +162,17 @@ class StepModel:
         return [replace(choice, cut=replace(choice.cut, why_schedule=reason)), *others]
 
     def predict(self, boundary: int, cut: Cut, pipelines: int) -> Predicted:
-        """Predict a step of a cut, by simulating its schedule."""
-        step = self.step(boundary, cut.micro_batch_size, pipelines)
+        """Predict a step of a cut, by simulating its schedule.
+
+        A program's own schedule may refuse rounds with more frozen spans than it was chosen for. Then the plain
+        schedule that runs them is simulated.
+        """
+        step, holders = self.step(boundary, cut.micro_batch_size, pipelines), self._holders(boundary, cut)
         schedule = self.schedule(Option(cut.schedule, len(cut.spans) // cut.stages))
-        return step.predict(schedule, cut.owners, cut.spans, self._holders(boundary, cut))
+        try:
+            return step.predict(schedule, cut.owners, cut.spans, holders)
+        except ScheduleError:
+            return step.predict(plain(cut.owners), cut.owners, cut.spans, holders)
 
     def costs_within_step(self, cut: Cut, pipelines: int) -> ModelCosts:
         """Return the costs with fewer seconds an action, so that the predicted step is no longer than the measured one.
@@ -205,10 +212,11 @@ class StepModel:
         return self.predict(boundary, cut, pipelines).bytes_per_worker
 
     def sizes(self, stages: int, pipelines: int) -> list[int]:
-        """Micro-batch sizes to choose from, in samples, descending."""
-        if self.micro_batch_size is not None:
-            return [self.micro_batch_size]
+        """Micro-batch sizes to choose from, in samples, descending. None is larger than the share of a pipeline,
+        because the rest would be padding."""
         samples = self._samples(pipelines)
+        if self.micro_batch_size is not None:
+            return [min(self.micro_batch_size, samples)]
         return sorted({-(-samples // (stages * each)) for each in _MICRO_BATCHES_PER_STAGE}, reverse=True)
 
     def schedule(self, option: Option) -> Schedule:

@@ -12,19 +12,17 @@ from torch import Tensor, nn
 
 from pipetransformer.cache import ActivationCache, FrozenPrefix
 from pipetransformer.data import MicroBatch, Readers, Split, Wanted
-from pipetransformer.errors import SpecError
 from pipetransformer.models import PipelineModel, TokenSlice, Unchanged
 from pipetransformer.models.metrics import Metric
 from pipetransformer.partition import UnitCost
 from pipetransformer.partition.slices import round_slices
 from pipetransformer.schedules import (
     Ahead,
-    GPipe,
-    OneForwardOneBackward,
     Operation,
     RoundShape,
     Schedule,
     ScheduleError,
+    plain,
     planned,
     staleness,
 )
@@ -378,19 +376,17 @@ class StageRunner:
         return self._planned[shape]
 
     def _plan(self, shape: RoundShape) -> Sequence[Sequence[Operation]]:
-        plain = GPipe() if len(shape.owners) > shape.workers else OneForwardOneBackward()
+        instead = plain(shape.owners)
         alone = shape.workers == 1 and shape.slices == 1
         if alone or not shape.trains(len(shape.owners) - 1):
-            return planned(plain, shape)
+            return planned(instead, shape)
         try:
             return planned(self._schedule(self.spec.schedule, shape), shape)
         except ScheduleError as error:
             logger.warning(
-                "%s cannot run %d micro-batches: %s; running %s", self.spec.schedule, shape.chunks, error, plain
+                "%s cannot run %d micro-batches: %s; running %s", self.spec.schedule, shape.chunks, error, instead
             )
-            return planned(self._schedule(plain, shape), shape)
-        except Exception as error:
-            raise SpecError("schedule", f"{self.spec.schedule}: {type(error).__name__}: {error}") from error
+            return planned(self._schedule(instead, shape), shape)
 
     def _schedule(self, inner: Schedule, shape: RoundShape) -> Schedule:
         return replace(self._ahead.schedule, inner=inner) if self._ahead is not None and shape.prefix_units else inner
@@ -403,7 +399,12 @@ def _sums(chunks: Sequence[Chunk]) -> RoundSums:
     if not losses:
         return RoundSums()
     sums = torch.stack([*losses, *weights]).tolist()  # one wait for the device, not one a micro-batch
-    return RoundSums(math.fsum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
+    return RoundSums(_sum(sums[: len(losses)]), math.fsum(sums[len(losses) :]))
+
+
+def _sum(values: Sequence[float]) -> float:
+    """The exact sum; NaN if some are infinite in both directions, for which `math.fsum` raises an error."""
+    return math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
 
 
 def _next_step(step: int, micro_batches_of: Callable[[int], Sequence[MicroBatch]]) -> list[Wanted]:

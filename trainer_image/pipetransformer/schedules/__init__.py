@@ -2,7 +2,7 @@
 
 from .ahead import Ahead, RoundSeconds
 from .asynchronous import Asynchronous, staleness
-from .flushed import GPipe, OneForwardOneBackward
+from .flushed import GPipe, OneForwardOneBackward, plain
 from .make import make_schedule
 from .operations import (
     Action,
@@ -16,7 +16,7 @@ from .operations import (
     Send,
     Value,
 )
-from .order import planned
+from .order import lists_of, planned
 from .owners import Fitted, OwnsSpans, fit, one_each
 from .simulate import Program, RoundCosts, Simulated, simulate
 from .tera import TeraPipe
@@ -44,8 +44,10 @@ __all__ = [
     "TeraPipe",
     "Value",
     "fit",
+    "lists_of",
     "make_schedule",
     "one_each",
+    "plain",
     "planned",
     "simulate",
     "staleness",

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .operations import Action, ActionKind, RoundShape, ScheduleError
+from .operations import Action, ActionKind, RoundShape, Schedule, ScheduleError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,15 @@ class OneForwardOneBackward:
         if shape.owners != tuple(range(shape.workers)):
             raise ScheduleError("1F1B needs one span a worker")
         return in_turns(shape, range(shape.chunks))
+
+
+def plain(owners: Sequence[int]) -> Schedule:
+    """The schedule of a round that the chosen schedule cannot run: 1F1B, or GPipe if workers own several spans.
+
+    Args:
+        owners: worker of each span.
+    """
+    return GPipe() if len(owners) > max(owners) + 1 else OneForwardOneBackward()
 
 
 def there_and_back(shape: RoundShape, backward: Sequence[int]) -> list[list[Action]]:

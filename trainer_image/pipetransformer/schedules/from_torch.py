@@ -131,7 +131,7 @@ def _made(schedule: Any, spans: int, workers: int, chunks: int) -> Any:
     no_messages = type(schedule.__name__, (schedule,), {"_prepare_schedule_with_comms": lambda *_: None})
     try:
         return no_messages(stages[0] if issubclass(schedule, PipelineScheduleSingle) else stages, chunks)
-    except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
         raise ScheduleError(f"{schedule.__name__} cannot run {chunks} chunks on {workers} workers: {error}") from error
 
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
+from pipetransformer.errors import SpecError
+
 from .operations import (
     Action,
     ActionKind,
@@ -52,10 +54,31 @@ def planned(schedule: Schedule, shape: RoundShape) -> tuple[tuple[Operation, ...
     Raises:
         ScheduleError: the schedule cannot run this shape, leaves a computation out or has one too many, or the input
             of a computation is never produced before it.
+        SpecError: the schedule fails (`lists_of`).
     """
-    lists = schedule.actions(shape)
+    lists = lists_of(schedule, shape)
     _check(lists, shape)
     return add_messages(lists, shape)
+
+
+def lists_of(schedule: Schedule, shape: RoundShape) -> list[list[Action]]:
+    """The lists of a schedule, which may be the user's code. Without this, its errors would look like a broken
+    connection.
+
+    Raises:
+        ScheduleError: the schedule cannot run this shape.
+        SpecError: the schedule raises another error, or returns something else than actions.
+    """
+    try:
+        lists = [list(actions) for actions in schedule.actions(shape)]
+    except ScheduleError:
+        raise
+    except Exception as error:
+        raise SpecError("schedule", f"{schedule}: {type(error).__name__}: {error}") from error
+    for action in (each for actions in lists for each in actions):
+        if not isinstance(action, Action):
+            raise SpecError("schedule", f"{schedule} returned {action!r}, which is not an Action")
+    return lists
 
 
 def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:

@@ -33,7 +33,7 @@ from pipetransformer.data import (
 from pipetransformer.data.order import pipelines_of
 from pipetransformer.errors import SpecError
 from pipetransformer.job.load import load_job
-from pipetransformer_contract.spec import Data
+from pipetransformer_contract.spec import Data, Model, Pipeline, TrainerSpec, Training
 from tests.testkit.trainer.numerics import ADAMW, make_spec
 
 sizes = st.tuples(st.integers(1, 150), st.integers(1, 40), st.integers(1, 9), st.integers(0, 3)).filter(
@@ -71,6 +71,15 @@ def test_an_epoch_has_the_order_that_checkpoints_of_earlier_images_continue(epoc
 @pytest.mark.parametrize(("batch", "shards"), [(7, 7), (1437, 1024)])
 def test_there_is_a_shard_for_each_sample_of_a_batch_up_to_what_is_enough(batch: int, shards: int) -> None:
     assert load_job(make_spec(ADAMW, training={"steps": 1, "globalBatchSize": batch})).order.num_shards == shards
+
+
+@pytest.mark.parametrize(("batch", "size"), [(64, 16), (100_000, 359)])
+def test_micro_batches_divide_a_batch_that_may_be_smaller_than_the_spec_says(batch: int, size: int) -> None:
+    training = Training(steps=1, global_batch_size=batch)
+    spec = TrainerSpec(
+        model=Model(name="vit"), data=Data(name="digits"), training=training, pipeline=Pipeline(stages=2)
+    )
+    assert load_job(spec).micro_batch_size == size
 
 
 @given(sizes)

@@ -269,15 +269,26 @@ def test_a_job_that_does_not_mention_freeze_freezes_nothing() -> None:
         assert isinstance(make_policy(freeze, steps_per_epoch=10), NoFreeze)
 
 
-def test_fields_of_a_freeze_without_a_policy_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    make_policy(Freeze(policy="PaperSchedule", start_after_epochs=3), steps_per_epoch=10)
-    make_policy(Freeze(policy="None"), steps_per_epoch=10)
-    assert not caplog.messages
+@pytest.mark.parametrize(
+    ("freeze", "fields"),
+    [
+        ({"policy": "PaperSchedule", "alpha": 0.5, "startAfterEpochs": 3, "never": ["head"]}, ""),
+        ({"policy": "tests.unit.trainer.freeze.test_freeze:EveryOther", "options": {"blocks": 1}}, ""),
+        ({"policy": "None", "always": ["embedding"]}, ""),
+        ({"alpha": 0.5, "startAfterEpochs": 3, "never": ["head"]}, "alpha, never, startAfterEpochs"),
+        ({"policy": "PaperSchedule", "options": {"alpha": 0.5}}, "options"),
+        ({"policy": "GradientNorm", "percentile": 30}, "percentile"),
+        ({"policy": "Explicit", "boundaries": [{"step": 1, "boundary": 1}], "startAfterEpochs": 3}, "startAfterEpochs"),
+    ],
+)
+def test_fields_that_a_policy_does_not_read_are_named_in_a_warning(
+    freeze: dict[str, Any], fields: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_policy(Freeze.model_validate(freeze), steps_per_epoch=10)
 
-    make_policy(Freeze(alpha=0.5, start_after_epochs=3), steps_per_epoch=10)
-
-    (said,) = caplog.messages
-    assert "alpha, startAfterEpochs has no effect" in said
+    assert caplog.messages == (
+        [f"spec.freeze: {fields} has no effect with policy {freeze.get('policy')}"] if fields else []
+    )
 
 
 def not_a_policy(instants: Instants) -> str:
@@ -334,3 +345,21 @@ def test_a_worker_asks_its_own_copy_of_the_policy() -> None:
     pristine = Broken("fresh")
     PolicyCopy(pristine, {"policy": "Broken", "state": {"state": "used"}})
     assert pristine.state == "fresh"
+
+
+def test_a_front_block_that_another_replaces_is_not_compared_with_it() -> None:
+    """As when a trial thaws layers."""
+
+    def decide(policy: Plasticity, step: int, boundary: int, look: float) -> int:
+        return policy.decide(replace(observe(step, boundary), learning_rate=1.0, similarities=[look] * 4))
+
+    thawed, fresh = (Plasticity(0.1, 2, 10.0, EVERY_STEP) for _ in range(2))
+    for step in (1, 2, 3):
+        decide(thawed, step, 3, look=0.0)
+    looks = [9.0, 9.2, 9.34, 9.44, 9.51, 9.56, 9.595]  # the outputs of the layer before, which moves less and less
+
+    found, wanted = (
+        [decide(policy, step, 2, look) for step, look in enumerate(looks, start=4)] for policy in (thawed, fresh)
+    )
+
+    assert found == wanted

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -41,6 +42,7 @@ from pipetransformer.errors import (
     fault_of,
 )
 from pipetransformer.job.load import load_job
+from pipetransformer.schedules import Action, RoundShape
 from pipetransformer.training.memory_reserve import Reserve
 from pipetransformer.worker.warm_up import warm_up
 from pipetransformer_contract.spec import Precision, TrainerSpec
@@ -64,6 +66,37 @@ class Forgetful(FreezePolicy):
 
     def state_dict(self) -> dict[str, Any]:
         return {"norms": torch.zeros(2)}
+
+
+class Numbers(FreezePolicy):
+    """Remembers a number of numpy, but only from its second decision on."""
+
+    def __init__(self) -> None:
+        self.stillest: Any = 0
+
+    def decide(self, observation: FreezeObservation) -> int:
+        if observation.unit_gradient_norms:
+            self.stillest = np.argmin(observation.unit_gradient_norms)
+        return observation.boundary
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stillest": self.stillest}
+
+
+@dataclass(frozen=True)
+class Clumsy:
+    """A schedule that fails."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return [[]][shape.workers]
+
+
+@dataclass(frozen=True)
+class Loose:
+    """A schedule whose lists have something else than actions."""
+
+    def actions(self, shape: RoundShape) -> Any:
+        return [["forward", "backward"]]
 
 
 def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,6 +281,38 @@ class Sparse(nn.Linear):
         self.register_buffer("adjacency", torch.eye(8).to_sparse())
 
 
+class Masked(nn.Linear):
+    """Trains only some of its weights, by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.weight.register_hook(lambda gradient: gradient * torch.eye(8))  # type: ignore[no-untyped-call]
+
+
+class Scaled(PipelineModel):
+    """Learns the scale of its loss."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))
+        self.criterion = nn.Linear(2, 2)
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return super().loss(self.criterion(output), target, weight)
+
+
+class Behind(nn.Module):
+    """Computes with modules that it does not hold, because a list or a function hides them."""
+
+    def __init__(self, *, in_function: bool) -> None:
+        super().__init__()
+        hidden = nn.Linear(8, 8)
+        self.hidden = (lambda x: hidden(x)) if in_function else [hidden]
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.hidden(x) if callable(self.hidden) else self.hidden[0](x)
+        return found
+
+
 class Unreadable(TorchDataset[Any]):
     def __len__(self) -> int:
         return 64
@@ -267,6 +332,16 @@ class Unreadable(TorchDataset[Any]):
             {"model": lambda: PipelineModel(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), cast(Any, 8))},
             SpecError,
             "model: cannot be built: TypeError: activation is 8, not a shape such as",
+        ),
+        ({"model": around(Masked())}, SpecError, r"blocks\.0\.weight has a hook, which would be lost.* weight \* mask"),
+        ({"model": Scaled}, SpecError, "criterion has a parameter that is in no unit, so it would never train"),
+        *(
+            (
+                {"model": around(Behind(in_function=function))},
+                SpecError,
+                r"blocks\.0 computes with a parameter of shape \(8",
+            )
+            for function in (False, True)
         ),
         (
             {"model": drawn_anew},
@@ -412,6 +487,9 @@ class Unreadable(TorchDataset[Any]):
         ({"evaluation": Evaluation(best_metric="loss")}, SpecError, r"spec\.evaluation\.goal: bestMetric loss needs"),
         ({"checkpoint": Checkpoint(location="nope://x")}, SpecError, "nope://x cannot be reached from here"),
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
+        ({"freeze": Numbers()}, SpecError, "Numbers failed: TypeError: Object of type int64 is not JSON"),
+        ({"schedule": Clumsy()}, SpecError, r"schedule: Clumsy\(\): IndexError: list index out of range"),
+        ({"schedule": Loose()}, SpecError, r"schedule: Loose\(\) .*'forward'.* not an Action"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")

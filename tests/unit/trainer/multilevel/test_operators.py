@@ -139,3 +139,18 @@ def test_up_and_down_again_changes_nothing(grouping: Grouping, factor: int, tmp_
     assert again.keys() == state.keys()
     for name, tensor in state.items():
         torch.testing.assert_close(again[name], tensor, rtol=1e-15, atol=1e-16, msg=name)
+
+
+def test_a_width_that_is_no_multiple_of_the_heads_is_merged_channel_by_channel(tmp_path: Path) -> None:
+    """As the MLP of Llama 13B, of 13,824 channels beside 40 heads."""
+    model, levels = CASES["own-vit"][0], {"grouping": "Adjacent", "alpha": 1.0}
+    job = level_job("own-vit", tmp_path, levels=levels, model={**model, "numLayers": 4, "mlpSize": 60})
+    down, up, state = level_map(job, 0, None), level_map(job, 1, None), random_state(job)
+
+    made = down.make(1, state)
+    again = down.make(1, {name: tensor for unit in (1, 2) for name, tensor in up.make(unit, made).items()})
+
+    merged = (state["blocks.0.mlp.0.bias"] + state["blocks.1.mlp.0.bias"]) / 2
+    torch.testing.assert_close(made["blocks.0.mlp.0.bias"], merged.view(30, 2).mean(1))
+    for name, tensor in made.items():
+        torch.testing.assert_close(again[name], tensor, rtol=1e-15, atol=1e-16, msg=name)

@@ -251,6 +251,38 @@ def test_a_schedule_that_refuses_is_not_chosen() -> None:
     )
 
 
+def test_a_micro_batch_is_no_larger_than_the_share_of_a_pipeline() -> None:
+    """A job that begins with one worker has micro-batches of half a batch. Eight pipelines would compute padding."""
+    model = make_model(even(8), options=(ONE_F_ONE_B,), fixed=0.0, micro_batch_size=12)
+    cuts = {pipelines: model.cut(0, 1, pipelines) for pipelines in (1, 2, 8)}
+    seconds = {pipelines: model.step_seconds(0, cut, pipelines) for pipelines, cut in cuts.items()}
+
+    assert [cut.micro_batch_size for cut in cuts.values()] == [12, 12, 3]
+    assert seconds[1] == pytest.approx(8 * seconds[8])
+
+
+class OnlyUnfrozen(GPipe):
+    """Runs no round with a frozen span."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        if shape.first_trained:
+            raise ScheduleError("all spans have to train")
+        return super().actions(shape)
+
+
+def test_a_layout_whose_own_schedule_refuses_frozen_spans_is_predicted_as_the_plain_one_that_runs() -> None:
+    """The leader predicts the present layout at each freeze, while the workers run 1F1B there."""
+    model = make_model(even(8), options=(Option(ScheduleName.SCRIPT),), micro_batch_size=2)
+    with_own = replace(model, own=OnlyUnfrozen())
+    cut = with_own.cut(0, 2, 1)
+    assert cut.schedule is ScheduleName.SCRIPT
+
+    predicted = with_own.predict(6, cut, 1)
+
+    assert predicted == model.predict(6, replace(cut, schedule=ScheduleName.ONE_FORWARD_ONE_BACKWARD), 1)
+    assert predicted != with_own.predict(0, cut, 1)
+
+
 @pytest.mark.parametrize("stages", [4, 16])
 def test_zero_bubble_needs_rounds_of_equal_length_with_one_span_a_worker_too(stages: int) -> None:
     option = Option(ScheduleName.ZERO_BUBBLE)

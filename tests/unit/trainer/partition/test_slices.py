@@ -16,8 +16,8 @@ from pipetransformer.partition.slice_costs import (
 )
 from pipetransformer.partition.slices import (
     MicroBatchSlices,
-    default_grain,
     equal_slices,
+    grain_of,
     in_tokens,
     plan_round,
     round_seconds,
@@ -112,7 +112,15 @@ def test_the_last_grain_of_a_sample_may_be_smaller() -> None:
 
 @pytest.mark.parametrize(("total", "grain"), [(4, 4), (100, 8), (512, 8), (1000, 16), (4096, 64)])
 def test_a_sample_has_at_most_64_grains_of_at_least_8_tokens(total: int, grain: int) -> None:
-    assert default_grain(total) == grain
+    assert grain_of(total, None) == grain
+
+
+@pytest.mark.parametrize(
+    ("total", "multiple", "grain"), [(16, 1, 1), (1024, 8, 8), (1025, 8, 16), (8192, 1, 64), (100, 500, 500)]
+)
+def test_a_grain_is_a_multiple_that_leaves_a_sample_at_most_128_grains(total: int, multiple: int, grain: int) -> None:
+    """With a thousand grains, each worker would plan for half a minute at each freeze and in each regroup."""
+    assert grain_of(total, multiple) == grain
 
 
 def test_equal_slices_differ_by_one_token_at_most() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import pipetransformer
-from pipetransformer import Cache, Freeze, PipelineModel, Result, Training
+from pipetransformer import Cache, Freeze, Pipeline, PipelineModel, Result, Training
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import SpecError
 from pipetransformer.training.vote import Vote
@@ -149,3 +149,23 @@ def test_the_place_where_a_step_began_to_be_no_number_is_named(
     for ending in run.endings.values():
         assert f"2 steps in a row were not finite, 1 may be skipped; at step 1 it was the {what} of blocks.2" in ending
     assert places_of_skipped(tmp_path) == ["blocks.2"] * 2
+
+
+class BothWays(PipelineModel):
+    """Its loss is infinite, by turns in one direction and in the other."""
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        total, of = super().loss(output, target, weight)
+        return total + (math.inf if target[0] else -math.inf), of
+
+
+def test_a_step_whose_micro_batches_are_infinite_in_both_directions_is_skipped(tmp_path: Path) -> None:
+    result = pipetransformer.train(
+        model=lambda: BothWays(nn.Linear(4, 4), [nn.Linear(4, 4)], nn.Linear(4, 2), (4,)),
+        data=TensorDataset(torch.ones(8, 4), torch.arange(8) % 2),
+        training=Training(steps=2, global_batch_size=8),
+        pipeline=Pipeline(micro_batch_size=1),
+        run_dir=tmp_path,
+    )
+
+    assert (result.steps, places_of_skipped(tmp_path)) == (2, ["loss"] * 2)
