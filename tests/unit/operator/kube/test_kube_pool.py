@@ -456,3 +456,7 @@ def test_a_job_reserves_room_for_each_wanted_worker_that_still_lacks_it() -> Non
     assert before - unreserved() == 2, "one of three has a node"
     world.pool.expect(one, JobStatus(worker_ids=[0]))
     assert unreserved() == before
+
+
+async def test_replacements_fill_the_first_pipeline_first_whatever_order_the_watch_shows() -> None:
+    assert await groups_of([4, 5], {2: "2-1", 0: "2-0"}) == ["2-0", "2-1"]
