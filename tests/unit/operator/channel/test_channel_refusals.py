@@ -329,3 +329,17 @@ async def test_each_bound_of_each_message_is_kept(
             assert response.status == Refusal.DOES_NOT_FIT.code, row
             assert (await response.text()).startswith(row.path), row
     assert len(rows) > len(kind.model_fields)
+
+
+def test_where_many_keys_are_known_only_those_that_may_do_a_burst_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipetransformer_operator.channel.limits.rate.MAX_KEYS", 2)
+    now = 0.0
+    rate = Rate(1.0, 1, clock=lambda: now)
+    assert rate.take("a") == 0
+    now = 0.5
+    assert rate.take("b") == 0
+    now = 1.0
+    assert rate.take("c") == 0
+    assert [rate.wait(key) for key in ("a", "b", "c")] == [0, 0.5, 1.0]

@@ -16,7 +16,20 @@ from pipetransformer_operator.kube.client.api import Api, NotFound
 pytestmark = pytest.mark.timeout(60)
 
 
+#: What a watch of `/expiring` says: events that parts of the stream cut, and that its version is no longer kept.
+PARTS = (b'{"type": "ADDED", "object": 1}\n{"type": "MODI', b'FIED", "object": 2}\n')
+EXPIRED = b'{"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}\n'
+
+
 async def serve(answer: web.Request) -> web.StreamResponse:
+    if answer.path == "/refused/410":
+        return web.json_response({"message": "Gone"}, status=410)
+    if answer.path == "/expiring":
+        stream = web.StreamResponse()
+        await stream.prepare(answer)
+        for part in (*PARTS, EXPIRED):
+            await stream.write(part)
+        return stream
     if "watch" in answer.query:  # of what does not change: without a word until its time is over
         silent = web.StreamResponse()
         await silent.prepare(answer)
@@ -199,3 +212,26 @@ async def test_a_watch_may_be_silent_until_the_server_sends_bookmarks(
             [event async for event in api.watch("/watched", "1", 1, bookmarked=True)]
     finally:
         await api.close()
+
+
+async def test_a_watch_whose_version_the_server_no_longer_keeps_breaks(port: int, tmp_path: Path) -> None:
+    api = await Api.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    seen = []
+    try:
+        with pytest.raises(Unavailable, match="watch /expiring: too old resource version"):
+            async for event in api.watch("/expiring", "1", 1):
+                seen.append((event["type"], event["object"]))
+    finally:
+        await api.close()
+    assert seen == [("ADDED", 1), ("MODIFIED", 2)]
+
+
+async def test_a_watch_that_the_server_refuses_is_unavailable_and_never_opens(port: int, tmp_path: Path) -> None:
+    api = await Api.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    opened: list[str] = []
+    try:
+        with pytest.raises(Unavailable, match="watch /refused/410: 410"):
+            [event async for event in api.watch("/refused/410", "1", 1, opened=lambda: opened.append("watch"))]
+    finally:
+        await api.close()
+    assert opened == []

@@ -1,5 +1,6 @@
 """The lease decides which operator may write, although clocks disagree and the API server may be away."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -183,3 +184,28 @@ async def test_a_lease_counts_from_before_it_was_asked_for() -> None:
     assert first.held
     clock.now = SECONDS * 2 / 3
     assert not first.held, "another operator may count from the moment that it was sent"
+
+
+async def test_who_waits_for_the_lease_acquires_it_once_it_is_released() -> None:
+    api, clock = FakeApi(), Clock()
+    first, second = lease(api, "a", clock, seconds=1), lease(api, "b", clock, seconds=1)
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done()
+    await first.release()
+    await waiting
+    assert second.held and not first.held
+
+
+async def test_who_no_longer_holds_the_lease_releases_nothing() -> None:
+    api, clock = FakeApi(), Clock()
+    first = lease(api, "a", clock)
+    await first.acquire()
+    clock.now += SECONDS
+    await first.release()
+    assert api.object is not None and api.object["spec"]["holderIdentity"] == "a"
+    assert await first.attempt() == "a"
+    api.away = True
+    await first.release()
+    assert not first.held

@@ -144,3 +144,10 @@ async def test_a_namespace_that_may_not_be_seen_holds_up_no_other() -> None:
     seen = await Seen(OneForbidden(), ("a", "b")).read()
     assert seen.watch.knows("b") and not seen.watch.knows("a")
     assert (seen.listed, seen.refused) == (["b"], ["/api/v1/namespaces/a/pods"])
+
+
+async def test_the_end_of_a_pod_that_was_never_seen_changes_nothing() -> None:
+    ended = [event("DELETED", pod(6, "uid-1")), event("ADDED", pod(7, "uid-2"))]
+    seen = await Seen(ScriptedApi(Listed([pod(1)]), ended)).read()
+    assert seen.uids() == ["uid-0", "uid-2"]
+    assert seen.gone == []

@@ -426,3 +426,37 @@ async def test_of_a_pod_that_is_gone_by_the_answer_to_its_deletion_nothing_is_ke
     assert world.pool.list(job()) == ()
     world.watched = [world.there]
     assert [worker.uid for worker in world.pool.list(job())] == ["uid-0"], "until the watch has shown its end"
+
+
+def test_a_job_reserves_room_for_each_wanted_worker_that_still_lacks_it() -> None:
+    counted, one = FreeAccelerators(), job()
+    counted.note_node({"metadata": {"name": "a"}, "status": {"allocatable": {"nvidia.com/gpu": "8", "pods": "110"}}})
+    reservations = Reservations(counted, [])
+    world, asker = World(), World()
+    world.pool = KubePool(world, world, "https://channel", world, reservations=reservations)
+    asker.pool = KubePool(asker, asker, "https://channel", asker, reservations=reservations)
+    labels = {JOB_LABEL: "digits", PLACEMENT_GROUP_LABEL: "0"}
+    for index, node in enumerate(("a", None)):
+        owner = {"uid": "job-uid", "controller": True}
+        metadata = {
+            "uid": f"uid-{index}",
+            "name": f"digits-w{index}",
+            "ownerReferences": [owner],
+            "resourceVersion": "1",
+        }
+        spec = {"nodeName": node} if node else {}
+        world.watched.append({"metadata": {**metadata, "labels": {**labels, WORKER_LABEL: str(index)}}, "spec": spec})
+    other = make_job("other").stages(2).job()
+
+    def unreserved() -> int:
+        return asker.pool.room(other).unreserved
+
+    before = unreserved()
+    world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2]))
+    assert before - unreserved() == 2, "one of three has a node"
+    world.pool.expect(one, JobStatus(worker_ids=[0]))
+    assert unreserved() == before
+
+
+async def test_replacements_fill_the_first_pipeline_first_whatever_order_the_watch_shows() -> None:
+    assert await groups_of([4, 5], {2: "2-1", 0: "2-0"}) == ["2-0", "2-1"]

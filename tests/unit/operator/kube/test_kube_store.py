@@ -5,14 +5,19 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.requests import Object, jobs_path
-from pipetransformer_operator.controller.ports import JobKey
-from pipetransformer_operator.kube.client.api import Api
-from pipetransformer_operator.kube.store import KubeStore, ParsedJobs
+from pipetransformer_contract.api.schema import root_schema
+from pipetransformer_contract.api.status import Reason
+from pipetransformer_operator.clocks import Sources
+from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
+from pipetransformer_operator.kube.store import KubeStore, ParsedJobs, served
+from pipetransformer_operator.plan import EventType, PlanEvent
 from tests.testkit.operator.builders import make_job
 
 KEY = JobKey("default", "digits")
@@ -90,3 +95,59 @@ class Watching:
 
     def of(self, key: JobKey) -> dict[str, Any] | None:
         return self._shown
+
+
+class Answering(Api):
+    """An API server that notes requests, and answers by path, or refuses everything with one error."""
+
+    def __init__(self, answers: dict[str, Object] | None = None, error: Exception | None = None) -> None:
+        self.asked: list[tuple[str, str, Any]] = []
+        self._answers, self._error = answers or {}, error
+
+    async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+        self.asked.append((method, path, body))
+        if self._error is not None:
+            raise self._error
+        return {}
+
+    async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+        if path not in self._answers:
+            raise NotFound(path)
+        return self._answers[path]
+
+
+@pytest.mark.parametrize("error", [None, NotFound("it is gone")])
+async def test_only_the_job_that_was_read_is_deleted(error: Exception | None) -> None:
+    api = Answering(error=error)
+    await KubeStore(api, Watching(body(5)), ParsedJobs()).delete(PipeTrainingJob.from_manifest(body(5)))
+    options = {"preconditions": {"uid": "uid-0"}, "propagationPolicy": "Background"}
+    assert api.asked == [("DELETE", f"{jobs_path('default')}/digits", options)]
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("503"), Conflict("409"), NotFound("404")])
+async def test_an_event_is_of_its_job_and_one_that_cannot_be_written_stops_nothing(error: Exception | None) -> None:
+    api = Answering(error=error)
+    sources = Sources(now=lambda: datetime(2026, 1, 1, tzinfo=UTC), token=lambda size: size * "ab")
+    told = PlanEvent(EventType.WARNING, Reason.OUT_OF_MEMORY, 2000 * "x")
+    store = KubeStore(api, Watching(body(5)), ParsedJobs(), sources)
+    await store.tell(PipeTrainingJob.from_manifest(body(5)), told)
+    ((method, path, event),) = api.asked
+    assert (method, path) == ("POST", "/api/v1/namespaces/default/events")
+    assert event["metadata"] == {"name": f"digits.{8 * 'ab'}", "namespace": "default"}
+    about = event["involvedObject"]
+    assert (about["kind"], about["name"], about["uid"]) == ("PipeTrainingJob", "digits", "uid-0")
+    assert (event["type"], event["reason"], event["message"]) == ("Warning", "OutOfMemory", 1024 * "x")
+    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-01T00:00:00Z"
+
+
+async def test_a_crd_is_served_once_it_has_every_field_of_the_status() -> None:
+    group, version = "training.pipetransformer.io", "v1alpha1"
+    status = json.loads(json.dumps(root_schema()["properties"]["status"]))
+    resources = {"resources": [{"name": "pipetrainingjobs"}]}
+    schemas = {"io.pipetransformer.training.v1alpha1.PipeTrainingJob": {"properties": {"status": status}}}
+    answers: dict[str, Object] = {f"/apis/{group}/{version}": resources}
+    assert not await served(Answering(answers))
+    answers[f"/openapi/v3/apis/{group}/{version}"] = {"components": {"schemas": schemas}}
+    assert await served(Answering(answers))
+    del status["properties"]["generation"]
+    assert not await served(Answering(answers)), "the server would drop this field"

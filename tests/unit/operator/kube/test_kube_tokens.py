@@ -10,6 +10,7 @@ import pytest
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
 from pipetransformer_operator.channel.authenticator import Unauthenticated
 from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.trust import tokens as trust
 from pipetransformer_operator.kube.trust.tokens import PARALLEL_REVIEWS, TokenReviewer
 
 KEY = JobKey("team", "digits")
@@ -117,3 +118,27 @@ async def test_a_token_is_good_only_for_the_channel_and_of_a_pod(differs: dict[s
     with pytest.raises(Unauthenticated):
         await tokens.identify(token(1))
     assert tokens.known(token(1)) is None
+
+
+async def test_a_token_that_does_not_say_when_it_expires_is_reviewed_each_time(reviews: Reviews) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    reviews.answer.set()
+    for _ in range(2):
+        assert (await tokens.identify("opaque")).namespace == "team"
+    assert reviews.asked == ["opaque"] * 2
+
+
+async def test_where_many_tokens_are_known_those_that_expired_are_forgotten(
+    reviews: Reviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "MAX_CACHED", 2)
+    now = [0.0]
+    tokens = TokenReviewer(reviews, lambda: now[0])  # type: ignore[arg-type]
+    reviews.answer.set()
+    await tokens.identify(token(1, expires=50))
+    await tokens.identify(token(2))
+    now[0] = 50.0
+    await tokens.identify(token(3))
+    now[0] = 0.0  # a clock that is set back shows what is kept
+    kept = [tokens.known(one) is not None for one in (token(1, expires=50), token(2), token(3))]
+    assert kept == [False, True, True]

@@ -247,3 +247,12 @@ async def test_volcano_reads_the_group_from_an_annotation() -> None:
 def test_a_group_joins_the_queue_of_volcano_that_the_job_names(annotations: dict[str, str], queue: Object) -> None:
     spec = SCHEDULERS["Volcano"].spec(Size(3, "low"), annotations)
     assert spec == {"minMember": 3, "priorityClassName": "low", **queue}
+
+
+async def test_workers_are_one_group_where_only_workers_that_leave_have_nodes() -> None:
+    cluster = Cluster()
+    await cluster.make(status(2), [0, 1])
+    cluster.give_nodes()
+    await cluster.make(JobStatus(worker_ids=[0, 1, *range(2, 6)], leaving_ids=[0, 1]), [2, 3, 4, 5])
+    assert list(cluster.members()) == ["digits-start"]
+    assert cluster.said[-5] == ("PATCH", "digits-start", 4)

@@ -259,3 +259,20 @@ def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() ->
     assert world.shape == (2, 1)
     assert world.generation.reason is ResizeReason.START
     assert world.generation.layout_generation == 3
+
+
+def test_too_few_survivors_ask_for_no_replacement_of_a_leaver_that_can_train_again() -> None:
+    world = World(make_job().stages(3).workers(6, least=3).checkpoint())
+    world.start()
+    world.end("digits-w5", exit_code=137)
+    world.settle()
+    world.part()
+    world.commit()
+    assert (world.shape, world.status.leaving_ids) == ((3, 1), [3, 4])
+    before = set(world.workers)
+    for name in ("digits-w0", "digits-w1", "digits-w3"):
+        world.end(name, exit_code=137)
+    world.settle()
+    assert set(world.workers) - before == {"digits-w6"}
+    world.warm_up()
+    assert {member.name for member in world.generation.members} == {"digits-w2", "digits-w4", "digits-w6"}

@@ -596,3 +596,25 @@ def test_a_start_that_is_put_off_keeps_the_priority_of_its_pods() -> None:
     assert world.workers == {}
     demand = demand_of(world.spec, world.observed(), world.now)
     assert demand is not None and demand.priority == 1000
+
+
+def test_leavers_free_no_room_on_nodes_that_drain_or_are_lost() -> None:
+    world = World(auto(1, 4))
+    world.start()
+    while world.shape != (1, 4):
+        world.warm_up()
+        world.commit()
+    world.share = Share(workers=1, layout_generation=world.status.layout_generation)
+    world.settle()
+
+    def leaving() -> int:
+        demand = demand_of(world.spec, world.observed(), world.now)
+        assert demand is not None
+        return demand.leaving
+
+    assert leaving() == len(world.generation.leavers) == 3
+    draining, lost, _ = (member.name for member in world.generation.leavers)
+    world.change(draining, draining=True)
+    assert leaving() == 2
+    world.change(lost, node_lost=True)
+    assert leaving() == 1

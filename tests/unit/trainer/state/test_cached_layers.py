@@ -85,3 +85,24 @@ def test_workers_that_return_to_an_earlier_state_keep_layers_off_the_device() ->
     unmoved = control_at(4, 9)
     unmoved.return_with([Control()])
     assert layers(unmoved) == (0, 4), "it still waits for the earlier layers first"
+
+
+def test_workers_that_return_to_an_earlier_state_keep_the_newest_costs_of_its_model() -> None:
+    earlier = Control(step=4, visit=1)
+    old, new = Control(step=5, visit=1, costs={"seconds": 1}), Control(step=6, visit=1, costs={"seconds": 2})
+    another_model = Control(step=7, visit=2, costs={"seconds": 3})
+    earlier.return_with([new, old, another_model, Control(step=8, visit=1)])
+    assert earlier.costs == {"seconds": 2}
+    earlier.return_with([another_model, Control(step=8, visit=1)])
+    assert earlier.costs == {"seconds": 2}
+
+
+def test_the_step_at_which_layers_last_thawed_is_kept() -> None:
+    control = Control(step=3)
+    control.move_boundary(6)
+    assert (control.boundary, control.boundary_step, control.fell_step) == (6, 3, Control().fell_step)
+    control.step = 5
+    control.move_boundary(6)
+    assert control.fell_step == Control().fell_step
+    control.move_boundary(4)
+    assert (control.boundary, control.boundary_step, control.fell_step) == (4, 5, 5)

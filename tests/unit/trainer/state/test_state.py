@@ -195,3 +195,24 @@ def test_a_job_keeps_the_layout_in_which_it_began_until_another_job_resumes_it()
     assert resumed.began_in == Layout(4, 1)
     resumed.begin_job("another", 5, Layout(2, 4))
     assert (resumed.began_in, resumed.earlier_job) == (Layout(2, 4), "job")
+
+
+def test_copies_are_kept_while_they_stay_frozen_and_a_unit_that_freezes_loses_its_moments() -> None:
+    units = {index: nn.Linear(2, 2) for index in range(5)}
+    state = WorkerState(3, units=dict(units))
+    state.apply_boundary()
+    names = {index: name for index in units for name, _ in state.named_parameters(index) if "weight" in name}
+    state.moments = {name: {"exp_avg": torch.ones(2, 2)} for name in names.values()}
+
+    later = Control(boundary=2)
+    state.go_on_from(later)
+    assert state.control is later
+    assert set(state.moments) == {names[3], names[4]}, "the embedding freezes with the layers"
+    state.set_apart([1, 2])
+    assert (set(state.units), set(state.copies), set(state.held)) == ({0, 3, 4}, {1, 2}, set(units))
+    assert {name for name, _ in state.trained_parameters()} == {
+        name for index in (3, 4) for name, _ in state.named_parameters(index)
+    }
+
+    state.go_on_from(Control(boundary=1))
+    assert set(state.copies) == {1}, "the other one trains"
