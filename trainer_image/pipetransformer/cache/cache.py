@@ -63,7 +63,9 @@ class ActivationCache:
         idle = self._pending is None or self._pending.done()
         self._pending = None
         contents = [UnitContent(unit) for unit in units]
-        if idle and self._digests.know(units):  # at once, because the next round would otherwise compute all outputs
+        # At once if it can be, because the next round would otherwise compute all outputs. Without units the entries
+        # stay until they are handed over.
+        if units and idle and self._digests.know(units):
             self._take(self._digest(contents))
         else:
             self._pending = self._hashing.submit(self._digest, contents)

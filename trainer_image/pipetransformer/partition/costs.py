@@ -34,6 +34,7 @@ class ModelCosts(BaseModel):
         large: cost of each unit at the larger size.
         seconds_per_byte: seconds to send a byte from one worker to another; 0 if there is only one worker.
         seconds_per_action: seconds that each computation of a schedule takes in addition to those of its units.
+        processor_per_action: processor seconds among them.
         worker_bytes: bytes that layers may use on the worker with the least memory; None if nothing limits them.
         host_apart: whether on all workers host memory does not count against `worker_bytes`. Only then can frozen
             layers move there.
@@ -48,6 +49,7 @@ class ModelCosts(BaseModel):
     large: list[UnitCost]
     seconds_per_byte: float = 0.0
     seconds_per_action: float = 0.0
+    processor_per_action: float = 0.0
     worker_bytes: int | None = None
     host_apart: bool = False
     step_seconds: float | None = None

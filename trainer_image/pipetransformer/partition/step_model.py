@@ -174,25 +174,28 @@ class StepModel:
         except ScheduleError:
             return step.predict(plain(cut.owners), cut.owners, cut.spans, holders)
 
-    def costs_within_step(self, cut: Cut, pipelines: int) -> ModelCosts:
-        """Return the costs with fewer seconds an action, so that the predicted step is no longer than the measured one.
+    def costs_within_step(self, boundary: int, cut: Cut, pipelines: int) -> ModelCosts:
+        """Return the costs with fewer seconds an action, if the predicted step would be longer than the measured one.
 
         An action is measured in rounds without units, in which all workers compute at once. If workers share the cores
-        of a host, an action takes longer there than in a step, in which most workers wait for their devices.
+        of a host, an action takes longer there than in a step, in which most workers wait for their devices. It takes
+        its processor time in any case.
 
         Args:
-            cut: the cut of the step that the costs name (`ModelCosts.step_seconds`).
+            boundary: number of frozen layers in the measured step (`ModelCosts.step_seconds`).
+            cut: the cut of that step.
             pipelines: number of pipelines in that step.
         """
         costs, measured = self.costs, self.costs.step_seconds
         free = costs.model_copy(update={"seconds_per_action": 0.0})
-        predicted = self.step_seconds(costs.boundary, cut, pipelines)
-        least = replace(self, costs=free).step_seconds(costs.boundary, cut, pipelines)
-        if measured is None or predicted <= measured or predicted == least:
+        predicted = self.step_seconds(boundary, cut, pipelines)
+        least = replace(self, costs=free).step_seconds(boundary, cut, pipelines)
+        if measured is None or predicted <= max(measured, least):
             return costs
-        # A step is a maximum of sums, so it is never longer than the line between these two says.
+        # Between these two, a step is at most as long as a line says, because it is the longest of several sums.
         share = max(0.0, measured - least) / (predicted - least)
-        return costs.model_copy(update={"seconds_per_action": share * costs.seconds_per_action})
+        seconds = max(share * costs.seconds_per_action, costs.processor_per_action)
+        return costs.model_copy(update={"seconds_per_action": min(seconds, costs.seconds_per_action)})
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Seconds of a step: the simulated round, plus the part of the reduction that does not overlap with it.

@@ -131,11 +131,17 @@ class BetweenRounds:
             member.leave_out_of_pause(time.perf_counter() - began)
         return done
 
-    def measure(self, state: WorkerState, member: Membership, round_seconds: float) -> None:
+    def measure(self, state: WorkerState, member: Membership, boundary: int, step_seconds: float) -> None:
         """Measure the costs of the units if a measurement is due.
 
         With packing `Measured`, the costs decide how the model is cut into stages. With TeraPipe's schedule, the costs
-        of slices of tokens decide how long these slices are. `round_seconds` is the time of the last round.
+        of slices of tokens decide how long these slices are.
+
+        Args:
+            state: what this worker holds.
+            member: of the generation.
+            boundary: number of layers that were frozen in the last step.
+            step_seconds: how long a step of the last round took.
         """
         kit, control = self._kit, state.control
         if kit.job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
@@ -147,12 +153,12 @@ class BetweenRounds:
                     member.groups,
                     split,
                     control,
-                    round_seconds,
+                    step_seconds,
                     kit.usable_bytes,
                     host_apart=kit.host_apart,
                 )
             layouts, layout = kit.job.at(control.visit).layouts, member.layout
-            costs = layouts.step_model(costs).costs_within_step(layout.cut, layout.pipelines)
+            costs = layouts.step_model(costs).costs_within_step(boundary, layout.cut, layout.pipelines)
             control.costs = costs.model_dump()
         if slices_due(kit.job, control, member.layout):
             with kit.watchdog.timing("measurement", member.groups.connections):

@@ -51,7 +51,7 @@ def measure_costs(
     groups: GenerationGroups,
     split: Split,
     control: Control,
-    round_seconds: float,
+    step_seconds: float,
     usable: float = float("inf"),
     *,
     host_apart: bool = False,
@@ -66,7 +66,7 @@ def measure_costs(
         groups: process groups of the generation.
         split: the split that the measured samples are taken from.
         control: the control state.
-        round_seconds: how long a step of the last round took.
+        step_seconds: how long a step of the last round took.
         usable: memory that the layers of this worker may take, in bytes.
         host_apart: whether host memory does not count as part of `usable`.
     """
@@ -76,14 +76,14 @@ def measure_costs(
     seen = torch.zeros(2, num_units, len(UnitCost._fields), dtype=torch.float64)
     for row, size in zip(seen, sizes, strict=True):
         row[layout.units] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
-    rounds_taken = (time.perf_counter() - started) / round_seconds
+    steps_taken = (time.perf_counter() - started) / step_seconds
     device = runner.spec.device
-    links = [_seconds_per_byte(groups, device), _seconds_per_action(groups.pipeline, device)]
-    workers = torch.tensor([*links, -usable, float(not host_apart), rounds_taken, round_seconds], dtype=torch.float64)
+    links = [_seconds_per_byte(groups, device), *_seconds_per_action(groups.pipeline, device)]
+    workers = torch.tensor([*links, -usable, float(not host_apart), steps_taken, step_seconds], dtype=torch.float64)
     flat = torch.cat([seen.flatten(), workers])
     dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=groups.world)
     numbers, facts = flat.tolist()[: seen.numel()], flat.tolist()[seen.numel() :]
-    seconds_per_byte, seconds_per_action, negative_usable, together, rounds_taken, round_seconds = facts
+    seconds_per_byte, seconds_per_action, of_processor, negative_usable, together, steps_taken, step_seconds = facts
     rows = torch.tensor(numbers, dtype=torch.float64).view_as(seen).tolist()
     measured = ModelCosts(
         micro_batch_sizes=sizes,
@@ -91,12 +91,13 @@ def measure_costs(
         large=[UnitCost(*unit) for unit in rows[1]],
         seconds_per_byte=seconds_per_byte,
         seconds_per_action=seconds_per_action,
+        processor_per_action=of_processor,
         worker_bytes=round(-negative_usable) if negative_usable > float("-inf") else None,
         host_apart=not together,
-        step_seconds=round_seconds,
+        step_seconds=step_seconds,
         step=control.step,
         boundary=control.boundary,
-        not_before=control.step + math.ceil(rounds_taken / LARGEST_SHARE),
+        not_before=control.step + math.ceil(steps_taken / LARGEST_SHARE),
     )
     return measured if control.costs is None else _filled(measured, ModelCosts.model_validate(control.costs))
 
@@ -148,14 +149,15 @@ class _Constant:
         return self._value
 
 
-def _seconds_per_action(pipeline: dist.ProcessGroup | None, device: torch.device) -> float:
+def _seconds_per_action(pipeline: dist.ProcessGroup | None, device: torch.device) -> tuple[float, float]:
     """Measure the overhead of one forward or backward in a schedule, in seconds, without the time of its units.
 
     It runs rounds in which stages have no units, and divides the time of a round by the number of computations on its
-    critical path. 0 if the worker has no pipeline group.
+    critical path. The second result is the processor time of this thread for each of its own computations. Both are 0
+    if the worker has no pipeline group.
     """
     if pipeline is None:
-        return 0.0
+        return 0.0, 0.0
     workers, worker = pipeline.size(), pipeline.rank()
     shape = RoundShape(tuple(range(workers)), _EMPTY_CHUNKS * workers)
     operations = planned(OneForwardOneBackward(), shape)
@@ -166,11 +168,13 @@ def _seconds_per_action(pipeline: dist.ProcessGroup | None, device: torch.device
     chunks = [
         Chunk(number, MicroBatchContext(0, (), None), (1,), prefix=_Constant(device)) for number in range(shape.chunks)
     ]
-    seconds = []
+    seconds, of_processor = [], []
     for _ in range(_EMPTY_REPEATS + 1):
-        started = time.perf_counter()
+        started, processor_before = time.perf_counter(), time.thread_time()
         executor.run(operations[worker], shape, chunks, _Sum())
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[1:]) / on_the_way.seconds
+        of_processor.append(time.thread_time() - processor_before)
+    own = 2 * shape.chunks  # a forward and a backward of each
+    return statistics.median(seconds[1:]) / on_the_way.seconds, statistics.median(of_processor[1:]) / own

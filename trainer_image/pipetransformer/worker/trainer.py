@@ -186,9 +186,8 @@ class Trainer:
         try:
             if not warm:
                 warm_up(self._job, self._kit.transport.device, self._kit.reserve)
-            # Otherwise each collection visits all imported modules, which takes longer than a regroup.
-            gc.collect()
-            gc.freeze()
+                gc.collect()
+            gc.freeze()  # otherwise each collection visits all imported modules, which takes longer than a regroup
             self._kit.watchdog.start()
             self._prefetcher.start()
             while (ending := self._turn()) is None:
@@ -280,10 +279,11 @@ class Trainer:
             return self._part(member, together=False)
         if not leaving:
             between.offload(state, member)
+            boundary = state.control.boundary
             moved = between.decide(state, self._policy, member)
             between.save(state, member, vote, moved=moved)
         if not leaving and not vote.saw_next:
-            between.measure(state, member, round_seconds)
+            between.measure(state, member, boundary, round_seconds)
         between.mirror(state, member)
         state.control.round_ended_at = wall_clock()
         kit.hooks.on_point(HookPoint.ENDED, self.step - 1)

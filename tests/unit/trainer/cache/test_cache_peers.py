@@ -77,6 +77,7 @@ def test_a_worker_that_feeds_no_pipeline_any_more_gives_all_away(make_cache: Cal
     old, new = make_cache(), make_cache()
     fill(old)
 
+    old.use(())  # its new role comes first, and entries follow after the first step
     old.hand_over(lambda key: 0, None, lambda pipeline: new.listen("127.0.0.1"))
     old.wait_until_handed_over(30)
 

@@ -305,7 +305,7 @@ def test_an_action_takes_no_longer_than_the_measured_step_allows(true_action: fl
     cut = true.cut(0, 4, 2)
     measured = true.costs.model_copy(update={"seconds_per_action": 2.0, "step_seconds": true.step_seconds(0, cut, 2)})
 
-    found = replace(true, costs=measured).costs_within_step(cut, 2)
+    found = replace(true, costs=measured).costs_within_step(0, cut, 2)
 
     assert found.seconds_per_action <= true_action * (1 + 1e-9)
     assert replace(true, costs=found).step_seconds(0, cut, 2) <= true.step_seconds(0, cut, 2) * (1 + 1e-9)
@@ -315,9 +315,26 @@ def test_an_action_takes_no_longer_than_the_measured_step_allows(true_action: fl
         assert found.seconds_per_action > 0.5 * true_action
 
 
+def test_an_action_takes_its_processor_time_however_short_the_step() -> None:
+    """Units may be measured as slower than they are, too."""
+    model = make_model(even(8), options=(ONE_F_ONE_B,), action=2.0)
+    short = model.costs.model_copy(update={"step_seconds": 1.0, "processor_per_action": 0.5})
+
+    assert replace(model, costs=short).costs_within_step(0, model.cut(0, 4, 2), 2).seconds_per_action == 0.5
+
+
+def test_the_boundary_of_the_measured_step_bounds_an_action() -> None:
+    """A measurement follows a change of the boundary, and the last step was before that."""
+    model = make_model(even(8), options=(ONE_F_ONE_B,), action=2.0)
+    cut = model.cut(0, 4, 2)
+    timed = model.costs.model_copy(update={"step_seconds": model.step_seconds(0, cut, 2), "boundary": 4})
+
+    assert replace(model, costs=timed).costs_within_step(0, cut, 2) == timed
+
+
 def test_a_step_that_was_not_timed_bounds_no_action() -> None:
     model = make_model(even(8), action=2.0)
-    assert model.costs_within_step(model.cut(0, 4, 2), 2) == model.costs
+    assert model.costs_within_step(0, model.cut(0, 4, 2), 2) == model.costs
 
 
 def test_a_change_of_the_schedule_alone_pays_for_a_regroup() -> None:

@@ -33,6 +33,9 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    def thread_time(self) -> float:
+        return self.now / 2
+
 
 CLOCK = Clock()
 
@@ -235,9 +238,9 @@ def test_an_action_costs_what_a_round_without_units_takes_for_each_on_its_longes
 
     monkeypatch.setattr("pipetransformer.training.cost_measurement.time", CLOCK)
     monkeypatch.setattr(Executor, "run", slow)
-    assert _seconds_per_action(groups.pipeline, torch.device("cpu")) == pytest.approx(0.25)
+    assert _seconds_per_action(groups.pipeline, torch.device("cpu")) == pytest.approx((0.25, 0.125))
     costs = measure_costs(make_runner(model, groups, 0), make_layout(), groups, Samples(), Control(step=2), 3.0)
-    assert costs.seconds_per_action == pytest.approx(0.25)
+    assert (costs.seconds_per_action, costs.processor_per_action) == pytest.approx((0.25, 0.125))
 
 
 def test_actions_of_several_workers_are_measured_over_their_own_messages() -> None:
@@ -245,7 +248,7 @@ def test_actions_of_several_workers_are_measured_over_their_own_messages() -> No
 
 
 def action_seconds(group: dist.ProcessGroup) -> float:
-    return _seconds_per_action(group, torch.device("cpu"))
+    return _seconds_per_action(group, torch.device("cpu"))[0]
 
 
 @pytest.mark.parametrize(
