@@ -449,7 +449,9 @@ def test_a_job_reserves_room_for_each_wanted_worker_that_still_lacks_it() -> Non
     other = make_job("other").stages(2).job()
 
     def unreserved() -> int:
-        return asker.pool.room(other).unreserved
+        left = asker.pool.room(other).unreserved
+        assert left is not None
+        return left
 
     before = unreserved()
     world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2]))
