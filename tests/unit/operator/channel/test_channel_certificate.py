@@ -317,3 +317,9 @@ async def test_a_broken_mounted_certificate_does_not_replace_a_good_one(tmp_path
     with pytest.raises(ValueError, match="cannot load"):
         await mounted.refresh()
     assert mounted.trusted == made.certificate
+
+
+def test_where_no_authority_is_trusted_everywhere_yet_the_oldest_signs() -> None:
+    younger, older = new_authority(NOW), new_authority(NOW - timedelta(minutes=1))
+    assert signing([younger, older], NOW) == older
+    assert signing([younger, older], NOW + SPREAD) == younger

@@ -583,3 +583,28 @@ async def test_the_annotation_of_a_job_asks_its_members_for_a_checkpoint() -> No
     await leader.turn()
     assert leader.cluster.status("digits").awaited_checkpoint == "one"
     assert leader.loop.board.checkpoint_request == "one"
+
+
+class Deleting(Cluster):
+    """Notes whether the job itself was deleted."""
+
+    ended: tuple[str, ...] = ()
+
+    async def delete(self, job: PipeTrainingJob, name: str = "", uid: str = "") -> None:
+        if not name:
+            self.ended += (job.metadata.name,)
+        await super().delete(job, name, uid)
+
+
+@pytest.mark.parametrize(("seconds", "deleted"), [(0, ("digits",)), (60, ())])
+async def test_a_job_that_ended_is_deleted_once_its_time_to_live_is_over(
+    seconds: int, deleted: tuple[str, ...]
+) -> None:
+    cluster = Deleting(0, make_job().set("runPolicy.ttlSecondsAfterFinished", seconds).job())
+    complete = Condition(
+        type=ConditionType.COMPLETE, status=ConditionStatus.TRUE, reason="Done", last_transition_time=NOW
+    )
+    status = JobStatus(conditions=[complete], start_time=NOW, completion_time=NOW)
+    cluster.jobs[KEY] = cluster.jobs[KEY].model_copy(update={"status": status})
+    await make_loop(cluster).turn(cluster.jobs[KEY])
+    assert cluster.ended == deleted

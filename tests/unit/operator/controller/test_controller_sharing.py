@@ -126,3 +126,13 @@ async def test_a_job_that_cannot_start_gives_its_workers_back_for_one_that_can()
         await cluster.next_change()
     assert "job default/small can start" in str(cluster.status("large").conditions)
     await controller.stop()
+
+
+async def test_jobs_of_another_manager_are_not_among_the_controllers_jobs() -> None:
+    cluster = Cluster(2, make_job("ours").job(), make_job("theirs").set("managedBy", "example.com/other").job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key in cluster.jobs:
+        controller.wake(key)
+    assert len(controller.boards) == 2
+    assert [job.metadata.name for job in controller.jobs()] == ["ours"]
+    await controller.stop()

@@ -618,3 +618,17 @@ def test_leavers_free_no_room_on_nodes_that_drain_or_are_lost() -> None:
     assert leaving() == 2
     world.change(lost, node_lost=True)
     assert leaving() == 1
+
+
+def test_a_job_that_is_no_longer_auto_does_not_obey_its_last_share() -> None:
+    world = World(auto(1, 4))
+    world.start()
+    world.share = Share(workers=1, layout_generation=world.status.layout_generation)
+    world.settle()
+    assert (world.status.share, world.shape) == (world.share, (1, 1))
+    world.builder.on_pack("Widen")
+    for _ in range(4):
+        world.warm_up()
+        world.commit()
+        world.wait(600)
+    assert world.shape == (1, 4)

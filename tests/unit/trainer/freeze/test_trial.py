@@ -222,3 +222,7 @@ def test_a_trial_without_a_policy_is_refused() -> None:
 def test_a_trial_that_could_not_be_judged_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="greater than or equal"):
         FreezeTrial.model_validate(wrong)
+
+
+def test_without_trials_no_frozen_layer_is_on_trial() -> None:
+    assert PolicyCopy(Explicit([]), {}).on_trial(3) == 0

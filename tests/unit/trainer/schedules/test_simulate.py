@@ -236,3 +236,9 @@ def test_sixteen_workers_and_64_chunks_are_simulated_in_some_milliseconds() -> N
         simulate(lists, shape, costs)
         seconds.append(time.process_time() - started)
     assert min(seconds) < 0.03
+
+
+def test_half_of_a_backward_is_its_weight_gradient_unless_that_was_measured() -> None:
+    halves, measured = RoundCosts.by_span([1.0], [4.0]), RoundCosts.by_span([1.0], [4.0], [1.0])
+    assert [halves.seconds[kind, 0] for kind in (F, B, I, W)] == [(1.0,), (4.0,), (2.0,), (2.0,)]
+    assert [measured.seconds[kind, 0] for kind in (F, B, I, W)] == [(1.0,), (4.0,), (3.0,), (1.0,)]

@@ -216,3 +216,15 @@ def test_copies_are_kept_while_they_stay_frozen_and_a_unit_that_freezes_loses_it
 
     state.go_on_from(Control(boundary=1))
     assert set(state.copies) == {1}, "the other one trains"
+
+
+def test_a_unit_travels_in_its_own_types() -> None:
+    unit = Unit()
+    unit.wide.to(torch.bfloat16)
+    stayed = stepped(holding(unit), OPTIMIZERS[0])
+
+    arrived = everything(travel(stayed, OPTIMIZERS[0]))
+
+    kept = everything(stayed)
+    assert {name: arrived[name].dtype for name in arrived} == {name: kept[name].dtype for name in kept}
+    assert all(torch.equal(arrived[name], kept[name]) for name in kept)
