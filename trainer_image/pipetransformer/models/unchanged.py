@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pipetransformer.data import as_bytes
 from pipetransformer.errors import SpecError
 
 
@@ -170,9 +171,7 @@ def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether both tensors have the same bits, so that NaN equals itself. True if they have no values to compare."""
-    if one.is_meta or one.layout is not torch.strided:
-        return True
-    return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
+    return one.is_meta or torch.equal(as_bytes(one), as_bytes(other))
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
