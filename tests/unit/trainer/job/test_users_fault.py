@@ -313,6 +313,61 @@ class Behind(nn.Module):
         return found
 
 
+class Hidden(nn.Linear):
+    """Hides a net that does not train, as one does to keep it out of `parameters()`."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.net = [nn.Linear(8, 8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = self.net[0](x)
+        return super().forward(x) + shift
+
+
+class Column(nn.Linear):
+    """Returns a view."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :2]
+
+
+class Distilled(PipelineModel):
+    """Has more modules than its units: a teacher, and the whole model as its author has it."""
+
+    def __init__(self, teach: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__(nn.Linear(4, 8), [Hidden()], Column(8, 4), (8,))
+        self.whole = nn.ModuleDict({"body": self.blocks[0], "pooler": nn.Linear(8, 8)})
+        self.decoder = self.head
+        self.teacher = nn.Linear(2, 2)
+        self.teach = teach
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.teach(self.teacher, output), weight.sum()
+
+
+def without_gradient(teacher: nn.Module, output: Tensor) -> Tensor:
+    with torch.no_grad():
+        wanted = teacher(output)
+    return (output - wanted).square().sum()
+
+
+@pytest.mark.parametrize(
+    "teach",
+    [
+        without_gradient,
+        lambda teacher, output: (output - teacher(output).detach()).square().sum(),
+        lambda teacher, output: teacher.requires_grad_(False)(output).sum(),
+        lambda teacher, output: output.mul_(2).square().sum(),
+    ],
+    ids=["no-grad", "detached", "frozen", "in-place"],
+)
+def test_a_model_may_have_nets_that_do_not_train(teach: Callable[[nn.Module, Tensor], Tensor], tmp_path: Path) -> None:
+    result = run(tmp_path, model=lambda: Distilled(teach), training=Training(steps=1, global_batch_size=16))
+    assert result.steps == 1
+
+
 class Unreadable(TorchDataset[Any]):
     def __len__(self) -> int:
         return 64
@@ -334,7 +389,11 @@ class Unreadable(TorchDataset[Any]):
             "model: cannot be built: TypeError: activation is 8, not a shape such as",
         ),
         ({"model": around(Masked())}, SpecError, r"blocks\.0\.weight has a hook, which would be lost.* weight \* mask"),
-        ({"model": Scaled}, SpecError, "criterion has a parameter that is in no unit, so it would never train"),
+        (
+            {"model": Scaled},
+            SpecError,
+            r"the loss computes with a parameter of shape \(2,.* make it a part of the head",
+        ),
         *(
             (
                 {"model": around(Behind(in_function=function))},
