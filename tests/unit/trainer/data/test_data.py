@@ -353,6 +353,8 @@ def test_named_classes_with_other_numbers_in_the_held_out_samples_are_refused() 
 
     with pytest.raises(SpecError, match='class 1 is "dog" in the training samples, but "eel" in the held-out ones'):
         own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "eel")), dtype=torch.float32)
+    with pytest.raises(SpecError, match=r'the held-out samples have the class "eel" .* training samples have only 2'):
+        own_dataset((Folder("cat", "dog"), Folder("cat", "dog", "eel")), dtype=torch.float32)
     info = own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "dog")), dtype=torch.float32).info
     assert info.labels == ("cat", "dog", "eel")
 

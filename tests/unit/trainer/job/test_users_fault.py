@@ -42,7 +42,7 @@ from pipetransformer.errors import (
     fault_of,
 )
 from pipetransformer.job.load import load_job
-from pipetransformer.schedules import Action, RoundShape
+from pipetransformer.schedules import Action, ActionKind, RoundShape
 from pipetransformer.training.memory_reserve import Reserve
 from pipetransformer.worker.warm_up import warm_up
 from pipetransformer_contract.spec import Precision, TrainerSpec
@@ -97,6 +97,20 @@ class Loose:
 
     def actions(self, shape: RoundShape) -> Any:
         return [["forward", "backward"]]
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A schedule whose actions are all like this one.
+
+    Attributes:
+        action: the action.
+    """
+
+    action: Action
+
+    def actions(self, shape: RoundShape) -> Any:
+        return [[self.action] for _ in range(shape.workers)]
 
 
 def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,7 +337,8 @@ class Hidden(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             shift = self.net[0](x)
-        return super().forward(x) + shift
+        shifted: Tensor = super().forward(x) + shift
+        return shifted
 
 
 class Column(nn.Linear):
@@ -350,7 +365,8 @@ class Distilled(PipelineModel):
 def without_gradient(teacher: nn.Module, output: Tensor) -> Tensor:
     with torch.no_grad():
         wanted = teacher(output)
-    return (output - wanted).square().sum()
+    loss: Tensor = (output - wanted).square().sum()
+    return loss
 
 
 @pytest.mark.parametrize(
@@ -548,6 +564,19 @@ class Unreadable(TorchDataset[Any]):
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
         ({"freeze": Numbers()}, SpecError, "Numbers failed: TypeError: Object of type int64 is not JSON"),
         ({"schedule": Clumsy()}, SpecError, r"schedule: Clumsy\(\): IndexError: list index out of range"),
+        *(
+            (
+                {"schedule": Odd(action)},
+                SpecError,
+                r"schedule: Odd\(.*\) returned Action\(.*, which is not an Action with",
+            )
+            for action in (
+                Action(cast(Any, 1), 0, 0),
+                Action(ActionKind.FORWARD, cast(Any, "first"), 0),
+                Action(ActionKind.FORWARD, 0, cast(Any, None)),
+                Action(ActionKind.PREFIX, 0, 0, cast(Any, 3)),
+            )
+        ),
         ({"schedule": Loose()}, SpecError, r"schedule: Loose\(\) .*'forward'.* not an Action"),
     ],
 )
@@ -557,6 +586,12 @@ def test_what_the_user_brings_fails_with_its_own_words(
 ) -> None:
     with pytest.raises(error, match=message):
         run(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("action", [Action(ActionKind.FORWARD, 7, 0), Action(ActionKind.STEP, 0, 99)])
+def test_a_schedule_for_another_round_is_replaced(action: Action, tmp_path: Path) -> None:
+    """The leader's predictions read it, too."""
+    assert run(tmp_path, schedule=Odd(action)).steps == 8
 
 
 class Summed(nn.Linear):
