@@ -17,7 +17,7 @@ def digest(split: Split) -> str:
     content = hashlib.blake2b(f"{len(split)}:".encode(), digest_size=8)
     if len(split):
         targets = read_batch(split, spread(split), None)[1]
-        content.update(as_bytes(targets).numpy())
+        content.update(as_bytes(targets).numpy().data)
     return content.hexdigest()
 
 

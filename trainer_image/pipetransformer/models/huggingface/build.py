@@ -320,7 +320,7 @@ def _without_parameters() -> Iterator[None]:
     def moved(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(moved)
+    hook = register_module_parameter_registration_hook(moved)  # type: ignore[arg-type]  # it may return a parameter
     try:
         yield
     finally:
