@@ -79,7 +79,7 @@ def plan(
         print_ideal(runs, console())
     if spec.freeze.ignored:
         fields = ", ".join(spec.freeze.ignored)
-        errors().print(f"warning: spec.freeze: {fields} has no effect with policy {spec.freeze.policy}")
+        errors().print(f"warning: spec.freeze: policy {spec.freeze.policy} ignores {fields}")
 
 
 def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | None) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def test_a_plan_counts_its_regroups_and_names_fields_without_effect(
     file = tmp_path / "job.yaml"
     for job, said in (
         (packing_job().set("training.epochs", 20), "Not counted: the pauses of 2 regroups."),
-        (make_job().set("freeze", {"startAfterEpochs": 1}), "startAfterEpochs has no effect"),
+        (make_job().set("freeze", {"startAfterEpochs": 1}), "policy None ignores startAfterEpochs"),
     ):
         file.write_text(yaml.safe_dump(job.manifest()))
         assert command(monkeypatch, "plan", str(file)) == 0

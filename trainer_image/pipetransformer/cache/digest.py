@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor, nn
+from torch import nn
+
+from pipetransformer.data import as_bytes
 
 
 class Key(NamedTuple):
@@ -41,7 +42,7 @@ class UnitContent:
         digest = hashlib.sha256(_structure(self.unit).encode() + self._modes)
         for name, tensor in self._tensors:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(as_bytes(tensor.cpu()))
+            digest.update(as_bytes(tensor.cpu()).numpy().data)
         return digest.digest()
 
 
@@ -83,8 +84,3 @@ class PrefixDigests:
             digest = hashlib.sha256(digest + self._units[content.unit]).digest()
             digests.append(digest)
         return digests
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a CPU tensor, without a copy if it is contiguous."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data

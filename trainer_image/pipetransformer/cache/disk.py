@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .digest import Key, as_bytes
+from pipetransformer.data import as_bytes
+
+from .digest import Key
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class DiskFiles:
 
     def write(self, key: Key, entry: Tensor) -> bool:
         """Write `entry`, a CPU tensor. Returns whether that succeeded."""
-        payload = as_bytes(entry)
+        payload = as_bytes(entry).numpy().data
         try:
             slots = self._slots(len(payload))
             size = _HEADER.size + len(payload)
@@ -69,7 +71,7 @@ class DiskFiles:
         slots, place = self._places[key]
         header = bytearray(_HEADER.size)
         entry = torch.empty(shape, dtype=dtype)
-        payload = as_bytes(entry)
+        payload = as_bytes(entry).numpy().data
         try:
             count = os.preadv(slots.descriptor, [header, payload], place)
         except OSError as error:

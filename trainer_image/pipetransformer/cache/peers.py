@@ -19,7 +19,9 @@ from typing import IO, Protocol
 import torch
 from torch import Tensor
 
-from .digest import Key, as_bytes
+from pipetransformer.data import as_bytes
+
+from .digest import Key
 from .store import TieredStore
 
 logger = logging.getLogger(__name__)
@@ -156,5 +158,5 @@ class EntrySender:
                     }
                     line = json.dumps(name).encode()
                     connection.sendall(_HEADER.pack(len(line), entry.nbytes) + line)
-                    connection.sendall(as_bytes(entry))
+                    connection.sendall(as_bytes(entry).numpy().data)
                     self._store.remove(key)

@@ -2,7 +2,7 @@
 which are targets, by the rules of `Trainer` in transformers."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import datasets
@@ -18,6 +18,7 @@ from pipetransformer.errors import SpecError
 from .dataset import DataInfo, Dataset, Split, Task
 from .masked import MaskedTokens
 from .pictures import scaled_pictures
+from .processors import PictureScaling
 from .tables import column_of, with_classes
 
 _FIELD = "data"
@@ -62,20 +63,29 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
         numbered, classes, labels = _targets(tables, label)
         pictures = [name for name, feature in tables[0].features.items() if isinstance(feature, datasets.Image)]
         if len(pictures) == 1 and "pixel_values" not in names:
-            if processor is not None:
-                words = (
-                    f"did not make the inputs: the trainer itself scales the pictures of the column {pictures[0]} to"
-                )
-                raise SpecError(
-                    "processor", f"{words} [-1, 1], and saves that: leave it out, or make pixel_values by it"
-                )
-            return scaled_pictures(numbered, pictures[0], label, classes=classes, labels=labels, dtype=dtype)
+            made = scaled_pictures(numbered, pictures[0], label, classes=classes, labels=labels, dtype=dtype)
+            return made if processor is None else _with_processor(made, processor, pictures[0])
         column = _input_column(tables[0], label)
         splits = [Columns(table, column, label, dtype) for table in numbered]
         shape = tuple(splits[0].batch([0])[0].shape[1:])
     except ValueError as error:  # a SpecError is also a ValueError
         raise error if isinstance(error, SpecError) else SpecError(_FIELD, str(error)) from error
     return Dataset(splits[0], splits[1], DataInfo(shape, classes, task=task, labels=labels), processor)
+
+
+def _with_processor(made: Dataset, processor: Any, column: str) -> Dataset:
+    """A dataset of a column of pictures, with the program's processor in place of the trainer's scaling.
+
+    Raises:
+        SpecError: the processor would make other inputs.
+    """
+    if not (isinstance(made.processor, PictureScaling) and made.processor.is_that_of(processor)):
+        raise SpecError(
+            "processor",
+            f"does not make the inputs: the trainer itself scales the pictures of the column {column} to [-1, 1], "
+            "without resizing them, and saves that: leave it out, or make pixel_values by it",
+        )
+    return replace(made, processor=processor)
 
 
 @dataclass(frozen=True)

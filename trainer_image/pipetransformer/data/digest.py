@@ -7,6 +7,7 @@ different data without noticing.
 import hashlib
 
 import torch
+from torch import Tensor
 
 from .dataset import Split, read_batch, spread
 
@@ -16,5 +17,14 @@ def digest(split: Split) -> str:
     content = hashlib.blake2b(f"{len(split)}:".encode(), digest_size=8)
     if len(split):
         targets = read_batch(split, spread(split), None)[1]
-        content.update(targets.detach().reshape(-1).view(torch.uint8).numpy().tobytes())  # numpy has no bfloat16
+        content.update(as_bytes(targets).numpy().data)
     return content.hexdigest()
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, as uint8, without a copy if it is contiguous. numpy lacks some types, such as bfloat16.
+
+    torch refuses to view a single value with another stride than 1 as bytes, although it counts as contiguous.
+    """
+    dense = tensor.detach().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)

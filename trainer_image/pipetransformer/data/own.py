@@ -162,7 +162,8 @@ def _labels(samples: Any) -> tuple[str, ...]:
 
 
 def _check_names(training: Sequence[str], held_out: Sequence[str]) -> None:
-    """Refuse held-out samples in which a class has the same number as in training, but another name.
+    """Refuse held-out samples in which a class has the same number as in training, but another name, or which have more
+    classes. Either list is empty if its classes have no names.
 
     Raises:
         SpecError: names the first such class.
@@ -174,6 +175,12 @@ def _check_names(training: Sequence[str], held_out: Sequence[str]) -> None:
                 f'class {number} is "{ours}" in the training samples, but "{theirs}" in the held-out ones: number the '
                 "classes alike. ImageFolder, for example, numbers the folders that it finds",
             )
+    if training and (more := held_out[len(training) :]):
+        raise SpecError(
+            "data",
+            f'the held-out samples have the class "{more[0]}" (number {len(training)}), but the training samples have '
+            f"only {len(training)} classes: hold out samples of the same classes",
+        )
 
 
 def _num_classes(samples: Any, targets: Tensor) -> int:

@@ -82,10 +82,17 @@ def _converted(picture: Any, mode: str) -> Any:
     """A picture of PIL in `mode`.
 
     Raises:
-        ValueError: its pixels are no bytes. PIL would cut off what is larger.
+        ValueError: its pixels are no bytes, so PIL would cut off what is larger. Or it would lose its colours.
     """
     if picture.mode.startswith(_NO_BYTES):
         raise ValueError(
             f"the pixels of a picture are no bytes (mode {picture.mode} of PIL): scale them to 0 to 255, in 8 bits"
         )
+    if mode == "L" and picture.mode not in _GREY:
+        colours = np.asarray(picture.convert("RGB"))
+        if (colours != colours[..., :1]).any():
+            raise ValueError(
+                f"a picture has colours (mode {picture.mode} of PIL), but the first one is grey, so all are read as "
+                'grey: read all in one mode, by table.cast_column(COLUMN, datasets.Image(mode="RGB"))'
+            )
     return picture if picture.mode == mode else picture.convert(mode)

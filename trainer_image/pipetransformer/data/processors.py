@@ -5,8 +5,12 @@ So transformers makes the same inputs for a finished model as the trainer did. A
 
 import json
 import logging
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from .tokens import BYTE_OFFSET, END, PAD, START, VOCABULARY
 
@@ -71,6 +75,20 @@ class PictureScaling:
 
     shape: tuple[int, ...]
     largest: float
+
+    def is_that_of(self, processor: Any) -> bool:
+        """Whether an image processor of transformers makes the same inputs from pictures of this size."""
+        mean, std = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
+        steps = ("do_rescale", "do_normalize")
+        if mean is None or std is None or not all(getattr(processor, step, False) for step in steps):
+            return False
+        size = getattr(processor, "size", None) if getattr(processor, "do_resize", False) else None
+        return (
+            np.allclose([*np.ravel(mean), *np.ravel(std)], 0.5)
+            and math.isclose(processor.rescale_factor, 1 / self.largest)
+            and not getattr(processor, "do_center_crop", False)
+            and (size is None or (size.get("height"), size.get("width")) == self.shape[1:])
+        )
 
     def save_pretrained(self, save_directory: str) -> None:
         channels, height, width = self.shape

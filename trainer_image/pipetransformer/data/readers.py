@@ -32,6 +32,7 @@ from torch import Tensor
 from pipetransformer.errors import SpecError
 
 from .dataset import Dataset, TensorSplit, read_batch
+from .digest import as_bytes
 from .tokens import PaddedTokens
 
 logger = logging.getLogger(__name__)
@@ -287,7 +288,8 @@ def _loaded(pipe: Connection) -> dict[str, Any]:
 
 def _bytes(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype]:
     """A tensor as bytes and a type, to send it through the pipe. torch would send a tensor through /dev/shm."""
-    return tensor.contiguous().view(torch.uint8).numpy(), tensor.dtype
+    *outer, last = tensor.shape
+    return as_bytes(tensor).view(*outer, last * tensor.itemsize).numpy(), tensor.dtype
 
 
 def _end_with_parent() -> None:

@@ -31,8 +31,7 @@ def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None 
     """
     instants = _instants(spec, steps_per_epoch)
     if spec.ignored:
-        fields = ", ".join(spec.ignored)
-        logger.warning("spec.freeze: %s has no effect with policy %s", fields, spec.policy)
+        logger.warning("spec.freeze: policy %s ignores %s", spec.policy, ", ".join(spec.ignored))
     match spec.policy:
         case FreezePolicyName.NONE:
             return NoFreeze()

@@ -19,7 +19,7 @@ from .randomness.keyed import is_keyed
 from .run import run_unit
 from .slices import with_earlier
 from .ties import Tie, Ties
-from .unchanged import Unchanged
+from .unchanged import Unchanged, check_loss
 from .widths import Widths, narrowed, widths_of
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Widths",
     "build_model",
     "build_units",
+    "check_loss",
     "check_model_fields",
     "check_model_spec",
     "current_micro_batch",

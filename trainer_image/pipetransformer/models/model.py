@@ -113,10 +113,9 @@ class PipelineModel:
 
         Raises:
             ValueError: a tensor cannot be copied, because it has no shape yet, is the result of a computation, or has a
-                hook. Or a parameter outside of the units would never train.
+                hook.
         """
         memory: dict[int, Tensor] = {}
-        _check_attributes(self)
         for index, unit in enumerate(self.units):
             _check_tensors(unit, self.unit_name(index))
             for tensor in unit.state_dict(keep_vars=True).values():
@@ -223,22 +222,6 @@ def _check_tensors(unit: nn.Module, unit_name: str) -> None:
                 raise ValueError(
                     f"{path}.{own} has a hook, which would be lost, because every worker makes its parameters anew. To "
                     "mask a gradient, compute with weight * mask + weight.detach() * (1 - mask) in the forward"
-                )
-
-
-def _check_attributes(model: PipelineModel) -> None:
-    """Refuse a parameter that only an attribute of the model holds, such as that of a loss.
-
-    Raises:
-        ValueError: names the attribute.
-    """
-    of_units = {id(parameter) for unit in model.units for parameter in unit.parameters()}
-    for name, value in vars(model).items():
-        for held in value.parameters() if isinstance(value, nn.Module) else [value]:
-            if isinstance(held, nn.Parameter) and held.requires_grad and id(held) not in of_units:
-                raise ValueError(
-                    f"{name} has a parameter that is in no unit, so it would never train: make it a part of the head, "
-                    "or let it require no gradient"
                 )
 
 

@@ -13,9 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pipetransformer.data import as_bytes
 from pipetransformer.errors import SpecError
+
+_OTHERWISE = "If it is not to train, call requires_grad_(False) on it, or compute with it under torch.no_grad()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +158,45 @@ def _refuse_foreign(name: str, parameter: nn.Parameter) -> SpecError:
     return SpecError(
         "spec.model",
         f"{name} computes with a parameter of shape {tuple(parameter.shape)} that it does not hold, so the parameter "
-        "would never train: set it, or its module, as an attribute. Parameters that units share train together",
+        "would never train: set it, or its module, as an attribute. Parameters that units share train together. "
+        f"{_OTHERWISE}",
     )
+
+
+def check_loss(loss: Tensor, before: Node | None) -> None:
+    """Check that a loss depends on no parameter except through the model's output.
+
+    The trainer trains the parameters of units only. A parameter of a frozen net, such as a teacher, is no fault if it
+    gets no gradient.
+
+    Args:
+        loss: the loss.
+        before: `grad_fn` of the output before the loss was computed, because the loss may change the output in place.
+
+    Raises:
+        SpecError: autograd would compute the gradient of a parameter that the loss itself used.
+    """
+    for parameter in _parameters_behind(loss.grad_fn, before):
+        # A loss that changes a view in place makes a graph that no longer passes through `before`.
+        if all(parameter is not own for own in _parameters_behind(before)):
+            raise SpecError(
+                "spec.model",
+                f"the loss computes with a parameter of shape {tuple(parameter.shape)}, which would never train, "
+                f"because no unit holds it: make it a part of the head. {_OTHERWISE}",
+            )
+
+
+def _parameters_behind(node: Node | None, end: Node | None = None) -> Iterator[nn.Parameter]:
+    """The parameters whose gradients a backward from `node` computes, without those behind `end`."""
+    seen, found = {None, end}, [node]
+    while found:
+        node = found.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(variable := getattr(node, "variable", None), nn.Parameter):
+            yield variable
+        found += [each for each, _ in node.next_functions]
 
 
 def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
@@ -170,9 +211,7 @@ def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether both tensors have the same bits, so that NaN equals itself. True if they have no values to compare."""
-    if one.is_meta or one.layout is not torch.strided:
-        return True
-    return torch.equal(*(tensor.detach().flatten().view(torch.uint8) for tensor in (one, other)))
+    return one.is_meta or torch.equal(as_bytes(one), as_bytes(other))
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
@@ -186,7 +225,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         written: the place of the first tensor of `seen` to whose memory an operation wrote, through any tensor; None if
             none did.
-        foreign: the first parameter that an operation used and that is not among `seen`; None if none did.
+        foreign: the first parameter that an operation used, and whose gradient autograd would compute, although it is
+            not among `seen`; None if there is none.
     """
 
     def __init__(self, seen: _Seen) -> None:
@@ -204,8 +244,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         for tensor in (each for given in (*args, *kwargs.values()) for each in _each(given)):
-            if isinstance(tensor, nn.Parameter) and tensor.requires_grad and id(tensor) not in self._own:
-                self.foreign = self.foreign if self.foreign is not None else tensor
+            if self.foreign is None and _wants_gradient(tensor) and id(tensor) not in self._own:
+                self.foreign = tensor
         if self.written is None and func._schema.is_mutable:
             for number, argument in enumerate(func._schema.arguments):
                 if argument.alias_info is not None and argument.alias_info.is_write:
@@ -219,6 +259,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 own = _extent(tensor)
                 if own.start < extent.stop and extent.start < own.stop:
                     self.written = self.written or place
+
+
+def _wants_gradient(tensor: Any) -> bool:
+    """Whether `tensor` is a parameter whose gradient autograd would compute now."""
+    return torch.is_grad_enabled() and isinstance(tensor, nn.Parameter) and tensor.requires_grad
 
 
 def _each(given: Any) -> Sequence[Any]:

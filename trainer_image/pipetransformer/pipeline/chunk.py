@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipetransformer.cache import PrefixOutputs
 from pipetransformer.errors import ModelError, RunningModel
-from pipetransformer.models import MicroBatchContext, PipelineModel
+from pipetransformer.models import MicroBatchContext, PipelineModel, check_loss
 from pipetransformer.models.metrics import Metric, name_of
 from pipetransformer.schedules import RoundShape
 
@@ -104,6 +104,7 @@ class Loss:
         """Compute the chunk's summed loss and its weight, and keep both in the chunk. Returns the loss."""
         assert chunk.labels is not None and chunk.weights is not None
         with _LOSS:
+            before = output.grad_fn
             sums = self._model.loss(output, chunk.labels, chunk.weights)
             loss, weight = _scalars("loss", sums, output.device)
             if not isinstance(sums[0], Tensor):
@@ -113,6 +114,8 @@ class Loss:
             # If all samples have weight 0, the loss may not depend on the output. Then make it depend, with gradient 0.
             if output.requires_grad and not loss.requires_grad and not weight:
                 loss = loss + output.flatten()[:0].sum()
+            if chunk.micro_batch == 0:
+                check_loss(loss, before)
             chunk.loss, chunk.weight = loss.detach(), weight.detach()
         chunk.labels = chunk.weights = None  # a round of many steps keeps its chunks to the end
         return loss

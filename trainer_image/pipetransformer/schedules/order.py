@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
+from numbers import Integral
 
 from pipetransformer.errors import SpecError
 
@@ -52,13 +53,11 @@ def planned(schedule: Schedule, shape: RoundShape) -> tuple[tuple[Operation, ...
     """The operations of each worker: its computations in the schedule's order, and its messages.
 
     Raises:
-        ScheduleError: the schedule cannot run this shape, leaves a computation out or has one too many, or the input
-            of a computation is never produced before it.
+        ScheduleError: the schedule cannot run this shape (`lists_of`), or the input of a computation is never produced
+            before it.
         SpecError: the schedule fails (`lists_of`).
     """
-    lists = lists_of(schedule, shape)
-    _check(lists, shape)
-    return add_messages(lists, shape)
+    return add_messages(lists_of(schedule, shape), shape)
 
 
 def lists_of(schedule: Schedule, shape: RoundShape) -> list[list[Action]]:
@@ -66,8 +65,9 @@ def lists_of(schedule: Schedule, shape: RoundShape) -> list[list[Action]]:
     connection.
 
     Raises:
-        ScheduleError: the schedule cannot run this shape.
-        SpecError: the schedule raises another error, or returns something else than actions.
+        ScheduleError: the schedule cannot run this shape, leaves a computation out or has one too many.
+        SpecError: the schedule raises another error, or returns something else than actions, or one of their
+            fields is of another type.
     """
     try:
         lists = [list(actions) for actions in schedule.actions(shape)]
@@ -76,9 +76,23 @@ def lists_of(schedule: Schedule, shape: RoundShape) -> list[list[Action]]:
     except Exception as error:
         raise SpecError("schedule", f"{schedule}: {type(error).__name__}: {error}") from error
     for action in (each for actions in lists for each in actions):
-        if not isinstance(action, Action):
-            raise SpecError("schedule", f"{schedule} returned {action!r}, which is not an Action")
+        if not _is_action(action):
+            raise SpecError(
+                "schedule", f"{schedule} returned {action!r}, which is not an Action with fields of its types"
+            )
+    _check(lists, shape)
     return lists
+
+
+def _is_action(given: object) -> bool:
+    """Whether `given`, which may come from the user's code, is an action whose fields have their types."""
+    return (
+        isinstance(given, Action)
+        and isinstance(given.kind, ActionKind)
+        and isinstance(given.span, Integral)
+        and isinstance(given.chunk, Integral)
+        and isinstance(given.units, range)
+    )
 
 
 def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:

@@ -117,7 +117,7 @@ class Waiting(Api):
         return self.kept.get(name, {})
 
 
-async def test_a_job_that_waits_in_its_queue_is_asked_for_anew_with_the_priority_class_that_it_names_now(
+async def test_a_waiting_job_is_asked_for_again_with_its_new_priority_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")

@@ -353,6 +353,8 @@ def test_named_classes_with_other_numbers_in_the_held_out_samples_are_refused() 
 
     with pytest.raises(SpecError, match='class 1 is "dog" in the training samples, but "eel" in the held-out ones'):
         own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "eel")), dtype=torch.float32)
+    with pytest.raises(SpecError, match=r'the held-out samples have the class "eel" .* training samples have only 2'):
+        own_dataset((Folder("cat", "dog"), Folder("cat", "dog", "eel")), dtype=torch.float32)
     info = own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "dog")), dtype=torch.float32).info
     assert info.labels == ("cat", "dog", "eel")
 
@@ -477,11 +479,20 @@ def test_hidden_files_of_a_folder_are_no_texts(tmp_path: Path) -> None:
     assert dataset.info.labels == (".", "b") and len(dataset.train) + len(dataset.test) == 20
 
 
+class LastOfRow(TensorSplit):
+    """Its targets have a stride."""
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().batch(ids)
+        return inputs, targets[:, -1]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.bool, torch.complex64, torch.int64])
 def test_targets_of_any_type_have_a_digest(dtype: torch.dtype) -> None:
     inputs, ones, zeros = torch.zeros(4, 1), torch.ones(4, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype)
     assert digest(TensorSplit(inputs, ones)) == digest(TensorSplit(inputs, ones.clone()))
     assert digest(TensorSplit(inputs, ones)) != digest(TensorSplit(inputs, zeros))
+    assert digest(LastOfRow(inputs, ones)) == digest(TensorSplit(inputs, ones[:, -1]))
 
 
 def test_facts_about_data_are_plain_values_whatever_they_come_from() -> None:

@@ -200,9 +200,15 @@ def test_the_scaling_of_pictures_is_saved_and_no_processor_that_did_not_make_the
     table = pictures(4)
     assert own(table).processor == PictureScaling((3, 8, 8), 255.0)
     with pytest.raises(
-        SpecError, match=r"processor: did not make the inputs: the trainer itself scales the .* column image"
+        SpecError, match=r"processor: does not make the inputs: the trainer itself scales the .* column image"
     ):
         own(table, tokenizer)
+    vit = transformers.ViTImageProcessorPil(size={"height": 8, "width": 8})
+    assert own(table, vit).processor is vit, "it scales to [-1, 1], too"
+    others: list[dict[str, Any]] = [{"image_mean": [0.4] * 3}, {"rescale_factor": 1 / 127.5}, {"do_normalize": False}]
+    for change in (*others, {"size": {"height": 16, "width": 16}}, {"size": {"shortest_edge": 8}}):
+        with pytest.raises(SpecError, match="processor: does not make the inputs"):
+            own(table, transformers.ViTImageProcessorPil(**{"size": {"height": 8, "width": 8}} | change))
     made = datasets.Dataset.from_dict({"pixel_values": [[[[0.5]]]], "label": [0]})
     assert own(made, tokenizer).processor is tokenizer and own(made).processor is None
 
@@ -223,7 +229,7 @@ def test_all_pictures_are_read_in_the_mode_of_the_first() -> None:
 
     for first, others, mode in (
         (palette, (colours, grey, colours.convert("RGBA"), colours.convert("CMYK")), "RGB"),
-        (grey, (bits, colours), "L"),
+        (grey, (bits, grey.convert("RGB")), "L"),
         (bits, (grey,), "L"),
         (colours.convert("RGBA"), (palette,), "RGBA"),
     ):
@@ -232,6 +238,17 @@ def test_all_pictures_are_read_in_the_mode_of_the_first() -> None:
         for found, picture in zip(inputs, (first, *others), strict=True):
             torch.testing.assert_close(found, scaled(picture.convert(mode)))
         assert dataset.info.input_shape == inputs.shape[1:]
+
+
+def test_a_picture_with_colours_is_refused_if_the_first_is_grey() -> None:
+    grey, red = Image.new("L", (4, 5), 9), Image.new("RGB", (4, 5), "red")
+    table = modes(grey, red)
+    with pytest.raises(
+        SpecError, match=r"samples 1 cannot be read: .* colours .mode RGB of PIL., but the first one is"
+    ):
+        read_batch(own(table).train, [1], None)
+    read = own(table.cast_column("image", datasets.Image(mode="RGB"))).train.batch([1])[0]
+    assert read.shape == (1, 3, 5, 4) and read[0, :, 0, 0].tolist() == [1, -1, -1]
 
 
 def test_pictures_of_more_than_eight_bits_are_refused() -> None:

@@ -42,7 +42,7 @@ from pipetransformer.errors import (
     fault_of,
 )
 from pipetransformer.job.load import load_job
-from pipetransformer.schedules import Action, RoundShape
+from pipetransformer.schedules import Action, ActionKind, RoundShape
 from pipetransformer.training.memory_reserve import Reserve
 from pipetransformer.worker.warm_up import warm_up
 from pipetransformer_contract.spec import Precision, TrainerSpec
@@ -97,6 +97,20 @@ class Loose:
 
     def actions(self, shape: RoundShape) -> Any:
         return [["forward", "backward"]]
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A schedule whose actions are all like this one.
+
+    Attributes:
+        action: the action.
+    """
+
+    action: Action
+
+    def actions(self, shape: RoundShape) -> Any:
+        return [[self.action] for _ in range(shape.workers)]
 
 
 def broken(output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,6 +327,63 @@ class Behind(nn.Module):
         return found
 
 
+class Hidden(nn.Linear):
+    """Hides a net that does not train, as one does to keep it out of `parameters()`."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.net = [nn.Linear(8, 8)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shift = self.net[0](x)
+        shifted: Tensor = super().forward(x) + shift
+        return shifted
+
+
+class Column(nn.Linear):
+    """Returns a view."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, :2]
+
+
+class Distilled(PipelineModel):
+    """Has more modules than its units: a teacher, and the whole model as its author has it."""
+
+    def __init__(self, teach: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__(nn.Linear(4, 8), [Hidden()], Column(8, 4), (8,))
+        self.whole = nn.ModuleDict({"body": self.blocks[0], "pooler": nn.Linear(8, 8)})
+        self.decoder = self.head
+        self.teacher = nn.Linear(2, 2)
+        self.teach = teach
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.teach(self.teacher, output), weight.sum()
+
+
+def without_gradient(teacher: nn.Module, output: Tensor) -> Tensor:
+    with torch.no_grad():
+        wanted = teacher(output)
+    loss: Tensor = (output - wanted).square().sum()
+    return loss
+
+
+@pytest.mark.parametrize(
+    "teach",
+    [
+        without_gradient,
+        lambda teacher, output: (output - teacher(output).detach()).square().sum(),
+        lambda teacher, output: teacher.requires_grad_(False)(output).sum(),
+        lambda teacher, output: output.mul_(2).square().sum(),
+    ],
+    ids=["no-grad", "detached", "frozen", "in-place"],
+)
+def test_a_model_may_have_nets_that_do_not_train(teach: Callable[[nn.Module, Tensor], Tensor], tmp_path: Path) -> None:
+    result = run(tmp_path, model=lambda: Distilled(teach), training=Training(steps=1, global_batch_size=16))
+    assert result.steps == 1
+
+
 class Unreadable(TorchDataset[Any]):
     def __len__(self) -> int:
         return 64
@@ -334,7 +405,11 @@ class Unreadable(TorchDataset[Any]):
             "model: cannot be built: TypeError: activation is 8, not a shape such as",
         ),
         ({"model": around(Masked())}, SpecError, r"blocks\.0\.weight has a hook, which would be lost.* weight \* mask"),
-        ({"model": Scaled}, SpecError, "criterion has a parameter that is in no unit, so it would never train"),
+        (
+            {"model": Scaled},
+            SpecError,
+            r"the loss computes with a parameter of shape \(2,.* make it a part of the head",
+        ),
         *(
             (
                 {"model": around(Behind(in_function=function))},
@@ -489,6 +564,19 @@ class Unreadable(TorchDataset[Any]):
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
         ({"freeze": Numbers()}, SpecError, "Numbers failed: TypeError: Object of type int64 is not JSON"),
         ({"schedule": Clumsy()}, SpecError, r"schedule: Clumsy\(\): IndexError: list index out of range"),
+        *(
+            (
+                {"schedule": Odd(action)},
+                SpecError,
+                r"schedule: Odd\(.*\) returned Action\(.*, which is not an Action with",
+            )
+            for action in (
+                Action(cast(Any, 1), 0, 0),
+                Action(ActionKind.FORWARD, cast(Any, "first"), 0),
+                Action(ActionKind.FORWARD, 0, cast(Any, None)),
+                Action(ActionKind.PREFIX, 0, 0, cast(Any, 3)),
+            )
+        ),
         ({"schedule": Loose()}, SpecError, r"schedule: Loose\(\) .*'forward'.* not an Action"),
     ],
 )
@@ -498,6 +586,12 @@ def test_what_the_user_brings_fails_with_its_own_words(
 ) -> None:
     with pytest.raises(error, match=message):
         run(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("action", [Action(ActionKind.FORWARD, 7, 0), Action(ActionKind.STEP, 0, 99)])
+def test_a_schedule_for_another_round_is_replaced(action: Action, tmp_path: Path) -> None:
+    """The leader's predictions read it, too."""
+    assert run(tmp_path, schedule=Odd(action)).steps == 8
 
 
 class Summed(nn.Linear):

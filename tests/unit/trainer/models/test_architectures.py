@@ -1,7 +1,7 @@
 """Architectures of transformers that a user registers, from a script and from a module that a job names."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 import pytest
@@ -141,16 +141,27 @@ class Places(nn.Module):
 
 
 class Placed(Own):
-    """A family that fills buffers where it makes them, and not in `_init_weights`."""
+    """A family that fills buffers where it makes them, and not in `_init_weights`.
+
+    Attributes:
+        devices: of the parameters of each object that was made.
+        mean: a buffer that is computed from a parameter.
+    """
 
     class Config(Own.Config):
         model_type = "placed"
+        mean = False
 
     config_class = Config
+    devices: ClassVar[list[set[str]]] = []
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.embedding = nn.Sequential(self.embedding, Places(config.hidden_size))
+        places = Places(config.hidden_size)
+        self.embedding = nn.Sequential(self.embedding, places)
+        if config.mean:
+            places.register_buffer("drawn", self.score.weight.detach().square().sum(0).expand(64, -1), persistent=False)
+        self.devices.append({parameter.device.type for parameter in self.parameters()})
 
 
 def test_buffers_that_a_class_of_the_users_own_fills_where_it_makes_them_are_filled(tmp_path: Path) -> None:
@@ -166,6 +177,10 @@ def test_buffers_that_a_class_of_the_users_own_fills_where_it_makes_them_are_fil
     table, drawn = tables(spec)
     assert torch.equal(table, filled.get_buffer("table"))
     assert 0.4 < drawn.mean() < 0.6 and torch.equal(drawn, tables(spec, ())[1]), "a unit that is received has it, too"
+
+    assert all(devices == {"meta"} for devices in Placed.devices), "no worker holds the whole model"
+    mean = tables(spec_of({"model_type": "placed", "mean": True}), ())[1]
+    assert mean.device.type == "cpu" and (mean > 0).all()
 
     pretrained = Placed(Placed.Config())
     pretrained.embedding[1].table.mul_(2)

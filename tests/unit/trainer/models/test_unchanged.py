@@ -121,6 +121,14 @@ def test_what_operations_of_torch_write_is_refused_at_any_step(change: str) -> N
         forward(keyed(Changing(CHANGES[change][0])), step=7)
 
 
+class FirstColumn(nn.Linear):
+    """Has a buffer with a stride."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.register_buffer("column", torch.ones(WIDTH, 2)[:, 0])
+
+
 class Clamped(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight.clamp(-1, 1)
@@ -132,6 +140,7 @@ class Clamped(nn.Module):
         lambda: Changing(lambda unit: unit.weight.clamp(-1, 1).add_(1.0)),
         lambda: Changing(lambda unit: torch.zeros_like(unit.weight).copy_(unit.weight)),
         lambda: Changing(replace_table),
+        FirstColumn,
         lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
         lambda: parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH)),
         lambda: register_parametrization(nn.Linear(WIDTH, WIDTH), "weight", Clamped()),

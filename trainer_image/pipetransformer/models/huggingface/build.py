@@ -6,13 +6,15 @@ The whole model exists only on the meta device. A worker allocates only the unit
 import copy
 import logging
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers.utils import GENERATION_CONFIG_NAME, cached_file
 
 from pipetransformer.data import DataInfo
@@ -225,7 +227,8 @@ class _Skeleton:
         """Fill the buffers that are not part of `state_dict`, so that a unit is complete once it gets its state.
 
         Classes of the library fill them in `_init_weights`. A user's own class may fill its buffers, also those of
-        `state_dict`, only where it makes them. So it is built once on the CPU.
+        `state_dict`, only where it makes them. So it is built once with buffers on the CPU. If a buffer is computed
+        from parameters, they are on the CPU, too.
         """
         if self._architecture.model_class is None:
             for module in self.whole.modules():
@@ -233,8 +236,12 @@ class _Skeleton:
                     module.to_empty(device="cpu", recurse=False)
                     self.whole._init_weights(module)
         elif any(True for _ in self.whole.buffers()):
-            with seeded(self._seed):
-                _take_buffers(self.whole, cast(self._class(config), self._dtype))
+            with seeded(self._seed), _without_parameters():
+                filled = cast(self._class(config), self._dtype)
+            if any(buffer.is_meta for buffer in filled.buffers()):
+                with seeded(self._seed):
+                    filled = cast(self._class(config), self._dtype)
+            _take_buffers(self.whole, filled)
 
     def _empty(self, index: int) -> nn.Module:
         unit = self.model.units[index]
@@ -304,6 +311,20 @@ class _Skeleton:
             if hasattr(module, "is_causal"):
                 module.randomness = (self._seed, place_of(index, number))
         return unit
+
+
+@contextmanager
+def _without_parameters() -> Iterator[None]:
+    """A context in which each parameter moves to the meta device when a module gets it, so that it takes no memory."""
+
+    def moved(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(moved)  # type: ignore[arg-type]  # it may return a parameter
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _some(names: Sequence[str]) -> str:
