@@ -64,14 +64,14 @@ def test_a_job_that_trains_says_that_the_cluster_refuses_what_protects_it() -> N
     """Its budget is written only once it trains, so no start says it."""
     world = World(make_job().stages(2).workers(2))
     world.start()
-    world.refusal = "poddisruptionbudgets is forbidden: exceeded quota: team"
+    world.unprotected = "poddisruptionbudgets is forbidden: exceeded quota: team"
     world.settle()
     running = world.condition(ConditionType.RUNNING)
     assert (running.status, running.reason, world.state()) == ("True", "CreationRefused", State.RUNNING)
-    assert running.message == f"generation 1: 1 pipeline of 2 stages; {world.refusal}"
+    assert running.message == f"generation 1: 1 pipeline of 2 stages; {world.unprotected}"
     world.commit(steps=5)
     assert [event.reason for event in world.told].count(Reason.CREATION_REFUSED) == 1
-    world.refusal = ""
+    world.unprotected = ""
     world.settle()
     assert world.condition(ConditionType.RUNNING).reason == "Training"
 
