@@ -168,11 +168,8 @@ def _recovering(view: View, generation: Generation) -> bool:
 
 
 def _resizing(draft: Draft) -> None:
-    resize, before, refusal = (
-        draft.status.resize,
-        draft.status.condition(ConditionType.RESIZING),
-        draft.observed.refusal,
-    )
+    resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
+    refusal = draft.observed.refusal
     level = draft.view.awaited_level
     if level is not None and (resize is None or resize.phase is ResizePhase.PREPARE):
         draft.set_condition(ConditionType.RESIZING, True, Reason.WAITING_FOR_LEVEL, _awaits_level(draft, level))
