@@ -276,9 +276,8 @@ def _awaited(view: View, resize: Resize) -> str:
         return why_not_ready(view)[1]
     if resize.phase is ResizePhase.COMMIT:
         return f"generation {generation.layout_generation} is published, and its workers meet and move state"
-    return (
-        f"{len(view.status.leaving_ids)} leavers wait for a durable checkpoint with {generation.boundary} frozen layers"
-    )
+    leavers, frozen = len(view.status.leaving_ids), generation.boundary
+    return f"the release waits for a durable checkpoint (workers: {leavers}; its frozen layers: {frozen})"
 
 
 def _stalled(draft: Draft) -> None:

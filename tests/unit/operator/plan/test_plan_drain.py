@@ -155,6 +155,8 @@ def test_a_worker_on_a_cordoned_node_is_replaced_before_it_may_go() -> None:
     world = World(make_job().stages(4).workers(4))
     world.start()
     cordon(world, "digits-w1")
+    said = [event.message for event in world.told if event.reason is Reason.WORKERS_DRAINING]
+    assert said == ["Workers on nodes that are drained or unhealthy (1): digits-w1 (cordoned)"]
     assert stay(world) == 5, "nobody may be evicted while a new worker warms up"
     assert world.status.resize is not None and world.status.resize.reason is ResizeReason.DRAIN
     world.warm_up()

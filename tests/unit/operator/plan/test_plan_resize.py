@@ -53,7 +53,8 @@ def test_a_release_goes_through_commit_and_clean() -> None:
     assert phase(world) is ResizePhase.COMMIT
     world.commit()
     assert phase(world) is ResizePhase.CLEAN
-    assert "leavers wait for a durable checkpoint with 8 frozen layers" in resizing(world).message
+    waits = "the release waits for a durable checkpoint (workers: 2; its frozen layers: 8)"
+    assert waits in resizing(world).message
     world.commit(checkpoint=8)
     assert phase(world) is None
     assert resizing(world).reason == "Settled"
