@@ -21,6 +21,7 @@ class Health(ClusterListener):
 
     Args:
         kinds: plural names of the resources that must be watched before this operator is ready.
+        refusable: names of watches that must be open too, unless the API server refuses them.
         leadership: held while the API server answers this operator.
         patience: seconds after which a watch that was not reopened is stuck.
         clock: seconds that only grow.
@@ -31,10 +32,12 @@ class Health(ClusterListener):
         kinds: Iterable[str],
         leadership: Leadership,
         *,
+        refusable: Iterable[str] = (),
         patience: float,
         clock: Stopwatch = time.monotonic,
     ) -> None:
         self._kinds = frozenset(kinds)
+        self._refusable = frozenset(refusable)
         self._leadership = leadership
         self._patience = patience
         self._clock = clock
@@ -52,8 +55,8 @@ class Health(ClusterListener):
 
     @property
     def ready(self) -> bool:
-        """Whether all kinds are watched. Only the holder of the lease watches."""
-        return self._kinds <= set(map(_kind, self._opened))
+        """Whether all kinds are watched, so that jobs are decided. Only the holder of the lease watches."""
+        return self._kinds <= set(map(_kind, self._opened)) and self._refusable <= self._opened.keys() | self._refused
 
     @property
     def opened_times(self) -> dict[str, float]:

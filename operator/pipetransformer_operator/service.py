@@ -30,6 +30,7 @@ from .kube.store import served
 from .kube.trust.authority import KeptAuthority, Publisher
 from .kube.trust.scrapers import PATH as METRICS_PATH
 from .kube.trust.scrapers import Forbidden, Scrapers
+from .kube.watched import AWAITED
 from .kube.watches.follow import WATCH_SECONDS
 from .kube.watches.nodes import Nodes
 from .kube.workers.protection import release_budgets
@@ -96,7 +97,8 @@ class Service:
         own = await Api.connect(listener=metrics)
         identity = f"{settings.namespace}/{settings.identity}"
         lease = Lease(own, settings.lease_namespace, identity, seconds=settings.lease_seconds)
-        health = Health([PLURAL, "pods"], lease, patience=WATCH_PATIENCE_SECONDS)
+        refusable = () if settings.namespaces else AWAITED
+        health = Health([PLURAL, "pods"], lease, refusable=refusable, patience=WATCH_PATIENCE_SECONDS)
         certificate = _certificate(own, settings)
         try:
             await certificate.refresh()

@@ -25,6 +25,7 @@ from pipetransformer_operator.controller.ports import Conflict, Unavailable
 from pipetransformer_operator.health import Health
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.client.lease import Lease, LeaseLost
+from pipetransformer_operator.kube.watched import AWAITED
 from pipetransformer_operator.kube.watches.follow import WATCH_SECONDS
 from pipetransformer_operator.kube.workers.protection import release_budgets
 from pipetransformer_operator.settings import Settings
@@ -84,8 +85,8 @@ class Operator:
         way = cast(client.ApiClient, Client(network, name))
         self.lease = Lease(Api(way), "system", f"system/{name}", seconds=LEASE_SECONDS, sources=sources)
         self._api = Api(way, self.lease)
-        kinds = ["pipetrainingjobs", "pods"]
-        self.health = Health(kinds, self.lease, patience=2 * WATCH_SECONDS + 30, clock=sources.seconds)
+        kinds, patience = ["pipetrainingjobs", "pods"], 2 * WATCH_SECONDS + 30
+        self.health = Health(kinds, self.lease, refusable=AWAITED, patience=patience, clock=sources.seconds)
         self.assembly = Assembly(settings, self._api, self.lease, _Trusted(), self.health, sources=sources)
         self._front = _Front(self.assembly)
         self._parts: list[asyncio.Task[None]] = []

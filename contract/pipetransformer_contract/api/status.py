@@ -57,7 +57,7 @@ class Reason(StrEnum):
     # Running
     WAITING_FOR_WORKERS = "WaitingForWorkers"
     TRAINING = "Training"
-    CREATION_REFUSED = "CreationRefused"  #: the cluster refuses to create the workers' pods
+    CREATION_REFUSED = "CreationRefused"  #: the cluster refuses the workers' pods, or what protects them
     DELETION_REFUSED = "DeletionRefused"  #: the cluster refuses to delete released pods; also a reason of Suspended
     RECOVERING = "Recovering"  #: members were lost, and too few are left to form a legal layout
     NO_LEGAL_START = "NoLegalStart"  #: no starting layout is within the bounds of the spec

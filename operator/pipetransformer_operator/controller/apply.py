@@ -20,6 +20,7 @@ class _Outcome:
     """What one application met."""
 
     conflicts: set[str]
+    unprotected: list[Refused] = field(default_factory=list)
     refusals: list[Refused] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
 
@@ -38,14 +39,15 @@ class Applier:
 
     Attributes:
         conflicts: names of the plan's workers that other objects have.
-        refusal: the cluster's explanation of why it refused the last writes; empty if it took them.
+        refusal: why the cluster refused to create the last workers, or what they need; empty if it did not.
+        unprotected: why the cluster refused what protects the workers; empty if it did not.
     """
 
     def __init__(
         self, key: JobKey, store: JobStore, pool: WorkerPool, slots: Slots, quota: Quota | None, deletions: Deletions
     ) -> None:
         self.conflicts: set[str] = set()
-        self.refusal = ""
+        self.refusal = self.unprotected = ""
         self._key = key
         self._store = store
         self._pool = pool
@@ -85,10 +87,11 @@ class Applier:
         if self._quota is not None:
             outcome.errors += await _together([self._quota.apply(job, decided.status)])
 
-        known, self.refusal = self.refusal, str(outcome.refusals[0]) if outcome.refusals else ""
+        known = self.unprotected or self.refusal
+        self.unprotected, self.refusal = _first(outcome.unprotected), _first(outcome.refusals)
         before, self.conflicts = self.conflicts, outcome.conflicts
         if known:  # the status already says why
-            outcome.errors += outcome.refusals[:1]
+            outcome.errors += [*outcome.unprotected, *outcome.refusals][:1]
         self._raise(outcome.errors)
         changed = self.conflicts != before or self._deletions.refused != undeleted
         return bool(attempted - self.conflicts or known or changed)
@@ -105,7 +108,7 @@ class Applier:
         try:
             await self._pool.protect(job, decided.min_available, keeps_unready=decided.keeps_unready)
         except Refused as error:
-            outcome.refusals.append(error)
+            outcome.unprotected.append(error)
 
     async def _prepare_and_create(self, job: PipeTrainingJob, decided: Plan, outcome: _Outcome) -> None:
         try:
@@ -134,6 +137,11 @@ class Applier:
                 logger.warning("%s: cannot delete a worker: %s; trying again in %g s", self._key, error, pause)
             else:
                 self._deletions.accept(deletion.uid)
+
+
+def _first(refusals: list[Refused]) -> str:
+    """The words of the first refusal; empty without one."""
+    return str(refusals[0]) if refusals else ""
 
 
 async def _together(calls: list[Coroutine[None, None, None]]) -> list[Exception]:

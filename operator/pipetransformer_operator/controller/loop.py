@@ -249,6 +249,7 @@ class JobLoop:
             conflicts=tuple(sorted(self._applier.conflicts)),
             kept_by=tuple(job.metadata.finalizers) if job.metadata.deletion_timestamp else None,
             refusal=self._applier.refusal,
+            unprotected=self._applier.unprotected,
             undeleted=self._deletions.refused,
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,

@@ -25,7 +25,7 @@ class ClusterListener:
         """All workers' pods of the namespace are known now; of all namespaces when it is empty."""
 
     def on_cluster_listed(self) -> None:
-        """All nodes are known now, or all pods of other owners."""
+        """All nodes are known now, or all pods of other owners, or the API server refuses to list them."""
 
     def on_nodes_changed(self) -> None:
         """A node has a problem that it did not have, or no longer has one."""
@@ -43,10 +43,10 @@ class ClusterListener:
         """Another client changed or deleted what protects the job's workers."""
 
     def on_watch_opened(self, path: str) -> None:
-        """The API server opened the watch of this path."""
+        """The API server opened the watch of this path, or of this name if another watch has the same path."""
 
     def on_watch_refused(self, path: str) -> None:
-        """The API server refused the watch of this path: a namespace and the right to see it may be gone."""
+        """The API server refused this watch: a namespace and the right to see it may be gone."""
 
 
 class Listeners(ClusterListener):

@@ -6,16 +6,21 @@ from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import MACHINE, Sources
 
 from .capacity.free_accelerators import FreeAccelerators
-from .capacity.reservations import Lister, Reservations
+from .capacity.reservations import Reservations
 from .client.api import Api
 from .events import Listeners
 from .store import KubeStore, ParsedJobs
+from .watches import node_watch, other_pods
+from .watches.follow import Awaited
 from .watches.jobs import KnownJobs, ListedJobs
 from .watches.node_watch import NodeWatch
 from .watches.nodes import Nodes
 from .watches.other_pods import OtherPods
 from .watches.pod_watch import PodWatch
 from .watches.signals import Signals
+
+#: Watches that an operator of all namespaces waits for before it decides about jobs, unless the cluster refuses them.
+AWAITED = (node_watch.PATH, other_pods.NAME)
 
 
 class WatchedCluster:
@@ -49,13 +54,13 @@ class WatchedCluster:
         self.others: OtherPods | None = None
         self.node_watch: NodeWatch | None = None
         self.reservations: Reservations | None = None
-        listers: list[Lister] = []
+        awaited: list[Awaited] = []
         if not namespaces:
             self.others = OtherPods(api, self.free, sources.seconds, self.events)
             self.node_watch = NodeWatch(api, self, self.events)
             self.reservations = Reservations(self.free, [self.others, self.pods], self.events)
-            listers = [self.others, self.node_watch]
-        self.store = KubeStore(api, ListedJobs(self.jobs, self.pods, listers), parsed, sources)
+            awaited = [self.others, self.node_watch]
+        self.store = KubeStore(api, ListedJobs(self.jobs, self.pods, awaited), parsed, sources)
 
     @property
     def seen_nodes(self) -> Nodes | None:

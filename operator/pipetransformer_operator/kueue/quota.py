@@ -6,8 +6,9 @@ keeps its Workloads until its pods are gone.
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
@@ -58,14 +59,15 @@ class KueueQuota(ClusterListener):
             return None
         answers = {name: workloads.answer(one) for name, one in self._mine(job).items()}
         if refusal := self._refusals.get(_key(job)):
-            missing = (one.name for one in job.status.quota_requests if one.name not in answers and not one.admitted)
-            answers |= {name: Answer(False, refusal) for name in missing}
+            waiting = (one.name for one in job.status.quota_requests if not one.admitted)
+            answers |= {name: replace(answers.get(name, Answer(False)), message=refusal) for name in waiting}
         return Queue(self._seen.problem(job.metadata.namespace), answers)
 
     async def apply(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `Quota`."""
         if self._seen.problem(job.metadata.namespace):
             return
+        self._refusals.pop(_key(job), None)
         mine, now = self._mine(job), self._clock()
         wanted = {request.name for request in status.quota_requests}
         for request in status.quota_requests:
@@ -76,6 +78,8 @@ class KueueQuota(ClusterListener):
             elif workloads.is_ending(seen):
                 continue
             elif not request.admitted and request in status.quota_requests[:1] and workloads.has_old_class(seen, job):
+                with self._noting_refusals(job):  # without the new class it keeps its place in the queue
+                    await self._class_value(job)
                 await self._release(seen)  # its priority cannot change, so the next turn asks again
             elif workloads.is_evicted(seen) and not request.admitted:
                 await self._patch(seen, workloads.requeued(seen, request, now), MERGE_PATCH)
@@ -142,8 +146,7 @@ class KueueQuota(ClusterListener):
         return any(pod.get("status", {}).get("phase") not in _ENDED for pod in mine)
 
     async def _ask(self, job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool) -> None:
-        key = _key(job)
-        try:
+        with self._noting_refusals(job):
             value = await self._class_value(job)
             body = workloads.render(job, request, claimed=claimed, class_value=value)
             folder = _path(job.metadata.namespace)
@@ -153,11 +156,20 @@ class KueueQuota(ClusterListener):
                 made = await self._api.get(f"{folder}/{request.name}", timeout=TIMEOUT_SECONDS)
                 if controller_uid(made) != job.metadata.uid:
                     raise Refused(f"Workload {request.name} exists and belongs to another owner") from None
-        except (NotFound, Refused) as error:
-            self._refusals[key] = str(error)
-            raise Refused(str(error)) from error
-        self._refusals.pop(key, None)
         self._seen.note(made)
+
+    @contextmanager
+    def _noting_refusals(self, job: PipeTrainingJob) -> Iterator[None]:
+        """Keeps the words of a refusal, so that the job's status says them.
+
+        Raises:
+            Refused: Kueue, or the API server in its place, refused.
+        """
+        try:
+            yield
+        except (NotFound, Refused) as error:
+            self._refusals[_key(job)] = str(error)
+            raise Refused(str(error)) from error
 
     async def _class_value(self, job: PipeTrainingJob) -> int | None:
         name = job.metadata.labels.get(PRIORITY_CLASS_LABEL)

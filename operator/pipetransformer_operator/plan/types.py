@@ -203,7 +203,9 @@ class Observed:
         lost_peers: names of members whose connection broke, as reported by other members of the published generation.
         conflicts: names that this job's workers need, but that pods of other owners already have.
         kept_by: finalizers of other owners on a job that is being deleted; None if the job is not being deleted.
-        refusal: why the cluster refused to create a worker in the last turn; empty if it did not.
+        refusal: why the cluster refused to create a worker, or what it needs, in the last turn; empty if it did not.
+        unprotected: why the cluster refused the workers' NetworkPolicy or PodDisruptionBudget in the last turn; empty
+            if it did not.
         undeleted: by worker uid, why the cluster refused the operator's last request to delete the worker.
         share: how many workers the job may have while other jobs want some, from `allocate`; None without a limit.
         queue: what the operator knows about the queue that the job names; None if the job needs no quota.
@@ -240,6 +242,7 @@ class Observed:
     conflicts: tuple[str, ...] = ()
     kept_by: tuple[str, ...] | None = None
     refusal: str = ""
+    unprotected: str = ""
     undeleted: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     share: Share | None = None
     queue: Queue | None = None

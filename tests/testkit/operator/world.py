@@ -47,6 +47,7 @@ class World:
         self.deleted_alive: list[str] = []
         self.unschedulable = False
         self.refusal = ""
+        self.unprotected = ""
         self.keeps_pods = ""
         self.undeleted: dict[str, str] = {}
         self.told: list[PlanEvent] = []
@@ -116,6 +117,7 @@ class World:
             lost_peers=frozenset(self.lost_peers),
             kept_by=self.kept_by,
             refusal=self.refusal,
+            unprotected=self.unprotected,
             undeleted=self.undeleted,
             metadata_generation=self.metadata_generation,
             share=self.share,

@@ -25,6 +25,16 @@ async def test_it_is_ready_once_everything_is_watched() -> None:
         assert (await client.get("/readyz")).status == 200
 
 
+async def test_what_the_server_may_refuse_delays_readiness_until_it_answers() -> None:
+    health = Health(["pods"], World(), refusable=["/api/v1/nodes"], patience=270)
+    health.on_watch_opened(PODS)
+    assert not health.ready
+    health.on_watch_refused("/api/v1/nodes")
+    assert health.ready
+    health.on_watch_opened("/api/v1/nodes")
+    assert health.ready
+
+
 async def test_a_watch_that_is_not_reopened_fails_liveness_and_is_named() -> None:
     world = World()
     async with TestClient(TestServer(world.health.application())) as client:

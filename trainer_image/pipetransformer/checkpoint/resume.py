@@ -44,7 +44,7 @@ def in_order_of_checkpoint(spec: TrainerSpec) -> tuple[TrainerSpec, int | None]:
         raise SpecError(
             "spec.elasticPolicy.workers",
             f"{spec.workers} workers start as {pipelines} pipelines, but the data of the checkpoint {resumed.folder} "
-            f"have {num_shards} shards: set workers to at most {num_shards * stages}, or name another "
+            f"allow at most {num_shards}: set workers to at most {num_shards * stages}, or name another "
             "spec.checkpoint.location",
         )
     return spec.model_copy(update={"num_shards": min(spec.num_shards, num_shards)}), num_shards

@@ -168,7 +168,7 @@ def shards_of(pipeline: int, pipelines: int, num_shards: int) -> Sequence[int]:
         ValueError: there are more pipelines than shards.
     """
     if pipelines > num_shards:
-        raise ValueError(f"{pipelines} pipelines, but the data has only {num_shards} shards")
+        raise ValueError(f"{pipelines} pipelines, but the order of the data allows only {num_shards}")
     return _spread(num_shards)[pipeline * num_shards // pipelines : (pipeline + 1) * num_shards // pipelines]
 
 

@@ -144,8 +144,8 @@ class Layouts:
         if pipelines > (shards := self.order.num_shards):
             raise SpecError(
                 "spec.elasticPolicy.maxWorkers",
-                f"the operator asked for {pipelines} pipelines of {stages} stages, but the data are ordered in {shards}"
-                f" shards: upgrade the operator, or set maxWorkers to at most {shards * stages}",
+                f"the operator asked for {Layout(stages, pipelines).words}, but the order of the data allows at most"
+                f" {shards}: upgrade the operator, or set maxWorkers to at most {shards * stages}",
             )
         cut, why = None, "Auto chooses once costs are measured"
         if costs is not None:

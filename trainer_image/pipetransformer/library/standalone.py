@@ -171,7 +171,7 @@ def _warn_of_idle(initial: Layout, size: int, resumed: CheckpointInfo | None) ->
         return
     why = f"a pipeline has {initial.stages} stages"
     if resumed is not None and initial.pipelines == resumed.num_shards:
-        why = f"the data of the checkpoint {resumed.folder} have {resumed.num_shards} shards, at least one per pipeline"
+        why = f"the data of the checkpoint {resumed.folder} allow no more pipelines"
     logger.warning("%d of %d processes are idle in the first layout: %s", size - initial.workers, size, why)
 
 

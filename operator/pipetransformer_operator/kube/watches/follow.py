@@ -53,20 +53,52 @@ class Reported(Followed):
         path: of the list.
         events: is told how the watch does.
         query: of the list and of each watch.
+        name: of the watch, which listeners are told in place of its path if another watch has the same path.
     """
 
-    def __init__(self, path: str, events: ClusterListener, query: Query = NO_QUERY) -> None:
+    def __init__(self, path: str, events: ClusterListener, query: Query = NO_QUERY, name: str = "") -> None:
         super().__init__(path, query)
         self._events = events
+        self._name = name or path
 
     def on_opened(self) -> None:
         """See `Followed`."""
-        self._events.on_watch_opened(self.path)
+        self._events.on_watch_opened(self._name)
 
     def on_failed(self, error: Exception) -> None:
         """See `Followed`."""
         if isinstance(error, NotFound | Refused):
-            self._events.on_watch_refused(self.path)
+            self._events.on_watch_refused(self._name)
+
+
+class Awaited(Reported):
+    """Objects that must be listed before any decision, unless the cluster refuses the list.
+
+    Args:
+        path: of the list.
+        events: is told how the watch does, and when the list is answered.
+        query: of the list and of each watch.
+        name: see `Reported`.
+
+    Attributes:
+        answered: whether the objects were listed, or the cluster refuses that: then no job waits for them.
+    """
+
+    def __init__(self, path: str, events: ClusterListener, query: Query = NO_QUERY, name: str = "") -> None:
+        super().__init__(path, events, query, name)
+        self.answered = False
+
+    def on_answered(self) -> None:
+        """The cluster listed the objects, or refused to. `relist` calls this at its end."""
+        if not self.answered:
+            self.answered = True
+            self._events.on_cluster_listed()
+
+    def on_failed(self, error: Exception) -> None:
+        """See `Followed`."""
+        super().on_failed(error)
+        if isinstance(error, NotFound | Refused):
+            self.on_answered()
 
 
 async def follow(

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
-from pipetransformer_operator.kube.capacity.reservations import Lister
 from pipetransformer_operator.kube.client.api import METADATA_ONLY, Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 
+from .follow import Awaited
 from .pod_watch import PodWatch
 
 logger = logging.getLogger(__name__)
@@ -121,17 +121,17 @@ class ListedJobs:
     Args:
         jobs: as their watch shows them.
         pods: of workers.
-        others: what else must be listed.
+        others: what else must be listed, unless the cluster refuses that.
     """
 
-    def __init__(self, jobs: KnownJobs, pods: PodWatch, others: Sequence[Lister] = ()) -> None:
+    def __init__(self, jobs: KnownJobs, pods: PodWatch, others: Sequence[Awaited] = ()) -> None:
         self._jobs = jobs
         self._pods = pods
         self._others = others
 
     def of(self, key: JobKey) -> Object | None:
         """The job as the watch last showed it, or None."""
-        listed = self._pods.knows(key.namespace) and all(one.listed for one in self._others)
+        listed = self._pods.knows(key.namespace) and all(one.answered for one in self._others)
         return self._jobs.of(key) if listed else None
 
 

@@ -3,11 +3,12 @@
 from typing import Protocol
 
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.controller.ports import Refused
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import ClusterListener
 
-from .follow import Reported, follow
+from .follow import Awaited, follow
+
+PATH = "/api/v1/nodes"
 
 
 class NodeListener(Protocol):
@@ -18,21 +19,17 @@ class NodeListener(Protocol):
         ...
 
 
-class NodeWatch(Reported):
+class NodeWatch(Awaited):
     """See the module.
 
     Args:
         api: of the cluster.
         nodes: is told of each node.
         events: is told how the watch does.
-
-    Attributes:
-        listed: whether all nodes were listed, or the cluster refuses that: then no job waits for them.
     """
 
     def __init__(self, api: Api, nodes: NodeListener, events: ClusterListener) -> None:
-        super().__init__("/api/v1/nodes", events)
-        self.listed = False
+        super().__init__(PATH, events)
         self._api = api
         self._nodes = nodes
         self._known: dict[str, None] = {}
@@ -52,19 +49,8 @@ class NodeWatch(Reported):
                 self._note(node)
         for name in gone:
             self._note({"metadata": {"name": name}}, deleted=True)
-        self._tell_listed()
+        self.on_answered()
         return version
-
-    def on_failed(self, error: Exception) -> None:
-        """See `Followed`."""
-        super().on_failed(error)
-        if isinstance(error, NotFound | Refused):
-            self._tell_listed()
-
-    def _tell_listed(self) -> None:
-        if not self.listed:
-            self.listed = True
-            self._events.on_cluster_listed()
 
     def _note(self, node: Object, *, deleted: bool = False) -> None:
         name = node["metadata"]["name"]

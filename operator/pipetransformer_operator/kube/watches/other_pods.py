@@ -14,9 +14,11 @@ from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.plan import Waiting
 
-from .follow import Followed, follow
+from .follow import Awaited, follow
 
 PATH = "/api/v1/pods"
+#: Tells this watch from that of workers' pods, which may have the same path.
+NAME = f"{PATH} of other owners"
 #: A pod that has ended holds nothing; the watch shows it as deleted.
 QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "labelSelector": f"!{JOB_LABEL}"}
 #: A pod counts as waiting after this many seconds. Before that it may find a node by itself: the scheduler tries again
@@ -24,14 +26,14 @@ QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "label
 PATIENCE_SECONDS = 5.0
 
 
-class OtherPods(Followed):
+class OtherPods(Awaited):
     """See the module.
 
     Args:
         api: of the cluster.
         free: is told of each pod.
         clock: seconds that only grow.
-        events: is told when a pod releases accelerators.
+        events: is told when a pod releases accelerators, and how the watch does.
 
     Attributes:
         listed: whether all pods were listed. Before that nodes seem emptier than they are.
@@ -44,12 +46,11 @@ class OtherPods(Followed):
         clock: Stopwatch = time.monotonic,
         events: ClusterListener = NO_LISTENER,
     ) -> None:
-        super().__init__(PATH, QUERY)
+        super().__init__(PATH, events, QUERY, NAME)
         self.listed = False
         self._api = api
         self._free = free
         self._clock = clock
-        self._events = events
         self._known: set[str] = set()
         self._seen: dict[str, tuple[float, Waiting, PodShape]] = {}
 
@@ -94,9 +95,8 @@ class OtherPods(Followed):
                 self.note(pod)
         for uid in self._known - there:
             self._drop(uid)
-        if not self.listed:
-            self.listed = True
-            self._events.on_cluster_listed()
+        self.listed = True
+        self.on_answered()
         return version
 
     def _drop(self, uid: str) -> None:

@@ -125,7 +125,9 @@ def _running(draft: Draft) -> None:
     elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft.view))
     elif generation is None:
-        if status.resize is not None and not draft.view.asleep and not _refused(draft, ConditionType.RUNNING, False):
+        refusal = draft.observed.refusal or draft.observed.unprotected
+        starts = status.resize is not None and not draft.view.asleep
+        if starts and not _refused(draft, ConditionType.RUNNING, False, refusal):
             reason, why = why_not_ready(draft.view)
             message = f"{len(draft.view.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
             waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
@@ -142,8 +144,8 @@ def _running(draft: Draft) -> None:
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_WORKERS, message)
     else:
         message = f"generation {generation.layout_generation}: {generation.layout.words}{_schedule(draft.view)}"
-        if draft.observed.refusal and draft.view.preparation is None:  # not of workers, so of what protects them
-            draft.warn(ConditionType.RUNNING, True, Reason.CREATION_REFUSED, f"{message}; {draft.observed.refusal}")
+        if draft.observed.unprotected:
+            draft.warn(ConditionType.RUNNING, True, Reason.CREATION_REFUSED, f"{message}; {draft.observed.unprotected}")
         else:
             draft.set_condition(ConditionType.RUNNING, True, Reason.TRAINING, message)
 
@@ -153,9 +155,8 @@ def _schedule(view: View) -> str:
     return view.present_report.schedule_words if view.present_report else ""
 
 
-def _refused(draft: Draft, kind: ConditionType, status: bool) -> bool:
-    """Returns whether the cluster refuses to create workers. If so, sets the condition, and sends an event once."""
-    refusal = draft.observed.refusal
+def _refused(draft: Draft, kind: ConditionType, status: bool, refusal: str) -> bool:
+    """Returns whether the cluster refuses something. If so, sets the condition, and sends an event once."""
     if refusal:
         draft.warn(kind, status, Reason.CREATION_REFUSED, refusal)
     return bool(refusal)
@@ -168,6 +169,7 @@ def _recovering(view: View, generation: Generation) -> bool:
 
 def _resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
+    refusal = draft.observed.refusal
     level = draft.view.awaited_level
     if level is not None and (resize is None or resize.phase is ResizePhase.PREPARE):
         draft.set_condition(ConditionType.RESIZING, True, Reason.WAITING_FOR_LEVEL, _awaits_level(draft, level))
@@ -177,7 +179,8 @@ def _resizing(draft: Draft) -> None:
         if settled and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
     elif resize.from_ is not None and not (
-        resize.phase is ResizePhase.PREPARE and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True))
+        resize.phase is ResizePhase.PREPARE
+        and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True, refusal))
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
         schedule = _schedule(draft.view) if resize.phase is ResizePhase.CLEAN else ""
@@ -273,9 +276,8 @@ def _awaited(view: View, resize: Resize) -> str:
         return why_not_ready(view)[1]
     if resize.phase is ResizePhase.COMMIT:
         return f"generation {generation.layout_generation} is published, and its workers meet and move state"
-    return (
-        f"{len(view.status.leaving_ids)} leavers wait for a durable checkpoint with {generation.boundary} frozen layers"
-    )
+    leavers, frozen = len(view.status.leaving_ids), generation.boundary
+    return f"the release waits for a durable checkpoint (workers: {leavers}; its frozen layers: {frozen})"
 
 
 def _stalled(draft: Draft) -> None:

@@ -139,4 +139,4 @@ def _set_deadline(draft: Draft) -> None:
 
 def _tell_drain(draft: Draft, new: Sequence[Worker]) -> None:
     names = ", ".join(f"{worker.name} ({worker.drain_reason or 'cordoned'})" for worker in new[:8])
-    draft.tell(Reason.WORKERS_DRAINING, f"Nodes of {len(new)} workers are being drained, or are unhealthy: {names}")
+    draft.tell(Reason.WORKERS_DRAINING, f"Workers on nodes that are drained or unhealthy ({len(new)}): {names}")

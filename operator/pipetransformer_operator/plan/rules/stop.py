@@ -70,8 +70,9 @@ def words(view: View) -> str:
         return ""
     stop = view.status.stop
     assert stop is not None
-    waits = f"{len(view.status.worker_ids)} workers have until {_deadline(view, stop):%Y-%m-%dT%H:%M:%SZ} to write"
-    return ": ".join(filter(None, [f"{waits} a checkpoint, {durable_words(view)}", trouble(view)]))
+    left, deadline = len(view.status.worker_ids), _deadline(view, stop)
+    waits = f"workers left: {left}; until {deadline:%Y-%m-%dT%H:%M:%SZ} they may write a checkpoint"
+    return ": ".join(filter(None, [f"{waits}, {durable_words(view)}", trouble(view)]))
 
 
 def _deadline(view: View, stop: Stop) -> datetime:

@@ -337,6 +337,26 @@ async def test_a_refusal_shows_in_status_and_stops_neither_deletions_nor_events(
     assert running is not None and (running.reason, running.message) == ("CreationRefused", str(failing.error))
 
 
+class Unprotected(Cluster):
+    """Takes no budget."""
+
+    error = Refused("exceeded quota: team")
+
+    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+        raise self.error
+
+
+async def test_a_refusal_of_what_protects_workers_is_told_apart_from_one_of_workers() -> None:
+    cluster = Unprotected(4, make_job().workers(2).job())
+    loop = make_loop(cluster, writes=2)
+    await loop.turn(cluster.jobs[KEY])
+    observed = loop.observe(cluster.jobs[KEY])
+    assert (observed.unprotected, observed.refusal) == (str(cluster.error), "")
+    assert len(cluster.workers["digits"]) == 2
+    with pytest.raises(Refused):  # the words are in the status by then
+        await loop.turn(cluster.jobs[KEY])
+
+
 class Unfit(Failing):
     """Its namespace does not take what workers need, and it takes long to say so."""
 

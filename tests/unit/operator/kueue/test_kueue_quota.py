@@ -16,6 +16,7 @@ from pipetransformer_operator.kueue import quota
 from pipetransformer_operator.kueue.quota import KueueQuota, NoKueue
 from pipetransformer_operator.kueue.watch import Workloads
 from pipetransformer_operator.kueue.workload import FINALIZER
+from pipetransformer_operator.plan import Answer, Queue
 from tests.testkit.operator.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)
@@ -103,6 +104,8 @@ class Waiting(Api):
         self.versions = 0
 
     async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+        if path.endswith("/urgnet"):
+            raise NotFound(path)
         return {"value": 1000}
 
     async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
@@ -133,6 +136,26 @@ async def test_a_waiting_job_is_asked_for_again_with_its_new_priority_class(
         seen.append((made["spec"].get("priorityClassRef", {}).get("name", ""), made["metadata"]["uid"]))
     assert [name for name, _ in seen] == ["", "urgent", "urgent", "research", ""]
     assert len({uid for _, uid in seen}) == 4, "and only then"
+
+
+async def test_a_job_whose_new_priority_class_does_not_exist_keeps_its_place_in_the_queue_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
+    api = Waiting()
+    asked = KueueQuota(api, [], NO_LISTENER)
+    waiting = JobStatus(quota_requests=[QuotaRequest(name="digits-q0", queue="team-a", workers=1)])
+    await asked.apply(make_job().job(), waiting)
+    place = api.kept["digits-q0"]["metadata"]["uid"]
+    typo = make_job().label(PRIORITY_CLASS_LABEL, "urgnet").job().model_copy(update={"status": waiting})
+    with pytest.raises(Refused):
+        await asked.apply(typo, waiting)
+    assert api.kept["digits-q0"]["metadata"]["uid"] == place
+    words = f"metadata.labels[{PRIORITY_CLASS_LABEL}]: WorkloadPriorityClass urgnet does not exist"
+    assert asked.observe(typo) == Queue("", {"digits-q0": Answer(False, words)})
+    without = make_job().job().model_copy(update={"status": waiting})
+    await asked.apply(without, waiting)
+    assert asked.observe(without) == Queue("", {"digits-q0": Answer(False, "")})
 
 
 class Flavors(Api):

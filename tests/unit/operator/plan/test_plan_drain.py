@@ -64,14 +64,14 @@ def test_a_job_that_trains_says_that_the_cluster_refuses_what_protects_it() -> N
     """Its budget is written only once it trains, so no start says it."""
     world = World(make_job().stages(2).workers(2))
     world.start()
-    world.refusal = "poddisruptionbudgets is forbidden: exceeded quota: team"
+    world.unprotected = "poddisruptionbudgets is forbidden: exceeded quota: team"
     world.settle()
     running = world.condition(ConditionType.RUNNING)
     assert (running.status, running.reason, world.state()) == ("True", "CreationRefused", State.RUNNING)
-    assert running.message == f"generation 1: 1 pipeline of 2 stages; {world.refusal}"
+    assert running.message == f"generation 1: 1 pipeline of 2 stages; {world.unprotected}"
     world.commit(steps=5)
     assert [event.reason for event in world.told].count(Reason.CREATION_REFUSED) == 1
-    world.refusal = ""
+    world.unprotected = ""
     world.settle()
     assert world.condition(ConditionType.RUNNING).reason == "Training"
 
@@ -155,6 +155,8 @@ def test_a_worker_on_a_cordoned_node_is_replaced_before_it_may_go() -> None:
     world = World(make_job().stages(4).workers(4))
     world.start()
     cordon(world, "digits-w1")
+    said = [event.message for event in world.told if event.reason is Reason.WORKERS_DRAINING]
+    assert said == ["Workers on nodes that are drained or unhealthy (1): digits-w1 (cordoned)"]
     assert stay(world) == 5, "nobody may be evicted while a new worker warms up"
     assert world.status.resize is not None and world.status.resize.reason is ResizeReason.DRAIN
     world.warm_up()

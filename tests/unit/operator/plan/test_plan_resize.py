@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipetransformer_contract.api.status import Condition, ConditionType, LayoutSize, ResizePhase
+from pipetransformer_contract.api.status import Condition, ConditionType, LayoutSize, Reason, ResizePhase
 from pipetransformer_contract.messages import ResizeReason
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World
@@ -53,7 +53,8 @@ def test_a_release_goes_through_commit_and_clean() -> None:
     assert phase(world) is ResizePhase.COMMIT
     world.commit()
     assert phase(world) is ResizePhase.CLEAN
-    assert "leavers wait for a durable checkpoint with 8 frozen layers" in resizing(world).message
+    waits = "the release waits for a durable checkpoint (workers: 2; its frozen layers: 8)"
+    assert waits in resizing(world).message
     world.commit(checkpoint=8)
     assert phase(world) is None
     assert resizing(world).reason == "Settled"
@@ -120,6 +121,8 @@ def test_a_refused_claim_says_so_when_it_is_cancelled() -> None:
     world.turn()
     assert (resizing(world).reason, world.status.resize) == ("CreationRefused", None)
     assert "exceeded quota: team" in resizing(world).message
+    told = [event.reason for event in world.told].count(Reason.CREATION_REFUSED)
+    assert (world.condition(ConditionType.RUNNING).reason, told) == ("Training", 1), "the job has all that protects it"
 
 
 def test_before_its_first_checkpoint_a_job_is_not_told_to_begin_anew() -> None:

@@ -55,10 +55,13 @@ def test_a_pod_that_no_scheduler_has_looked_at_is_called_so() -> None:
     assert "digits-w0: has no node: no scheduler has reported on it yet" in running.message
 
 
-def test_a_refusal_to_create_workers_is_told_once_and_forgotten_when_it_passes() -> None:
+@pytest.mark.parametrize("what", ["refusal", "unprotected"])
+def test_what_the_cluster_refuses_at_a_start_is_told_once_and_forgotten_when_it_passes(what: str) -> None:
     world = World(make_job().stages(4).workers(4))
     world.settle()
-    refused = replace(world.observed(), refusal="pods is forbidden: exceeded quota")
+    setattr(world, what, "pods is forbidden: exceeded quota")
+    refused = world.observed()
+    setattr(world, what, "")
     decided = plan(world.spec, refused, world.now)
     assert [(event.reason, event.message) for event in decided.events] == [
         ("CreationRefused", "pods is forbidden: exceeded quota")

@@ -110,6 +110,7 @@ def test_the_queues_condition_says_it_as_well() -> None:
     world.settle()
     running = world.condition(ConditionType.RUNNING)
     assert running.reason == "QuotaLost" and LOCATION in running.message
+    assert "workers left: 2; until 2026-01-01T" in running.message
 
 
 def test_a_job_without_a_checkpoint_says_what_is_lost_before_its_pods_go() -> None:

@@ -166,7 +166,7 @@ def test_pipelines_serve_about_as_many_shards_each() -> None:
     assert [len(shards) for shards in shared] == [2, 3, 3]
     assert sorted(shard for shards in shared for shard in shards) == list(range(8))
     assert pipelines_of(3, 8) == [next(p for p in range(3) if shard in shared[p]) for shard in range(8)]
-    with pytest.raises(ValueError, match="only 2 shards"):
+    with pytest.raises(ValueError, match="allows only 2"):
         shards_of(0, 3, 2)
 
 

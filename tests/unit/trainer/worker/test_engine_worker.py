@@ -274,8 +274,8 @@ def test_more_pipelines_than_shards_end_the_job_with_a_clear_message(
     report = workers.channel.reports[-1]
     assert (report.reason, report.message) == ("InvalidSpec", workers.termination(0)["message"])
     assert report.message == (
-        "spec.elasticPolicy.maxWorkers: the operator asked for 2 pipelines of 1 stages, but the data are ordered in 1"
-        " shards: upgrade the operator, or set maxWorkers to at most 1"
+        "spec.elasticPolicy.maxWorkers: the operator asked for 2 pipelines of 1 stage, but the order of the data allows"
+        " at most 1: upgrade the operator, or set maxWorkers to at most 1"
     )
     assert workers.wait_for(1) == 0
 
