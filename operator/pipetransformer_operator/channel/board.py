@@ -23,9 +23,9 @@ from .limits.pulse import Pulse
 DEAF = timedelta(seconds=10)
 #: Polls of one worker that may wait at once: two of its threads ask, and a broken connection may still count.
 MAX_POLLS = 4
-#: An unknown sender has the board look at the pods of the job, 70 ms for 4,096, but not more often than this. The
-#: workers of a deleted job of the same name ask until they end.
-LOOK_SECONDS = 1.0
+#: An unknown sender has the board look at the pods of the job, 70 ms for 4,096. After a look the next one waits so many
+#: times as long as that took, because the workers of a deleted job of the same name ask until they end.
+LOOKS_REST = 10
 #: Polls answered before the event loop does anything else; each answer takes half a millisecond.
 TOLD_AT_ONCE = 32
 
@@ -82,7 +82,7 @@ class Board:
         self._clock = clock
         self.pulse = pulse
         self._counted = 0, 0
-        self._looked = float("-inf")
+        self._next_look = float("-inf")
         self.since = self._newest = clock()
         self._settling = asyncio.Condition()
         self._workers: dict[str, str] = {}
@@ -202,10 +202,10 @@ class Board:
 
     def knows(self, reporter: Reporter) -> bool:
         """Whether the reporter is a worker of this job, even one that was created after the last turn."""
-        now = asyncio.get_running_loop().time()
-        if reporter.uid not in self._workers and now >= self._looked + LOOK_SECONDS:
-            self._looked = now
+        seconds = asyncio.get_running_loop().time
+        if reporter.uid not in self._workers and (began := seconds()) >= self._next_look:
             self.learn(self._owner.workers())
+            self._next_look = began + LOOKS_REST * (seconds() - began)
         return self._workers.get(reporter.uid) == reporter.name
 
     def belongs(self, reporter: Reporter) -> bool:

@@ -14,7 +14,7 @@ from pipetransformer_operator.plan.losses import (
     says_succeeded,
     termination,
 )
-from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.types import Worker, WorkerPhase
 from pipetransformer_operator.plan.view import View
 
 #: Once the leader reports the job's end, the workers end by themselves, so that their logs stay. The operator deletes
@@ -74,7 +74,7 @@ def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
     if policy is CleanPodPolicy.NONE and view.observed.kept_by is None:
         # A pod without a node has no log, and would take an accelerator later. While the job is being deleted all its
         # pods go: Kubernetes deletes only those that have ended.
-        return not worker.scheduled
+        return worker.phase is WorkerPhase.PENDING and not worker.scheduled
     if worker.alive:
         return had_time or not _ends_by_itself(view)
     return policy is CleanPodPolicy.ALL or (worker.lingers and had_time)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,9 +13,8 @@ import pytest
 from pipetransformer_contract.messages import Generation, GenerationNotice, Heartbeat, Ready, Report
 from pipetransformer_operator.channel import announcement as channel_announcement
 from pipetransformer_operator.channel import app as channel_app
-from pipetransformer_operator.channel import board as channel_board
 from pipetransformer_operator.channel.announcement import Announcement
-from pipetransformer_operator.channel.board import MAX_POLLS, TOLD_AT_ONCE, Board, Ended, Reporter
+from pipetransformer_operator.channel.board import LOOKS_REST, MAX_POLLS, TOLD_AT_ONCE, Board, Ended, Reporter
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker
@@ -266,6 +266,7 @@ async def test_a_worker_created_since_the_last_turn_is_served_at_once() -> None:
     await show(board, None)
     async with client_of(board) as client:
         ready = {"address": "127.0.0.1:1"}
+        assert (await client.post("/v1/ready", json=ready, headers=headers())).status == 403
         workers += WORKERS[:1]
         assert (await client.post("/v1/ready", json=ready, headers=headers())).status == 204
         assert (await client.post("/v1/ready", json=ready, headers=headers("token-1"))).status == 403
@@ -290,25 +291,22 @@ async def test_a_worker_speaks_only_in_its_own_name() -> None:
     assert not board.knows(Reporter("digits-w0", "uid-9"))
 
 
-async def test_workers_of_a_deleted_job_of_the_name_have_its_pods_looked_at_only_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    looks = 0
+async def test_workers_of_a_deleted_job_of_the_name_have_its_pods_looked_at_only_now_and_then() -> None:
+    looks, look_seconds = 0, 0.02
 
     class Counting(Loop):
         def workers(self) -> list[Worker]:
             nonlocal looks
             looks += 1
+            time.sleep(look_seconds)
             return self.pods
 
-    board = new_board(Counting())
-    for _ in range(3):
-        for number in range(100):
-            assert not board.knows(Reporter(f"digits-w{number}", f"old-{number}"))
-    assert looks == 1
-    monkeypatch.setattr(channel_board, "LOOK_SECONDS", 0.0)
-    assert not board.knows(Reporter("digits-w0", "old-0"))
-    assert board.knows(Reporter("digits-w0", "uid-0")) and looks == 2
+    board, began = new_board(Counting()), time.monotonic()
+    while looks < 3:
+        assert not board.knows(Reporter("digits-w0", "old-0"))
+        await asyncio.sleep(0.001)
+    assert time.monotonic() - began >= 2 * LOOKS_REST * look_seconds
+    assert board.knows(Reporter("digits-w0", "uid-0")) and looks == 3
 
 
 async def test_a_broken_connection_is_believed_only_for_the_present_generation() -> None:
