@@ -50,7 +50,7 @@ class FreezeTrial(SpecModel):
 _INSTANTS = ("start_after_epochs", "start_after_steps", "interval_epochs", "interval_steps")
 #: The fields that each policy reads beside `policy`, `trial`, `never` and `always`. A policy that is named as
 #: module:function reads `options`, and when it decides.
-_READ = {
+_READ: dict[str, tuple[str, ...]] = {
     FreezePolicyName.NONE: (),
     FreezePolicyName.PAPER_SCHEDULE: ("alpha", *_INSTANTS),
     FreezePolicyName.GRADIENT_NORM: ("alpha", *_INSTANTS),
@@ -162,7 +162,7 @@ class Freeze(SpecModel):
     @property
     def ignored(self) -> list[str]:
         """Names of fields that have no effect although they are set, because the policy does not read them."""
-        own = {name.value: fields for name, fields in _READ.items()}.get(self.policy, ("options", *_INSTANTS))
+        own = _READ.get(self.policy, ("options", *_INSTANTS))
         common = (
             ("policy", "always") if self.policy == FreezePolicyName.NONE else ("policy", "always", "never", "trial")
         )

@@ -42,7 +42,7 @@ class UnitContent:
         digest = hashlib.sha256(_structure(self.unit).encode() + self._modes)
         for name, tensor in self._tensors:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(as_bytes(tensor.cpu()).numpy().data)
+            digest.update(as_bytes(tensor.cpu()))
         return digest.digest()
 
 

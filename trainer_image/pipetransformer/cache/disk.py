@@ -47,7 +47,7 @@ class DiskFiles:
 
     def write(self, key: Key, entry: Tensor) -> bool:
         """Write `entry`, a CPU tensor. Returns whether that succeeded."""
-        payload = as_bytes(entry).numpy().data
+        payload = as_bytes(entry)
         try:
             slots = self._slots(len(payload))
             size = _HEADER.size + len(payload)
@@ -71,7 +71,7 @@ class DiskFiles:
         slots, place = self._places[key]
         header = bytearray(_HEADER.size)
         entry = torch.empty(shape, dtype=dtype)
-        payload = as_bytes(entry).numpy().data
+        payload = as_bytes(entry)
         try:
             count = os.preadv(slots.descriptor, [header, payload], place)
         except OSError as error:

@@ -158,5 +158,5 @@ class EntrySender:
                     }
                     line = json.dumps(name).encode()
                     connection.sendall(_HEADER.pack(len(line), entry.nbytes) + line)
-                    connection.sendall(as_bytes(entry).numpy().data)
+                    connection.sendall(as_bytes(entry))
                     self._store.remove(key)

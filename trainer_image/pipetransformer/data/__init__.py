@@ -15,7 +15,7 @@ from .dataset import (
     padded_lengths,
     read_batch,
 )
-from .digest import as_bytes, digest
+from .digest import as_bytes, byte_tensor, digest
 from .load import check_data_spec, load_dataset, makes_bytes, task_before_reading
 from .order import Dealer, EpochOrder, MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
 from .own import Table, own_dataset
@@ -41,6 +41,7 @@ __all__ = [
     "Wanted",
     "as_bytes",
     "augmentation_key",
+    "byte_tensor",
     "check_data_spec",
     "deal",
     "default_micro_batch_size",

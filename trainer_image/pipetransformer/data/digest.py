@@ -17,11 +17,16 @@ def digest(split: Split) -> str:
     content = hashlib.blake2b(f"{len(split)}:".encode(), digest_size=8)
     if len(split):
         targets = read_batch(split, spread(split), None)[1]
-        content.update(as_bytes(targets).numpy().data)
+        content.update(as_bytes(targets))
     return content.hexdigest()
 
 
-def as_bytes(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a CPU tensor, without a copy if it is contiguous."""
+    return byte_tensor(tensor).numpy().data
+
+
+def byte_tensor(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, as uint8, without a copy if it is contiguous. numpy lacks some types, such as bfloat16.
 
     torch refuses to view a single value with another stride than 1 as bytes, although it counts as contiguous.

@@ -32,7 +32,7 @@ from torch import Tensor
 from pipetransformer.errors import SpecError
 
 from .dataset import Dataset, TensorSplit, read_batch
-from .digest import as_bytes
+from .digest import byte_tensor
 from .tokens import PaddedTokens
 
 logger = logging.getLogger(__name__)
@@ -289,7 +289,7 @@ def _loaded(pipe: Connection) -> dict[str, Any]:
 def _bytes(tensor: Tensor) -> tuple[NDArray[Any], torch.dtype]:
     """A tensor as bytes and a type, to send it through the pipe. torch would send a tensor through /dev/shm."""
     *outer, last = tensor.shape
-    return as_bytes(tensor).view(*outer, last * tensor.itemsize).numpy(), tensor.dtype
+    return byte_tensor(tensor).view(*outer, last * tensor.itemsize).numpy(), tensor.dtype
 
 
 def _end_with_parent() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipetransformer.data import as_bytes
+from pipetransformer.data import byte_tensor
 from pipetransformer.errors import SpecError
 
 _OTHERWISE = "If it is not to train, call requires_grad_(False) on it, or compute with it under torch.no_grad()"
@@ -211,7 +211,7 @@ def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether both tensors have the same bits, so that NaN equals itself. True if they have no values to compare."""
-    return one.is_meta or torch.equal(as_bytes(one), as_bytes(other))
+    return one.is_meta or torch.equal(byte_tensor(one), byte_tensor(other))
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:

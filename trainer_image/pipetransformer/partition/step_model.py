@@ -193,6 +193,7 @@ class StepModel:
         if measured is None or predicted <= max(measured, least):
             return costs
         # Between these two, a step is at most as long as a line says, because it is the longest of several sums.
+        # Only `Ahead` may deviate, because its order depends on the costs.
         share = max(0.0, measured - least) / (predicted - least)
         seconds = max(share * costs.seconds_per_action, costs.processor_per_action)
         return costs.model_copy(update={"seconds_per_action": min(seconds, costs.seconds_per_action)})
