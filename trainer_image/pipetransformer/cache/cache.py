@@ -10,7 +10,7 @@ import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -23,6 +23,9 @@ from .digest import Key, PrefixDigests, UnitContent
 from .peers import EntryReceiver, EntrySender
 from .store import TieredStore
 
+#: A change of the units waits this long for their digests, which is enough for about 250 MB. The next round would
+#: otherwise compute the outputs of all its samples, and keep none of them.
+_DIGESTS_AT_MOST_SECONDS = 0.2
 _DTYPES = {CacheDtype.FLOAT16: torch.float16, CacheDtype.BFLOAT16: torch.bfloat16}
 
 
@@ -60,15 +63,10 @@ class ActivationCache:
         self._in_use = bool(units)
         self.choice = Choice(self._always)
         self.store.unstage()
-        idle = self._pending is None or self._pending.done()
-        self._pending = None
-        contents = [UnitContent(unit) for unit in units]
-        # At once if it can be, because the next round would otherwise compute all outputs. Without units the entries
-        # stay until they are handed over.
-        if units and idle and self._digests.know(units):
-            self._take(self._digest(contents))
-        else:
-            self._pending = self._hashing.submit(self._digest, contents)
+        # Without units the entries stay until they are handed over.
+        self._pending = self._hashing.submit(self._digest, [UnitContent(unit) for unit in units])
+        if units:
+            wait([self._pending], _DIGESTS_AT_MOST_SECONDS)
 
     def ready(self) -> bool:
         """Whether this round can read and keep entries. False while digests are computed, or if reading is slower."""

@@ -70,10 +70,6 @@ class PrefixDigests:
         for unit in set(self._units) - set(units):
             del self._units[unit]
 
-    def know(self, units: Sequence[nn.Module]) -> bool:
-        """Whether all these units were hashed already."""
-        return all(unit in self._units for unit in units)
-
     def of(self, units: Sequence[UnitContent]) -> list[bytes]:
         """A digest for each prefix: the first unit, the first two units, and so on."""
         digests = []

@@ -1,5 +1,6 @@
 """What the frozen prefix gives a first stage is what its units compute, read or not."""
 
+import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.cache import ActivationCache, FrozenPrefix
-from pipetransformer.cache.digest import Key
+from pipetransformer.cache.digest import Key, UnitContent
 from pipetransformer.data import MicroBatch
 from pipetransformer.models import MicroBatchContext
 from pipetransformer_contract.spec import Cache, CacheDtype
@@ -140,15 +141,29 @@ def test_a_second_epoch_reads_what_the_first_one_computed_bit_for_bit(settings: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_units_that_were_hashed_before_are_not_hashed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A regroup that leaves the frozen units where they are costs no round without a cache."""
+@pytest.mark.parametrize("num_units", [2, 3])
+def test_a_change_of_the_units_costs_no_round_without_a_cache(num_units: int, tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy="Auto")
-    until(bench.cache.ready)
-    with monkeypatch.context() as without_thread:
-        without_thread.setattr(bench.cache, "_hashing", None)
-        bench.freeze(2)
+
+    bench.freeze(num_units)
 
     assert bench.cache.ready()
+    bench.cache.close()
+
+
+def test_a_change_waits_for_slow_digests_only_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, known, digest = Bench(tmp_path, policy="Auto"), threading.Event(), UnitContent.digest
+
+    def slow(content: UnitContent) -> bytes:
+        known.wait()
+        return digest(content)
+
+    monkeypatch.setattr(UnitContent, "digest", slow)
+    bench.freeze(3)
+
+    assert not bench.cache.ready()
+    known.set()
+    until(bench.cache.ready)
     bench.cache.close()
 
 
