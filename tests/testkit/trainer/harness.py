@@ -62,6 +62,7 @@ class Faults:
         loses_level_change: its connection seems to break in the vote for the level change after so many steps.
         outdated_level_change: in the level change after so many steps, the generation of the next step is published.
             The watchdog then ends the change.
+        outdated_at: the point of the change when that happens: before its plan (`MET`), or after its vote (`AGREED`).
         keeps_once_broken: it writes no weights of a level before its generation has broken.
         stopped_while_keeping: its storage takes no weights of a level, and it is told to stop.
     """
@@ -74,6 +75,7 @@ class Faults:
     killed_in_level_change: tuple[HookPoint, int] | None = None
     loses_level_change: int | None = None
     outdated_level_change: int | None = None
+    outdated_at: HookPoint = HookPoint.MET
     keeps_once_broken: bool = False
     stopped_while_keeping: bool = False
 
@@ -245,7 +247,6 @@ def _worker(
     from unittest import mock
 
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format=f"w{number} %(asctime)s %(message)s")
@@ -253,6 +254,7 @@ def _worker(
     from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
     from pipetransformer.elastic.generations.watcher import GenerationWatcher
     from pipetransformer.elastic.regroup import transaction as regroup_module
+    from pipetransformer.elastic.transport.exchange import Exchange
     from pipetransformer.elastic.transport.groups import Transport
     from pipetransformer.elastic.transport.watchdog import Watchdog
     from pipetransformer.hooks import Hooks
@@ -261,6 +263,7 @@ def _worker(
     from pipetransformer.worker.trainer import Trainer
     from tests.testkit.trainer import round_starts
     from tests.testkit.trainer.devices import choose_device
+    from tests.testkit.trainer.storing import until
 
     round_starts.watch(Path(run_dir) / _WENT_BACK)
     if not checks_model:
@@ -303,17 +306,19 @@ def _worker(
                 if changes or (point, number) in (faults.killed_at, faults.stopped_at):
                     pipe.send(time.time())
                     os.kill(os.getpid(), signal.SIGKILL if faults.dies else signal.SIGSTOP)
-                changes = point is HookPoint.MET and number == trainer.generation
+                changes = point is faults.outdated_at and number == trainer.generation
                 if changes and trainer.step == faults.outdated_level_change:
                     source.stepped(trainer.step + 1)
                     assert handler.given_up()
-                    raise RuntimeError("injected: connection shut by the watchdog")
+                    if point is HookPoint.MET:
+                        raise RuntimeError("injected: connection shut by the watchdog")
+                    until(lambda: trainer._is_shut)
                 loses = {HookPoint.VOTED: faults.loses_vote_of, HookPoint.COMMITTED: faults.loses_decision_after}
                 if point in loses and number == loses[point] and trainer.generation == 1:
                     raise RuntimeError("injected: connection closed by peer")
 
-        def vote_for_generation(transfer: dist.ProcessGroup) -> None:
-            commit(transfer)
+        def vote_for_generation(participants: Exchange) -> None:
+            commit(participants)
             if handler.current == faults.loses_commit_of or (
                 trainer.generation == handler.current and trainer.step == faults.loses_level_change
             ):

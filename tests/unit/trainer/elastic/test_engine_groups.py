@@ -282,16 +282,34 @@ def test_the_next_generation_meets_while_the_present_one_works(store: TCPStore) 
     assert in_ranks(3, both) == [6.0, 6.0, 3.0]
 
 
-def test_members_keep_their_rank_with_and_without_leavers(store: TCPStore) -> None:
+def test_leavers_agree_with_the_members_without_a_group(store: TCPStore) -> None:
+    each = [GenerationGroups() for _ in range(3)]
+
+    def meet(rank: int) -> list[list[float]]:
+        each[rank].meet(client(store), rank, 2, 1, TRANSPORT)
+        return each[rank].participants.gather([float(rank)])
+
+    assert in_ranks(3, meet) == [[[0.0], [1.0], [2.0]]] * 3
+    assert [None if groups.world is None else place(groups.world) for groups in each] == [(0, 2), (1, 2), None]
+    assert [groups.transfer for groups in each] == [groups.world for groups in each]
+    assert in_ranks(2, lambda rank: each[rank].exchange.sum([1.0])) == [[2.0], [2.0]]
+
+
+def test_members_keep_their_rank_in_the_group_with_leavers(store: TCPStore) -> None:
     def meet(rank: int) -> GenerationGroups:
+        own = client(store)
         groups = GenerationGroups()
-        groups.meet(client(store), rank, 2, 1, TRANSPORT)
+        groups.meet(own, rank, 2, 1, TRANSPORT)
+        groups.take_in_leavers(own, rank, 3, TRANSPORT)
         return groups
 
-    groups = in_ranks(3, meet)
+    each = in_ranks(3, meet)
 
-    assert [group.transfer.rank() for group in groups] == [0, 1, 2]
-    assert [None if group.world is None else group.world.rank() for group in groups] == [0, 1, None]
+    assert [place(groups.transfer) for groups in each] == [(0, 3), (1, 3), (2, 3)]
+    for groups in each[:2]:
+        assert len(groups.release_transfer()) == 1
+        assert groups.transfer is groups.world and groups.participants is groups.exchange
+    assert in_ranks(2, lambda rank: each[rank].exchange.sum([1.0])) == [[2.0], [2.0]]
 
 
 def assigned(

@@ -2,11 +2,9 @@
 
 import contextlib
 import datetime
-import gc
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipetransformer.elastic.regroup.transaction import _commit
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.connections import Connections, Opening
 from pipetransformer.elastic.transport.groups import TCPStore, Transport
@@ -77,7 +74,6 @@ def test_a_barrier_within_a_limit_waits_for_work_but_not_for_a_hang(
     hangs: bool, store: TCPStore, watchdog: Watchdog
 ) -> None:
     ours, theirs = pair(store)
-    assert ours.world is not None and theirs.world is not None
     deadline = Deadline(watchdog.limit(ROUND))
     worked = threading.Event()
 
@@ -88,8 +84,7 @@ def test_a_barrier_within_a_limit_waits_for_work_but_not_for_a_hang(
         return "done"
 
     def vote() -> None:
-        assert theirs.world is not None
-        Barrier(Watchdog()).pass_within(None, theirs.world, Deadline(60))
+        Barrier(Watchdog()).pass_within(None, theirs.exchange, Deadline(60))
 
     with contextlib.ExitStack() as stack:
         stack.callback(theirs.drop)
@@ -101,35 +96,9 @@ def test_a_barrier_within_a_limit_waits_for_work_but_not_for_a_hang(
         stack.enter_context(watchdog.watching(ours.connections, deadline))
         if hangs:
             with pytest.raises(RuntimeError):
-                Barrier(watchdog).pass_within(work, ours.world, deadline)
+                Barrier(watchdog).pass_within(work, ours.exchange, deadline)
         else:
-            assert Barrier(watchdog).pass_within(work, ours.world, deadline) == "done"
-
-
-@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-def test_votes_keep_their_dtype_when_another_thread_changes_the_default(
-    default: torch.dtype, store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, theirs = pair(store)
-    sent: list[torch.dtype] = []
-    monkeypatch.setattr(dist, "all_reduce", lambda votes, group: sent.append(votes.mul_(2).dtype))
-
-    def vote() -> None:
-        assert ours.world is not None
-        Barrier(Watchdog()).pass_within(None, ours.world, Deadline(60))
-        _commit(ours.world)
-
-    vote()
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(default)
-    try:
-        vote()
-    finally:
-        torch.set_default_dtype(before)
-
-    assert len(sent) == 4 and len(set(sent)) == 1
-    ours.drop()
-    theirs.drop()
+            assert Barrier(watchdog).pass_within(work, ours.exchange, deadline) == "done"
 
 
 def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:
@@ -153,24 +122,6 @@ def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:
     ours.connections.shut()
     assert passed.get(timeout=30) == "broke"
     ours.drop()
-    theirs.drop()
-
-
-def test_work_that_failed_keeps_no_group_whose_sockets_would_not_close(store: TCPStore) -> None:
-    ours, theirs = pair(store)
-    group = weakref.ref(ours.world)
-
-    def work() -> None:
-        raise LookupError("gone")
-
-    gc.disable()
-    try:
-        with contextlib.suppress(LookupError):
-            Barrier(Watchdog()).pass_after(work, ours)
-        ours.drop()
-        assert group() is None
-    finally:
-        gc.enable()
     theirs.drop()
 
 

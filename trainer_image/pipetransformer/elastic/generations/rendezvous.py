@@ -63,7 +63,7 @@ class LeaverError(RendezvousGracefulExitError):
     Attributes:
         generation: the generation.
         store: the part of the leader's store that only the generation uses.
-        rank: rank in the transfer group, which has the members first, then the leavers.
+        rank: rank among the participants: the members come first, then the leavers.
     """
 
     def __init__(self, generation: Generation, store: Store, rank: int) -> None:

@@ -56,7 +56,7 @@ class Agreement:
     Attributes:
         tools: what this worker regroups with.
         generation: the generation.
-        rank: rank in the transfer group, which has the members first, then the leavers.
+        rank: rank among the participants: the members come first, then the leavers.
         store: key-value store that all participants share.
         groups: process groups of the generation.
         deadline: when the watchdog ends the attempt.
@@ -181,8 +181,7 @@ class Agreement:
 
     def pass_barrier(self, work: Work[T] | None) -> T | None:
         """Do `work` in a thread and return its result. Meanwhile all participants, which all call this, wait."""
-        assert self.groups.transfer is not None
-        return self.tools.barrier.pass_within(work, self.groups.transfer, self.deadline)
+        return self.tools.barrier.pass_within(work, self.groups.participants, self.deadline)
 
 
 def _delete(store: Store, keys: Sequence[str]) -> None:

@@ -112,7 +112,7 @@ class StateSources:
 
 
 def units_of(plan: TransferPlan, rank: int) -> list[int]:
-    """The units of a rank's new role, with copies; none for a leaver. `rank` is in the transfer group."""
+    """The units of a rank's new role, with copies; none for a leaver. `rank` is among the participants."""
     return plan.cut.held_by(plan.roles[rank][1]) if rank < len(plan.roles) else []
 
 
@@ -165,8 +165,8 @@ class Assembly:
         sources: where units come from.
         state: what this worker holds.
         plan: the leader's plan.
-        rank: this worker's rank in `transfer`.
-        transfer: the group of members and leavers.
+        rank: this worker's rank among the participants.
+        transfer: the group in which state moves; None for a leaver that sends nothing.
         device: where training runs.
         state_map: makes the units of another model; None if the units stay the same.
         progress: listens to the transfer.
@@ -176,14 +176,14 @@ class Assembly:
     state: WorkerState
     plan: TransferPlan
     rank: int
-    transfer: dist.ProcessGroup
+    transfer: dist.ProcessGroup | None
     device: torch.device
     state_map: StateMap | None = None
     progress: Progress = UNHEARD
 
     def assemble(self) -> WorkerState:
         """Send and receive units, and return the state of the new role. It is empty for a leaver, which only sends. All
-        ranks of `transfer` call this.
+        participants call this.
 
         Raises:
             RuntimeError: a connection broke.

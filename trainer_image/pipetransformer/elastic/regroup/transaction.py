@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-import torch
-import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousStateError,
@@ -23,6 +21,7 @@ from torch.distributed.elastic.rendezvous import (
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError
 from pipetransformer.elastic.transport.barrier import Work
+from pipetransformer.elastic.transport.exchange import Exchange
 from pipetransformer.elastic.transport.groups import GenerationGroups, PrefixStore, Store
 from pipetransformer.elastic.transport.watchdog import ROUND, Deadline
 from pipetransformer.hooks import HookPoint
@@ -53,8 +52,7 @@ class Regrouped:
         state: the state of this worker's new role.
         groups: process groups of the generation.
         store: key-value store that all participants of the generation share.
-        transfers: (source rank, target rank, bytes) of the state that moved, for each pair of ranks of the transfer
-            group.
+        transfers: (source rank, target rank, bytes) of the state that moved, for each pair of participants.
         phases: seconds of the regroup by phase. The caller adds the first step.
     """
 
@@ -181,7 +179,7 @@ def _rendezvous(tools: RegroupTools, deadline: Deadline, *, in_group: bool) -> t
     """Meet the other participants. If this worker leaves instead, it tells them so in the generation's store.
 
     Returns:
-        The rank in the transfer group, and the generation's store.
+        The rank among the participants, and the generation's store.
 
     Raises:
         RegroupError: the rendezvous failed.
@@ -217,7 +215,7 @@ class _Attempt(Progress):
         state: what this worker holds. Once there is a plan, what it holds of that model.
         unsettled: work that other workers may have committed.
         generation: the generation.
-        rank: rank in the transfer group, which has the members first, then the leavers.
+        rank: rank among the participants: the members come first, then the leavers.
         store: key-value store that all participants share.
         groups: process groups of the generation, made in the attempt. A level change begins with those of the members.
         phases: times the attempt.
@@ -271,7 +269,7 @@ class _Attempt(Progress):
         # Make the groups that do not depend on the plan. A level change has them.
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.hooks.on_point(HookPoint.MET, number)
-        if self.groups.transfer is None:
+        if self.groups.world is None:
             self.groups.meet(self.store, self.rank, num_members, num_leavers, tools.transport)
         self.phases.lap("groups")
         # Agree on a plan. Use the model that it starts from, and catch up with the state that it starts from.
@@ -286,6 +284,8 @@ class _Attempt(Progress):
         if plan.origin is Origin.PEERS and self.state.units:
             catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
         # Make the groups that depend on the plan.
+        if any(move.source >= num_members for move in plan.moves):
+            self.groups.take_in_leavers(self.store, self.rank, num_members + num_leavers, tools.transport)
         if self.is_member:
             ties = tools.codec.ties if state_map is None else state_map.ties
             tied_stages = [tie.stages(plan.cut.units_by_stage) for tie in ties.all]
@@ -301,8 +301,7 @@ class _Attempt(Progress):
                 raise _UnmetError
             self.phases.lap("keep")
         self.assembled = new_state
-        assert self.groups.transfer is not None
-        _commit(self.groups.transfer)
+        _commit(self.groups.participants)
         agreement.forget_plan()
         self.phases.lap("vote")
         return plan, new_state
@@ -326,7 +325,6 @@ class _Attempt(Progress):
     def _assemble(self, plan: TransferPlan, state_map: StateMap | None) -> WorkerState:
         """Return the state of this worker's new role: from other workers, from the seed or from a checkpoint."""
         tools, state, device = self.tools, self.state, self.tools.transport.device
-        assert self.groups.transfer is not None
         if state_map is not None:
             self.pass_barrier(partial(state_map.prepare, units_of(plan, self.rank)))
         if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
@@ -360,17 +358,13 @@ class _Attempt(Progress):
 
     def pass_barrier(self, work: Work[T] | None) -> T | None:
         """Do `work` in a thread and return its result. Meanwhile all participants, which all call this, wait."""
-        assert self.groups.transfer is not None
-        return self.tools.barrier.pass_within(work, self.groups.transfer, self.deadline)
+        return self.tools.barrier.pass_within(work, self.groups.participants, self.deadline)
 
 
-def _commit(transfer: dist.ProcessGroup) -> None:
+def _commit(participants: Exchange) -> None:
     """Vote for the generation. A participant calls this once it has all that it needs. The vote commits the generation.
 
     Raises:
-        RegroupError, RuntimeError: not all participants are ready, or a connection broke.
+        RuntimeError: a connection broke.
     """
-    votes = torch.ones(1, dtype=torch.float32)
-    dist.all_reduce(votes, group=transfer)
-    if int(votes.item()) != transfer.size():
-        raise RegroupError(f"{int(votes.item())} of {transfer.size()} participants are ready")
+    participants.gather([1.0])

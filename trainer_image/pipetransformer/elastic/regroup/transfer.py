@@ -144,7 +144,7 @@ class Transfer:
 
 
 def move_units(
-    moves: Sequence[Move], rank: int, group: dist.ProcessGroup, cargo: Cargo, progress: Progress = UNHEARD
+    moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo, progress: Progress = UNHEARD
 ) -> dict[int, Parts]:
     """Send and receive units as `moves` says, and wait for them. Arguments, result and errors are those of
     `start_moves` and `Transfer.finish`."""
@@ -152,14 +152,14 @@ def move_units(
 
 
 def start_moves(
-    moves: Sequence[Move], rank: int, group: dist.ProcessGroup, cargo: Cargo, progress: Progress = UNHEARD
+    moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo, progress: Progress = UNHEARD
 ) -> Transfer:
-    """Begin to send and receive units as `moves` says. All ranks of `group` call this with the same moves.
+    """Begin to send and receive units as `moves` says. All workers call this with the same moves.
 
     Args:
         moves: the moves between all ranks, in the same order on all of them.
-        rank: this worker's rank in `group`.
-        group: members, and leavers if there are any.
+        rank: this worker's rank.
+        group: has all workers that send or receive, with these ranks; None if this worker does neither.
         cargo: packs units to send, and makes tensors to receive.
         progress: listens to the transfer.
 
@@ -188,7 +188,7 @@ def start_moves(
 
 
 def _operations(
-    operation: Callable[..., object], parts: Parts, unit: int, group: dist.ProcessGroup, peer: int
+    operation: Callable[..., object], parts: Parts, unit: int, group: dist.ProcessGroup | None, peer: int
 ) -> list[dist.P2POp]:
     return [
         dist.P2POp(operation, part, group=group, group_peer=peer, tag=unit * _MAX_PARTS + number)

@@ -86,7 +86,7 @@ class Inventory(_Message):
 
 
 class Move(BaseModel):
-    """A unit moves from rank `source` of the transfer group to rank `target`."""
+    """A unit moves from participant `source` to participant `target`. Both are ranks."""
 
     unit: int
     source: int
@@ -207,7 +207,7 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
     it.
 
     Args:
-        held: units that each rank of the transfer group holds.
+        held: units that each participant holds, by rank.
         wanted: units that each member wants, by rank.
         unit_bytes: bytes that are sent for each unit.
 
@@ -258,7 +258,7 @@ def make_plan(
     return to the newest state that is complete: in memory, in mirrors, in a checkpoint, or at the start.
 
     Args:
-        inventories: what the members, then the leavers, hold, in the order of the transfer group.
+        inventories: what the members, then the leavers, hold, in the order of ranks.
         sources: looks up cuts, sizes and the newest checkpoint.
         num_members: number of members among the participants.
         pipelines: number of pipelines.

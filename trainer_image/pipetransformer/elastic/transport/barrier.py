@@ -9,10 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
-import torch
-import torch.distributed as dist
-
 from .connections import Connections
+from .exchange import Exchange
 from .groups import GenerationGroups
 from .watchdog import ROUND, Deadline, Watchdog
 
@@ -29,8 +27,7 @@ _VOTE_SECONDS = 0.02
 class Barrier:
     """The barrier of one worker, for all its generations.
 
-    It has one thread. Work that a broken generation left there ends before other work begins. The thread may change
-    torch's default dtype for the whole process, as `from_pretrained` does. So tensors to send name their dtype.
+    It has one thread. Work that a broken generation left there ends before other work begins.
     """
 
     def __init__(self, watchdog: Watchdog) -> None:
@@ -38,8 +35,7 @@ class Barrier:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="barrier")
 
     def pass_after(self, work: Work[T] | None, groups: GenerationGroups) -> T | None:
-        """Do this worker's work in a thread, and wait until all members of `groups.world` have done theirs. All of them
-        call this.
+        """Do this worker's work in a thread, and wait until all members have done theirs. All of them call this.
 
         Args:
             work: the work; None if this worker only waits. It must not refer to the groups, because it may outlive
@@ -54,36 +50,32 @@ class Barrier:
             Exception: any error of `work`. The other workers still wait then, so the caller must close this worker's
                 connections.
         """
-        assert groups.world is not None
-        return self._pass(work, groups.world, Deadline(0.0), groups.connections)
+        return self._pass(work, groups.exchange, Deadline(0.0), groups.connections)
 
-    def pass_within(self, work: Work[T] | None, group: dist.ProcessGroup, deadline: Deadline) -> T | None:
-        """Like `pass_after`, for all ranks of `group`. The caller has their connections watched until `deadline`. Each
+    def pass_within(self, work: Work[T] | None, exchange: Exchange, deadline: Deadline) -> T | None:
+        """Like `pass_after`, for all ranks of `exchange`. The caller has its connections watched until `deadline`. Each
         vote puts `deadline` off."""
-        return self._pass(work, group, deadline, None)
+        return self._pass(work, exchange, deadline, None)
 
     def _pass(
         self,
         work: Work[T] | None,
-        group: dist.ProcessGroup,
+        exchange: Exchange,
         deadline: Deadline,
         connections: Connections | None,
     ) -> T | None:
         """Vote until all ranks are done. Watch `connections` in each vote; None if the caller watches them."""
         done = None if work is None else self._thread.submit(work)
-        try:
-            while True:
-                if done is not None:
-                    wait([done], _VOTE_SECONDS)
-                busy = torch.tensor([float(done is not None and not done.done())], dtype=torch.float32)
-                result = None if done is None or busy else done.result()
-                deadline.put_off(self._watchdog.limit(ROUND))
-                with self._watching(connections, deadline):
-                    dist.all_reduce(busy, group=group)
-                if not busy:
-                    return result
-        finally:
-            del done  # otherwise its exception refers to this frame, so to the group, and its sockets stay open
+        while True:
+            if done is not None:
+                wait([done], _VOTE_SECONDS)
+            busy = done is not None and not done.done()
+            result = None if done is None or busy else done.result()
+            deadline.put_off(self._watchdog.limit(ROUND))
+            with self._watching(connections, deadline):
+                (still_busy,) = exchange.sum([float(busy)])
+            if not still_busy:
+                return result
 
     def _watching(self, connections: Connections | None, deadline: Deadline) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if connections is None else self._watchdog.watching(connections, deadline)

@@ -282,24 +282,26 @@ class GenerationGroups:
     (`docs/decisions/0014`). A set of one worker has the default group, which needs no connection.
 
     Attributes:
-        transfer: members, then leavers; state moves in it. A member has the same rank here and in `world`. After
-            `release_transfer` the same object as `world`.
-        world: the members, which vote. The same object as `transfer` if there are no leavers; None for a leaver.
+        world: the members; None for a leaver.
+        transfer: state moves in it. The same object as `world`, unless leavers send state: then the members, followed
+            by the leavers. None for a leaver that sends nothing.
         pipeline: the workers of this worker's pipeline, in the order of stages. None before roles are given.
         data_parallel: the workers that hold this worker's stage, in the order of ranks. None before roles are given.
         tied: groups of the workers whose stages share a parameter, in the order of ranks. The key is these stages. Only
             sets that include this worker's stage.
-        connections: the sockets of all groups, and of the exchange.
+        connections: the sockets of all groups and exchanges.
         exchange: where the members exchange a few numbers, such as ballots.
+        participants: the same for the members, followed by the leavers. The same object as `exchange` without leavers.
     """
 
-    transfer: dist.ProcessGroup | None = None
     world: dist.ProcessGroup | None = None
+    transfer: dist.ProcessGroup | None = None
     pipeline: dist.ProcessGroup | None = None
     data_parallel: dist.ProcessGroup | None = None
     tied: dict[tuple[int, ...], dist.ProcessGroup] = field(default_factory=dict)
     connections: Connections = field(default_factory=Connections)
     exchange: Exchange = field(default_factory=Exchange)
+    participants: Exchange = field(default_factory=Exchange)
 
     def meet(self, store: Store, rank: int, num_members: int, num_leavers: int, transport: Transport) -> None:
         """Make the groups that do not depend on roles. All members and leavers call this. The ranks of leavers begin at
@@ -309,13 +311,29 @@ class GenerationGroups:
             RuntimeError, ConnectionAbortedError: a rank did not come in time, or the connections were shut meanwhile.
         """
         self._guard(transport)
-        self.transfer = self._make(store, "transfer", rank, num_members + num_leavers, transport)
-        if num_leavers == 0:
-            self.world = self.transfer
-        elif rank < num_members:
-            self.world = self._make(store, "world", rank, num_members, transport)
-        if rank < num_members > 1:
-            self.exchange = self.connections.connect(_ExchangeOpening(store, rank, num_members, transport))
+        if rank < num_members:
+            self.world = self.transfer = self._make(store, "world", rank, num_members, transport)
+            self.exchange = self._connect(store, "members", rank, num_members, transport)
+        self.participants = self.exchange
+        if num_leavers:
+            self.participants = self._connect(store, "participants", rank, num_members + num_leavers, transport)
+
+    def take_in_leavers(self, store: Store, rank: int, size: int, transport: Transport) -> None:
+        """Make the group in which leavers send state. All members and leavers call this.
+
+        A release of whole pipelines does without it, because the members hold the same state.
+
+        Args:
+            store: where the participants meet.
+            rank: this worker's rank, as in `meet`.
+            size: number of members and leavers.
+            transport: how this worker connects to the others.
+
+        Raises:
+            RuntimeError, ConnectionAbortedError: as in `meet`.
+        """
+        self._guard(transport)
+        self.transfer = self._make(store, "transfer", rank, size, transport)
 
     def assign(
         self,
@@ -366,6 +384,11 @@ class GenerationGroups:
             return alone()
         return self.connections.connect(_GroupOpening(store, tag, rank, size, transport))
 
+    def _connect(self, store: Store, tag: str, rank: int, size: int, transport: Transport) -> Exchange:
+        if size == 1:
+            return Exchange()
+        return self.connections.connect(_ExchangeOpening(PrefixStore(tag, store), rank, size, transport))
+
     def _guard(self, transport: Transport) -> None:
         """Register what ends waits on the device when the connections are shut."""
         if transport.device.type == "cuda":
@@ -377,11 +400,15 @@ class GenerationGroups:
         These groups give the exchange away, so that their `release` does not close it.
         """
         exchange, self.exchange = self.exchange, Exchange()
-        return GenerationGroups(self.world, self.world, connections=self.connections, exchange=exchange)
+        self.participants = self.exchange
+        return GenerationGroups(
+            self.world, self.world, connections=self.connections, exchange=exchange, participants=exchange
+        )
 
     def undo_new_roles(self, made: "GenerationGroups") -> None:
         """Drop the groups that `with_new_roles` made, and take the exchange back. All members call this."""
         self.exchange, made.exchange = made.exchange, Exchange()
+        self.participants, made.participants = self.exchange, made.exchange
         drop_groups([group for group in made.release() if group is not self.world])
 
     def _abort_on_device(self) -> None:
@@ -391,14 +418,18 @@ class GenerationGroups:
         abort_together([group._get_backend(cuda) for group in self._distinct()])
 
     def release_transfer(self) -> list[dist.ProcessGroup]:
-        """Forget the group with the leavers, once the generation is committed. Returns it in a list for the caller to
-        drop; the list is empty without leavers."""
+        """Forget the leavers, once the generation is committed. Returns the group with them in a list for the caller to
+        drop; the list is empty without one."""
+        if self.participants is not self.exchange:
+            self.participants.close()
+            self.participants = self.exchange
         transfer, self.transfer = self.transfer, self.world
         return [transfer] if transfer is not None and transfer is not self.world else []
 
     def release(self) -> list[dist.ProcessGroup]:
-        """Close the exchange. Forget all groups, and return them for the caller to drop."""
+        """Close the exchanges. Forget all groups, and return them for the caller to drop."""
         self.exchange.close()
+        self.participants.close()
         groups = self._distinct()
         self.transfer = self.world = self.pipeline = self.data_parallel = None
         self.tied = {}
@@ -409,5 +440,5 @@ class GenerationGroups:
         return list({id(group): group for group in groups if group not in (None, dist.group.WORLD)}.values())
 
     def drop(self) -> None:
-        """Close the exchange. Forget all groups, and abort operations that wait in them."""
+        """Close the exchanges. Forget all groups, and abort operations that wait in them."""
         drop_groups(self.release())
