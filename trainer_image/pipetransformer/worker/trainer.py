@@ -228,7 +228,7 @@ class Trainer:
             if fault := fault_of(error):
                 raise fault from fault.__cause__
             # Alone, no connection can have broken, unless a newer generation has ended a level change.
-            if self._alone and not isinstance(error, RegroupError):
+            if self._alone and not (isinstance(error, RegroupError) or self._is_shut):
                 raise
             why = f"generation {self._kit.handler.current} broke at step {self.step}: {error}"
             logger.warning("%s", why)
@@ -255,6 +255,11 @@ class Trainer:
     def _alone(self) -> bool:
         generation = self._kit.handler.generation if self._member is None else self._member.layout.generation
         return generation is None or len(generation.members) == 1
+
+    @property
+    def _is_shut(self) -> bool:
+        """Whether the watchdog has shut the connections of the generation."""
+        return self._member is not None and self._member.groups.connections.is_shut
 
     def _train(self, member: Membership) -> Ending | None:
         kit, state, between = self._kit, self._state, self._between

@@ -147,12 +147,14 @@ def test_a_worker_that_misses_the_vote_of_a_change_has_both_models(step: int, st
     assert not [change for change in run.events("LevelChanged") if change["firstStep"] == step], "no step was made"
 
 
+@pytest.mark.parametrize("point", [HookPoint.MET, HookPoint.AGREED])
 def test_a_generation_that_is_published_while_a_lone_worker_changes_the_level_makes_the_change(
-    stayed: Ran, tmp_path: Path
+    point: HookPoint, stayed: Ran, tmp_path: Path
 ) -> None:
     script = [Scripted(1, 1, [0]), Scripted(1, 2, [0, 1], at_step=UP + 1)]
+    faults = {0: Faults(outdated_level_change=UP, outdated_at=point)}
 
-    run = run_job(spec_of(tmp_path), script, tmp_path / "run", faults={0: Faults(outdated_level_change=UP)})
+    run = run_job(spec_of(tmp_path), script, tmp_path / "run", faults=faults)
 
     check_same(run, stayed)
     assert [change["firstStep"] for change in run.events("LevelChanged")] == [DOWN], "the other is a regroup's"
