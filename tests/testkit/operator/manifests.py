@@ -154,6 +154,10 @@ REFUSED = [
     (make_job().set("model.architecture", "GPT2LMHeadModel"), "spec.model.name"),
     (make_job().set("data.name", "images"), "spec.data.name"),
     (make_job().set("model.numHeads", 5), "spec.model.hiddenSize"),
+    *(
+        (make_job().set("model", {"name": "mine.models:build", field: value}), f"spec.model.{field}")
+        for field, value in {"hiddenSize": 128, "numHeads": 8, "mlpSize": 64, "patchSize": 4, "dropout": 0.5}.items()
+    ),
     (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),
     (make_job().set("cache.diskBytes", -1), "spec.cache.diskBytes"),
     (make_job().checkpoint("relative/path"), "spec.checkpoint.location"),
