@@ -2,12 +2,15 @@
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -146,8 +149,10 @@ def test_watches_that_end_at_once_are_few_and_begin_where_a_list_is(
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.1)
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1, state="Pending")
     fake.texts[JOBS] = [[json.dumps({"type": "ERROR", "object": {"code": 410}})]]
+    stream = client.stream("digits", timeout=0.25)
+    next(stream)
     with pytest.raises(TimeoutError):
-        client.wait("digits", timeout=0.25)
+        next(stream)  # nothing has changed
     assert {query["resourceVersion"] for query in fake.streams} == {"1000"}
     assert len(fake.streams) <= 3
 
@@ -288,6 +293,19 @@ def test_followed_logs_end_when_the_job_has_and_all_was_said(
     fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Succeeded"}}
     fake.texts[f"{PODS}/digits-w0/log"] = [[f"2026-01-01T00:00:0{n}Z line {n}" for n in range(3)]]
     assert [line.text for line in client.logs("digits", follow=True)] == ["line 0", "line 1", "line 2"]
+
+
+def test_followed_logs_of_a_job_that_has_ended_are_read_to_their_end(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the reader takes so long for a line that others wait after each poll."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: 0.6 * next(ticks), sleep=time.sleep)
+    monkeypatch.setattr(logs, "time", clock)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
+    fake.objects[PODS] = {"items": [pod_of("job-uid", 0, "Succeeded")]}
+    fake.texts[f"{PODS}/digits-w0/log"] = [[f"2026-01-01T00:00:0{n}Z line {n}" for n in range(5)]]
+    assert [line.text for line in client.logs("digits", follow=True)] == [f"line {n}" for n in range(5)]
 
 
 def test_followed_logs_go_on_where_they_were_when_a_stream_breaks(

@@ -348,6 +348,15 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]
 
 
+def test_a_record_that_two_jobs_wrote_is_audited_from_the_start_of_the_first(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    RunRecord(tmp_path).started(step=3, job="another")
+    for path in (tmp_path / "ledger").glob("*.jsonl"):
+        remove(tmp_path, path.stem, 0, 1, 2)
+    summary = RunRecord(tmp_path).finish(metrics={}, model_step=1, num_steps=NUM_STEPS, order=ORDER)
+    assert summary["audited_from_step"] == 0
+
+
 def test_a_summary_has_no_metric_that_is_not_finite(tmp_path: Path) -> None:
     write_run(tmp_path)
     metrics = {"accuracy": 0.5, "loss": float("nan"), "f1": float("inf")}
