@@ -33,6 +33,7 @@ VALID = [
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
     make_job().set("data.options", {"max_length": 10**30}),  # as tokenizers of transformers say that they have no limit
+    make_job().set("data.options", {"max_length": 2**63}),
     make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),
     causal_job().set("pipeline", {"schedule": "TeraPipe", "tokenSlices": "Auto", "sliceMultiple": 8}),
     make_job().set("pipeline.schedule", "Interleaved").set("pipeline.frozenForward", "Ahead"),
