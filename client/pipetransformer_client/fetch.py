@@ -10,7 +10,7 @@ import secrets
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,7 +145,8 @@ def _pod_that_sees(kube: Kube, job: Job) -> Iterator[tuple[str, str]]:
             time.sleep(POLL_SECONDS)
         yield reader["metadata"]["name"], "reader"
     finally:
-        kube.request("DELETE", path, {})
+        with suppress(NotFound):  # it was evicted, or deleted with the job
+            kube.request("DELETE", path, {})
 
 
 def _status(kube: Kube, path: str) -> Object:

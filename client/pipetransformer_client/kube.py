@@ -1,6 +1,6 @@
 """Sends requests to the API server. Objects are plain JSON, and errors are those of `errors`.
 
-Of the package `kubernetes` this uses only the kubeconfig, the connection pool and the WebSocket.
+Of the package `kubernetes` this uses only the kubeconfig, the connection pool and how it opens a WebSocket.
 """
 
 import json
@@ -14,8 +14,8 @@ import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
-from kubernetes.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, WSClient
-from websocket import WebSocketException
+from kubernetes.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, create_websocket
+from websocket import ABNF, WebSocket, WebSocketException, WebSocketTimeoutException
 
 from pipetransformer_contract.api.requests import JSON, MERGE_PATCH, Object, failure_message
 
@@ -24,6 +24,8 @@ from .errors import AlreadyExists, ClientError, NotFound, Refused, Unavailable
 Query = Mapping[str, str | int]
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
+#: Seconds without a byte from a command, after which a ping asks whether the connection still works.
+PING_SECONDS = 30.0
 #: Seconds after which a silent stream counts as broken. A log is silent while its container writes nothing.
 SILENCE_SECONDS = 24 * 3600.0
 #: The file that kubectl reads when KUBECONFIG is not set or empty.
@@ -123,25 +125,23 @@ class Kube:
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?{urlencode(query)}"
         url = self._configuration.host.replace("http", "ws", 1) + path
         try:
-            stream = WSClient(self._configuration, url, self._headers(), capture_all=False, binary=True)
+            socket = create_websocket(self._configuration, url, self._headers())
         except (OSError, WebSocketException) as error:
             raise Unavailable(f"cannot run a command in {pod}: {error}") from error
-        complaint = b""
+        written = {STDERR_CHANNEL: b"", ERROR_CHANNEL: b""}
         try:
-            open_still = True
-            while open_still:
-                open_still = stream.is_open()
-                stream.update(timeout=READ_SECONDS)
-                if written := stream.read_channel(STDOUT_CHANNEL):
-                    yield written
-                complaint += stream.read_channel(STDERR_CHANNEL) or b""
+            for channel, content in _messages(socket):
+                if channel == STDOUT_CHANNEL:
+                    yield content
+                elif channel in written:
+                    written[channel] += content
         except (OSError, WebSocketException) as error:
             raise Unavailable(f"the connection to a command in {pod} was lost: {error}") from error
         finally:
-            stream.close()
-        result = yaml.safe_load(stream.read_channel(ERROR_CHANNEL) or b"{}") or {}
+            socket.shutdown()
+        result = yaml.safe_load(written[ERROR_CHANNEL]) or {}
         if result.get("status") != "Success":
-            said = complaint.decode(errors="replace").strip().rpartition("\n")[2]
+            said = written[STDERR_CHANNEL].decode(errors="replace").strip().rpartition("\n")[2]
             raise ClientError(
                 f"the command in {pod} failed: {said or result.get('message') or 'the connection was lost'}"
             )
@@ -196,6 +196,34 @@ def _load(file: str, context: str | None, settings: client.Configuration) -> str
     )
     loader.load_and_set(settings)
     return str(loader.current_context["context"].get("namespace") or "default")
+
+
+def _messages(socket: WebSocket) -> Iterator[tuple[int, bytes]]:
+    """Yields the messages of a command, each with its channel, until the API server closes the connection.
+
+    While the command writes nothing, this sends pings. Without an answer to one the connection counts as lost. The
+    library's own reader sends none. It also returns only once no message is left, so on a fast connection it would
+    collect all of them in memory.
+
+    Raises:
+        OSError, WebSocketException: the connection was lost.
+    """
+    socket.settimeout(PING_SECONDS)
+    pinged = False
+    while True:
+        try:
+            kind, frame = socket.recv_data_frame(control_frame=True)
+        except WebSocketTimeoutException:
+            if pinged:
+                raise
+            socket.ping()
+            pinged = True
+            continue
+        pinged = False
+        if kind == ABNF.OPCODE_CLOSE:
+            return
+        if kind in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data:
+            yield frame.data[0], frame.data[1:]
 
 
 def _sorted(status: int, message: str) -> ClientError:

@@ -20,6 +20,8 @@ from .job import Job
 from .kube import Kube, Query
 
 POLL_SECONDS = 1.0
+#: What a kubelet says of a container that has no log: it waits, or its pod ended before it could start.
+_NO_LOG = ("waiting to start", "is not available", "is terminated")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class WorkerLogs:
 
     def read(self) -> Iterator[LogLine]:
         """Yields all lines that were written so far. If a log cannot be read, as on a lost node, a line says so."""
-        for moment, worker, text in heapq.merge(*(self._whole(worker) for worker in self._workers())):
+        for moment, worker, text in heapq.merge(*(self._whole(worker) for worker in self._phases())):
             yield LogLine(moment, worker, self._job.rank(worker), text)
 
     def follow(self) -> Iterator[LogLine]:
@@ -68,8 +70,8 @@ class WorkerLogs:
         while True:
             with contextlib.suppress(Unavailable):
                 self._job = self._read_job()
-                for worker in self._workers():
-                    if worker not in readers and self._phase(worker) not in ("", "Pending"):
+                for worker, phase in self._phases().items():
+                    if worker not in readers and phase != "Pending":
                         readers[worker] = threading.Thread(target=self._pump, args=(worker, arrived), daemon=True)
                         readers[worker].start()
             finished = self._job.finished
@@ -98,7 +100,7 @@ class WorkerLogs:
             while True:
                 over = self._job.finished
                 try:
-                    ended = over or self._phase(worker) != "Running"
+                    ended = over or not self._runs(worker)
                     begin = newest
                     for line in self._lines(worker, query):
                         if line[0] > begin:  # sinceTime has whole seconds, so the stream repeats lines
@@ -129,24 +131,28 @@ class WorkerLogs:
         except NotFound:
             return  # the pod was deleted meanwhile
         except Refused as error:
-            if "waiting to start" not in str(error):
+            if not any(words in str(error) for words in _NO_LOG):
                 raise
 
-    def _workers(self) -> list[str]:
+    def _phases(self) -> dict[str, str]:
+        """The phase of each worker's pod, by its name."""
         answer = self._kube.get(self._pods, labelSelector=f"{JOB_LABEL}={self._job.name}")
-        return [pod["metadata"]["name"] for pod in answer["items"] if _belongs(pod, self._job)]
+        return {pod["metadata"]["name"]: _phase(pod) for pod in answer["items"] if _belongs(pod, self._job)}
 
-    def _phase(self, worker: str) -> str:
-        """Phase of the worker's pod; empty if the pod does not exist."""
+    def _runs(self, worker: str) -> bool:
+        """Whether the worker's pod exists and runs."""
         try:
-            pod = self._kube.get(f"{self._pods}/{worker}")
+            return _phase(self._kube.get(f"{self._pods}/{worker}")) == "Running"
         except NotFound:
-            return ""
-        return str(pod.get("status", {}).get("phase", "Pending"))
+            return False
 
     @property
     def _pods(self) -> str:
         return f"/api/v1/namespaces/{self._job.namespace}/pods"
+
+
+def _phase(pod: Object) -> str:
+    return str(pod.get("status", {}).get("phase", "Pending"))
 
 
 def _belongs(pod: Object, job: Job) -> bool:

@@ -56,10 +56,10 @@ class Value:
     cel: str
     of: Callable[[Any], Any]
 
-    def is_(self, constant: str | int) -> Condition:
+    def is_(self, constant: str | float) -> Condition:
         return Condition(f"{self.cel} == {constant!r}", lambda spec: bool(self.of(spec) == constant))
 
-    def is_not(self, constant: str | int) -> Condition:
+    def is_not(self, constant: str | float) -> Condition:
         return Condition(f"{self.cel} != {constant!r}", lambda spec: bool(self.of(spec) != constant))
 
     def above(self, constant: int) -> Condition:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from .words import counted
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -17,5 +19,4 @@ class Layout:
     @property
     def words(self) -> str:
         """The layout in words for messages, such as `1 pipeline of 4 stages`."""
-        pipelines = "1 pipeline" if self.pipelines == 1 else f"{self.pipelines} pipelines"
-        return f"{pipelines} of {self.stages} stage{'' if self.stages == 1 else 's'}"
+        return f"{counted(self.pipelines, 'pipeline')} of {counted(self.stages, 'stage')}"

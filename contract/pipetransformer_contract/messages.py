@@ -16,6 +16,8 @@ from .wire import Wire
 
 MAX_OFFERS = 16
 MAX_MESSAGE = 1024
+#: Maximum length of a reason in a report, in characters.
+MAX_WHY = 256
 MAX_LOST_PEERS = 64
 #: Length of a token of `checkpoint now`.
 MAX_TOKEN = 63
@@ -264,7 +266,7 @@ class Report(Wire):
     boundary_step: Count = Field(default=0, description="Step since which these layers are frozen.")
     why_thawed: str = Field(
         default="",
-        max_length=256,
+        max_length=MAX_WHY,
         description="Why layers thawed at boundaryStep: why the trial of a freeze failed. Empty if none failed.",
     )
     num_layers: Positive = Field(description="Number of layers of the model.")
@@ -277,13 +279,13 @@ class Report(Wire):
     schedule: str = Field(default="", max_length=64, description="Schedule that the layout runs.")
     why_schedule: str = Field(
         default="",
-        max_length=256,
+        max_length=MAX_WHY,
         description="Why the layout does not run the schedule of the spec. Empty if it does.",
     )
     frozen_forward: str = Field(default="", max_length=64, description="When frozen layers compute: InPlace or Ahead.")
     why_frozen_forward: str = Field(
         default="",
-        max_length=256,
+        max_length=MAX_WHY,
         description="Why frozenForward differs from the spec's. Empty if it does not.",
     )
     bytes_budget: Count = Field(description="Memory that the first layout's largest stage needed, in bytes.")

@@ -38,7 +38,7 @@ class Progress:
         total, held_out = self.total_steps, self.held_out
         ends = total is not None and self.step >= total
         parts = [
-            f"step {self.step}" + (f"/{total} ({min(self.step, total) / total:.0%})" if total else ""),
+            f"step {self.step}" + (f"/{total} ({100 * min(self.step, total) // total}%)" if total else ""),
             "" if self.seconds_left is None or ends else f"ETA {duration(self.seconds_left)}",
             "" if self.loss is None else f"loss {self.loss:.4f}",
             "" if held_out is None else f"held-out {held_out[0]} {held_out[1]:.4f}",

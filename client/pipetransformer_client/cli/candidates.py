@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipetransformer_client.dry_run import Phase
+from pipetransformer_contract.words import counted
 
 if TYPE_CHECKING:
     from pipetransformer.partition import Candidate
@@ -43,7 +44,7 @@ def print_candidates(phases: Sequence[Phase], out: Console) -> None:
             best.setdefault((candidate.option, candidate.holders > 0), candidate)
         if len(best) > 1:
             start = "?" if phase.first_step is None else phase.first_step
-            layers = f"{phase.boundary} frozen {'layer' if phase.boundary == 1 else 'layers'}"
+            layers = counted(phase.boundary, "frozen layer")
             title = f"From step {start}: {phase.layout.words}, {layers}"
             out.print(_table(title, list(best.values())))
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from pipetransformer_client.client import Client
+from pipetransformer_contract.words import counted
 
 from .app import app
 from .options import Context, JobName, Namespace, console
@@ -36,7 +37,7 @@ def scale(
     """Set the maximum number of workers of a job. The job takes the largest layout that fits."""
     client = Client.connect(context=context, namespace=namespace)
     client.scale(name, max_workers)
-    console().print(f"{client.namespace}/{name} scaled to at most {max_workers} workers", highlight=False)
+    console().print(f"{client.namespace}/{name} scaled to at most {counted(max_workers, 'worker')}", highlight=False)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipetransformer_client.against_ideal import AgainstIdeal
+from pipetransformer_contract.words import counted
 
 if TYPE_CHECKING:
     from pipetransformer.partition.ideal import Course
@@ -105,10 +106,7 @@ def _steps_table(runs: AgainstIdeal) -> Table:
 
 
 def _words(runs: AgainstIdeal) -> str:
-    said = [
-        f"Not counted: the pauses of {runs.regroups} {'regroup' if runs.regroups == 1 else 'regroups'} of this job, and"
-        " those of any other run."
-    ]
+    said = [f"Not counted: the pauses of {counted(runs.regroups, 'regroup')} of this job, and those of any other run."]
     if not runs.measured:
         said.append("100% is the best static layout with nothing frozen, by assumed costs. --measure gives seconds.")
     if not runs.cached:

@@ -14,6 +14,7 @@ from pipetransformer_client.dry_run import Phase, Savings, phases, savings
 from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
 from pipetransformer_contract.spec import FrozenForward
+from pipetransformer_contract.words import counted
 
 from .app import app
 from .candidates import candidate_object, print_candidates
@@ -127,7 +128,7 @@ def _print_reasons(found: list[Phase], out: Console) -> None:
 def _print_staleness(found: list[Phase], out: Console) -> None:
     """Print how old the weights of asynchronous schedules are, in one line for each number of stages."""
     lines = {
-        f"With {phase.layout.stages} stages {phase.schedule} uses weights that are up to"
+        f"With {counted(phase.layout.stages, 'stage')} {phase.schedule} uses weights that are up to"
         f" {', '.join(map(str, phase.staleness))} steps old, by stage."
         for phase in found
         if phase.staleness
@@ -168,7 +169,7 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
     regroups = sum(phase.regroups for phase in found)
     out.print(
         f"Compared with the first layout without freezing: {saved.time:.0%} of the time and {saved.gpu_time:.0%} of the"
-        f" GPU time saved. Not counted: the pauses of {regroups} {'regroup' if regroups == 1 else 'regroups'}.",
+        f" GPU time saved. Not counted: the pauses of {counted(regroups, 'regroup')}.",
         highlight=False,
     )
 
@@ -176,7 +177,8 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
 def _print_frozen_forward(found: list[Phase], out: Console) -> None:
     """Print which layouts compute frozen layers one step ahead, and why others do not."""
     for phase in found:
-        where = f"With {phase.boundary} frozen layers and {phase.layout.stages} x {phase.layout.pipelines} workers"
+        layers = counted(phase.boundary, "frozen layer")
+        where = f"With {layers} and {phase.layout.stages} x {phase.layout.pipelines} workers"
         if phase.why_frozen_forward:
             out.print(f"{where} frozen layers compute in place: {phase.why_frozen_forward}.", highlight=False)
         elif phase.frozen_forward is FrozenForward.AHEAD:

@@ -70,17 +70,27 @@ def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) 
         asyncio.CancelledError: a signal interrupted the run.
     """
     from pipetransformer_operator.local.run import run_job
-    from pipetransformer_operator.plan import EventType
+    from pipetransformer_operator.plan import EventType, PlanEvent
 
     if (step := folder.checkpoint_step()) is not None:
         view.told("Resuming", f"from the checkpoint at step {step}", warning=False)
     elif folder.trained:
         view.told("StartingOver", f"because {folder.path / 'checkpoints'} has no checkpoint", warning=True)
+
+    # The run continues if it cannot be shown, such as on a terminal that is closed, or in a file on a full disk.
+    def changed(job: PipeTrainingJob) -> None:
+        with suppress(OSError):
+            view.changed(job.metadata.name, job.status)
+
+    def told(event: PlanEvent) -> None:
+        with suppress(OSError):
+            view.told(event.reason.value, event.message, warning=event.type is EventType.WARNING)
+
     running = run_job(
         job,
         folder.path,
-        changed=lambda job: view.changed(job.metadata.name, job.status),
-        told=lambda event: view.told(event.reason.value, event.message, warning=event.type is EventType.WARNING),
+        changed=changed,
+        told=told,
         inherited=[folder.lock],
     )
     return asyncio.run(_until_told(running, view))
@@ -116,20 +126,25 @@ def _print_finished(out: Console, job: PipeTrainingJob, run_dir: Path) -> None:
 async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | LiveView) -> JobStatus:
     """Waits for a run, and stops it at a signal.
 
-    At the first signal workers write a checkpoint and end. At the second signal they end at once. A signal that this
-    process ignores, such as SIGHUP under `nohup`, stays ignored.
+    At the first signal workers write a checkpoint and end. At the second signal they end at once, but not at another
+    SIGHUP: kernel and shell both send one when a terminal is closed. A signal that this process ignores, such as SIGHUP
+    under `nohup`, stays ignored.
     """
     task = asyncio.create_task(run)
     told = False
 
-    def stop() -> None:
+    def stop(number: signal.Signals) -> None:
         nonlocal told
-        if not told:
-            words = "The workers write a checkpoint. Press Ctrl-C again to end them at once"
-            view.told("Stopping", words, warning=True)
+        if told:
+            if number is not signal.SIGHUP:
+                task.cancel()
+            return
         told = True
         task.cancel()
+        with suppress(OSError):  # the terminal is closed
+            words = "The workers write a checkpoint. Press Ctrl-C again to end them at once"
+            view.told("Stopping", words, warning=True)
 
     for number in (one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     return await task

@@ -76,7 +76,7 @@ def _row(job: Job) -> list[str]:
         (str(status.generation.stages), str(status.generation.pipelines)) if status.generation else ("-", "-")
     )
     step, left = _step(status.last_report)
-    saved = f"{status.gpu_seconds_saved / 3600:.2f} GPUh"
+    saved = f"{status.gpu_seconds_saved_at(datetime.now(UTC)) / 3600:.2f} GPUh"
     held = str(status.gpus.held)
     return [
         job.name, status.state.value, stages, pipelines, held, status.frozen or "-", step, left, saved,
@@ -98,7 +98,8 @@ def _print_job(out: Console, job: Job, events: list[Event]) -> None:
     out.print(f"{job.namespace}/{job.name}  {status.state.value}  {_age(job.created)} old\n", highlight=False)
     out.print(draw_layout(status))
     out.print(progress(status) or "no step yet", highlight=False)
-    out.print(f"{held(status)}, {status.gpu_seconds_saved:.0f} GPU-seconds saved", highlight=False)
+    saved = status.gpu_seconds_saved_at(datetime.now(UTC))
+    out.print(f"{held(status)}, {saved:.0f} GPU-seconds saved", highlight=False)
     if status.checkpoint:
         out.print(f"checkpoint at step {status.checkpoint.step}, {status.checkpoint.boundary} frozen", highlight=False)
     if job.results:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from pipetransformer_contract.words import counted
+
 from .drawing import ACTIVE, FAINT, FONT_SIZE, FROZEN, INK, MOVED, Drawing, text_width
 from .record import Record, Span
 from .scale import Scale, rounded, short, ticks, time_ticks
@@ -208,8 +210,7 @@ class _Chart:
         self._marks(top, y.start)
         for count, run in groupby(self._record.regroups, key=lambda one: one.gpus):
             same = list(run)
-            words = "1 GPU" if count == 1 else f"{count} GPUs"
-            self._inside(same[0].time, same[-1].end, y.at(count), y.start, words)
+            self._inside(same[0].time, same[-1].end, y.at(count), y.start, counted(count, "GPU"))
 
     def curve(self, curve: _Curve, top: float) -> None:
         """Draws a value over time. Values in one column of pixels are drawn as their mean, and their range is pale."""

@@ -106,7 +106,7 @@ def _share(value: float | None) -> str:
 def _facts(record: Record) -> list[tuple[str, str]]:
     """Titles and values of the figures at the top of the page."""
     first = record.regroups[0]
-    whole = first.gpus * (record.seconds - first.time)
+    whole = first.gpus * sum(one.end - one.time for one in record.regroups)
     saved = 1 - record.gpu_seconds / whole if whole else 0.0
     paused = sum(one.pause_seconds for one in record.regroups[1:])
     return [

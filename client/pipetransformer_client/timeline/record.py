@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,8 @@ from typing import Any
 
 #: Values of `ResizeReason` that count as failures: a worker was lost or drained, or the last layout did not work.
 _FAILURES = frozenset({"Failure", "Drain", "Undo"})
+#: Events that a leader writes before its first step.
+_OF_STARTS = frozenset({"Started", "Overruled"})
 
 
 @dataclass(frozen=True, order=True)
@@ -44,7 +47,7 @@ class Regroup:
 
     Attributes:
         time: when the generation was committed, in seconds.
-        end: when the next generation was committed, or when the record ends, in seconds.
+        end: when the next generation was committed, or when the job stopped or the record ends, in seconds.
         generation: number of the generation.
         reason: why the generation exists (`ResizeReason`).
         stages: workers per pipeline (K).
@@ -163,7 +166,7 @@ def read(folder: Path) -> Record:
     for line in (*events, *steps):
         line["time"] -= origin
     end = max(line["time"] for line in (*events[-1:], *steps[-1:]))
-    spans = tuple(_spans(events, end))
+    spans = tuple(_spans(events, steps, end))
     started = next((event for event in events if event["kind"] == "Started"), {})
     return Record(
         num_layers=started.get("numLayers") or spans[0].cuts[-1].last + 1,
@@ -188,7 +191,7 @@ def read(folder: Path) -> Record:
 def _regroups(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: float) -> Iterator[Regroup]:
     idle, ahead = _means(steps, "idleShare"), _means(steps, "frozenAheadShare")
     commits = [event for event in events if event["kind"] == "GenerationCommitted"]
-    for event, until in zip(commits, [*(later["time"] for later in commits[1:]), end], strict=True):
+    for event, until in zip(commits, _ends(commits, events, steps, end), strict=True):
         yield Regroup(
             time=event["time"],
             end=until,
@@ -216,7 +219,24 @@ def _means(steps: list[dict[str, Any]], key: str) -> dict[int, float]:
     return {generation: fmean(values) for generation, values in found.items()}
 
 
-def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:
+def _ends(
+    changes: list[dict[str, Any]], events: list[dict[str, Any]], steps: list[dict[str, Any]], end: float
+) -> Iterator[float]:
+    """Yields when the period after each change ended, which is when the next one began.
+
+    A job that starts again had no workers before, such as a suspended one. So its period ended with its last line.
+    """
+    for later in changes[1:]:
+        if later.get("reason") != "Start":
+            yield later["time"]
+            continue
+        lines = [event for event in events[: events.index(later)] if event["kind"] not in _OF_STARTS]
+        lines += [step for step in steps if step["generation"] < later["generation"]]
+        yield max(line["time"] for line in lines)
+    yield end
+
+
+def _spans(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: float) -> Iterator[Span]:
     """Yields the periods between changes of the layout or of the frozen layers.
 
     A freeze that moves no layer between stages has no `roles` in the record, so the earlier ones stay valid. A level of
@@ -224,7 +244,7 @@ def _spans(events: list[dict[str, Any]], end: float) -> Iterator[Span]:
     """
     changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen", "LevelChanged")]
     roles: list[dict[str, Any]] = []
-    for event, until in zip(changes, [*(later["time"] for later in changes[1:]), end], strict=True):
+    for event, until in zip(changes, _ends(changes, events, steps, end), strict=True):
         roles = event.get("roles", roles)
         if roles:
             first = [role for role in roles if role["pipeline"] == 0]
@@ -247,9 +267,13 @@ def _outcome(newest: dict[str, Any]) -> str:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in a file of JSON lines. An incomplete last line is ignored."""
+    """The objects in a file of JSON lines. An incomplete last line is left out, and so are damaged lines, which a crash
+    of a machine may leave."""
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict):
+                    yield found

@@ -560,6 +560,12 @@ class JobStatus(Wire):
         """The quota requests for workers of the starting size and for their replacements. All others are claims."""
         return [*self.quota_requests[:1], *(request for request in self.quota_requests[1:] if request.own)]
 
+    def gpu_seconds_saved_at(self, now: datetime) -> float:
+        """GPU-seconds that packing has saved until `now`. The operator does not write them only because time passes."""
+        if self.gpu_seconds_time is None:
+            return self.gpu_seconds_saved
+        return self.gpu_seconds_saved + self.gpus.saved * max(0.0, (now - self.gpu_seconds_time).total_seconds())
+
     @property
     def finished(self) -> bool:
         """Whether the job completed or failed."""

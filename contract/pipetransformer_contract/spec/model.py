@@ -3,11 +3,15 @@
 from typing import Annotated, Any
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
 from pipetransformer_contract.conditions import field
 from pipetransformer_contract.spec_model import Rule, SpecModel
 
 from .names import SCRIPT, ImportPath, known_or_imported
+
+#: The fields that only `vit` reads, with their defaults.
+_OF_VIT: dict[str, Any] = {"hidden_size": 64, "num_heads": 4, "mlp_size": 128, "patch_size": 2, "dropout": 0.0}
 
 
 class Model(SpecModel):
@@ -29,16 +33,21 @@ class Model(SpecModel):
         " of an architecture that the trainer's image registers. By default it follows from the model's type.",
     )
     num_layers: Annotated[int, Field(ge=1, le=4096)] = Field(default=12, description="Number of layers of the model.")
-    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(default=64, description="Width of a layer (`vit`).")
-    num_heads: Annotated[int, Field(ge=1, le=4096)] = Field(default=4, description="Attention heads (`vit`).")
+    hidden_size: Annotated[int, Field(ge=1, le=1048576)] = Field(
+        default=_OF_VIT["hidden_size"], description="Width of a layer (`vit`)."
+    )
+    num_heads: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=_OF_VIT["num_heads"], description="Attention heads (`vit`)."
+    )
     mlp_size: Annotated[int, Field(ge=1, le=4194304)] = Field(
-        default=128, description="Width of the MLP's hidden layer (`vit`)."
+        default=_OF_VIT["mlp_size"], description="Width of the MLP's hidden layer (`vit`)."
     )
     patch_size: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=2,
-        description="Side of a patch in pixels (`vit`).",
+        default=_OF_VIT["patch_size"], description="Side of a patch in pixels (`vit`)."
     )
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, description="Dropout probability (`vit`).")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=_OF_VIT["dropout"], description="Dropout probability (`vit`)."
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="Keyword arguments for a model that is named as module:function. For `huggingface`: its"
@@ -54,6 +63,14 @@ class Model(SpecModel):
             field("name").is_("huggingface") | (field("path").is_("") & field("architecture").is_("")),
             "path and architecture are for the model huggingface",
             ".name",
+        ),
+        *(
+            Rule(
+                field("name").is_("vit") | field(name).is_(default),
+                f"only vit has {to_camel(name)}: use options for another model",
+                f".{to_camel(name)}",
+            )
+            for name, default in _OF_VIT.items()
         ),
         Rule(
             (field("hidden_size") % field("num_heads")).is_(0),

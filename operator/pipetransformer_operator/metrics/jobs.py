@@ -11,7 +11,6 @@ from prometheus_client.registry import Collector
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import ConditionType, JobStatus, State
 from pipetransformer_operator.clocks import Clock
-from pipetransformer_operator.plan.rules.accounting import gpu_seconds_saved
 
 from .idle import IdleReason
 from .names import JOB_LABELS, PREFIX
@@ -106,7 +105,7 @@ _COUNTERS: dict[str, tuple[str, Figure]] = {
     ),
     "saved_gpu_seconds": (
         "GPU-seconds that packing made available to other jobs; its rate is the number of GPUs saved now.",
-        gpu_seconds_saved,
+        JobStatus.gpu_seconds_saved_at,
     ),
     "failures": (
         "Failed workers and broken generations since the job was created, without lost nodes.",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pipetransformer_contract.api.status import QuotaRequest, Reason
+from pipetransformer_contract.words import counted
 
 from .draft import Draft
 from .quota import quota
@@ -81,4 +82,4 @@ def ask_queue(draft: Draft, queue: str, workers: int, *, own: bool = False) -> N
     name = f"{draft.observed.name}-q{status.next_request_id}"
     request = QuotaRequest(name=name, queue=queue, workers=workers, own=own)
     draft.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
-    draft.tell(Reason.WAITING_FOR_QUOTA, f"Asking queue {queue} for quota for {workers} workers")
+    draft.tell(Reason.WAITING_FOR_QUOTA, f"Asking queue {queue} for quota for {counted(workers, 'worker')}")

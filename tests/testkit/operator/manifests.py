@@ -33,6 +33,7 @@ VALID = [
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
     make_job().set("data.options", {"max_length": 10**30}),  # as tokenizers of transformers say that they have no limit
+    make_job().set("data.options", {"max_length": 2**63}),
     make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),
     causal_job().set("pipeline", {"schedule": "TeraPipe", "tokenSlices": "Auto", "sliceMultiple": 8}),
     make_job().set("pipeline.schedule", "Interleaved").set("pipeline.frozenForward", "Ahead"),
@@ -154,6 +155,10 @@ REFUSED = [
     (make_job().set("model.architecture", "GPT2LMHeadModel"), "spec.model.name"),
     (make_job().set("data.name", "images"), "spec.data.name"),
     (make_job().set("model.numHeads", 5), "spec.model.hiddenSize"),
+    *(
+        (make_job().set("model", {"name": "mine.models:build", field: value}), f"spec.model.{field}")
+        for field, value in {"hiddenSize": 128, "numHeads": 8, "mlpSize": 64, "patchSize": 4, "dropout": 0.5}.items()
+    ),
     (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),
     (make_job().set("cache.diskBytes", -1), "spec.cache.diskBytes"),
     (make_job().checkpoint("relative/path"), "spec.checkpoint.location"),

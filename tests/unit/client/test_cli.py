@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,6 +120,63 @@ def test_a_list_is_a_table_or_what_a_program_reads(
         assert load(capsys.readouterr().out)["items"][0]["metadata"]["name"] == "one"
 
 
+def report_of(step: int, **fields: Any) -> Object:
+    """A report as the status holds it."""
+    needed = {"jobUid": "job-uid", "layoutGeneration": 1, "boundary": 6, "numLayers": 12, "bytesBudget": 0}
+    return {**needed, "time": "2026-01-01T00:00:00Z", "step": step, "totalSteps": 400, **fields}
+
+
+def test_the_jobs_of_all_namespaces_are_sorted_and_show_how_far_they_are(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = report_of(400, secondsLeft=12.0, outcome="Succeeded")
+    jobs = [stored(make_job("b"), lastReport=ended), stored(make_job("a")), stored(make_job("c"))]
+    jobs[0]["metadata"]["namespace"] = jobs[1]["metadata"]["namespace"] = "team"
+    jobs[2]["status"] = {"lastReport": report_of(100, secondsLeft=200.0)}
+    fake.objects[JOBS.replace("/namespaces/default", "")] = {"items": jobs}
+    assert command(monkeypatch, "list", "-A") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[:2] for row in rows] == [["NAMESPACE", "NAME"], ["default", "c"], ["team", "a"], ["team", "b"]]
+    steps = rows[0].index("STEP")
+    assert [row[steps : steps + 2] for row in rows[1:]] == [["100/400", "3m20s"], ["-", "-"], ["400/400", "-"]]
+
+
+def test_a_description_names_checkpoint_and_results(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job().checkpoint().set("output.location", "/storage/")
+    checkpoint = {"step": 120, "boundary": 6, "minStages": 1}
+    fake.objects[f"{JOBS}/digits"] = stored(job, checkpoint=checkpoint, lastReport=report_of(130))
+    fake.objects["/api/v1/namespaces/default/events"] = {"items": []}
+    assert command(monkeypatch, "describe", "digits") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"checkpoint at step 120, 6 frozen", "results: /storage/digits"} <= set(lines)
+    assert "step 130/400 (32%)  frozen 6/12" in lines
+
+
+def test_a_deleted_job_takes_its_workers_with_it(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "delete", "digits") == 0
+    assert fake.requests == [("DELETE", f"{JOBS}/digits", {"propagationPolicy": "Background"})]
+    assert capsys.readouterr().out == "default/digits deleted\n"
+
+
+def test_the_saved_gpu_time_is_that_of_now(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status has it only up to the last change of a layout."""
+    hour_ago = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
+    saved: Object = {"gpuSecondsSaved": 3600.0, "gpuSecondsTime": hour_ago, "gpus": {"held": 2, "saved": 2}}
+    fake.objects[f"{JOBS}/one"] = stored(make_job("one"), **saved)
+    fake.objects[JOBS] = {"items": [fake.objects[f"{JOBS}/one"]]}
+    fake.objects["/api/v1/namespaces/default/events"] = {"items": []}
+    assert command(monkeypatch, "list") == 0
+    assert " 3.00 GPUh " in capsys.readouterr().out
+    assert command(monkeypatch, "describe", "one") == 0
+    assert re.search(r"workers held 2, released 0, 108\d\d GPU-seconds saved", capsys.readouterr().out)
+
+
 def test_a_narrow_terminal_cuts_neither_names_nor_messages(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +238,19 @@ def test_watching_a_job_that_fails_ends_with_exit_code_1_and_its_reason(
     out, err = capsys.readouterr()
     assert out.index("WorkerLost: digits-w0") < out.index("BackoffLimitExceeded: digits-w0"), "not as they happened"
     assert "Because: so it is" in err
+
+
+def test_a_watch_tells_each_event_once(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job())
+    later = [stored(make_job(), 2), stored(make_job(), 3, conditions=[finished()])]
+    fake.texts[JOBS] = [[json.dumps({"type": "MODIFIED", "object": job}) for job in later]]
+    happened = {"metadata": {"uid": "u", "resourceVersion": "1"}, "reason": "WorkerLost", "message": "digits-w0"}
+    events = [{**happened, "lastTimestamp": "2026-01-01T00:00:00Z"}]
+    fake.objects["/api/v1/namespaces/default/events"] = {"items": events}
+    assert command(monkeypatch, "watch", "digits") == 0
+    assert capsys.readouterr().out.count("WorkerLost: digits-w0") == 1
 
 
 def test_a_watch_goes_on_where_events_cannot_be_read(
@@ -276,6 +347,7 @@ def test_a_checkpoint_is_asked_for_under_a_token(
     assert len(tokens) == 2, "each has a new one"
     assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "") == 2
     assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "x" * 64) == 2
+    assert command(monkeypatch, "checkpoint", "now", "digits", "--token", "x" * 63) == 0
 
 
 def test_a_job_without_checkpoints_is_not_asked_for_one(
@@ -342,6 +414,12 @@ def write_local_job(folder: Path, monkeypatch: pytest.MonkeyPatch, *, advance_to
     (folder / "run" / "advance-to").write_text(str(advance_to))
 
 
+def slow_to_end() -> str:
+    """The command of a scripted worker that needs a second for its checkpoint."""
+    trainer = ROOT / "tests/testkit/operator/scripted_trainer.py"
+    return json.dumps(["sh", "-c", f"trap 'sleep 1; touch run/saved; kill $!; exit' TERM; python {trainer} & wait"])
+
+
 def signal_while_it_trains(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """Sends the signal to this process at each report."""
     shown = PlainView.changed
@@ -370,11 +448,12 @@ def test_a_finished_run_says_where_its_model_is_and_how_to_start_over(
     assert "spec.training.steps was 6 and is 9" in capsys.readouterr().err
 
 
-def test_ctrl_c_stops_the_workers_and_says_how_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_workers_and_says_how_to_resume(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_local_job(tmp_path, monkeypatch, advance_to=3)
-    signal_while_it_trains(monkeypatch, signal.SIGINT)
+    signal_while_it_trains(monkeypatch, number)
     assert command(monkeypatch, *RUN) == 130
     out, told = capsys.readouterr()
     assert "Stopping: The workers write a checkpoint. Press Ctrl-C again to end them at once" in out
@@ -423,6 +502,56 @@ def test_a_hangup_that_is_ignored_stays_ignored(
     finally:
         signal.signal(signal.SIGHUP, before)
     assert "TrainingSucceeded" in capsys.readouterr().out
+
+
+def test_a_closed_terminal_ends_the_workers_and_leaves_them_time_for_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel and the shell send SIGHUP, and nothing can be written any more."""
+    write_local_job(tmp_path, monkeypatch, advance_to=3)
+
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def changed(view: PlainView, name: str, status: JobStatus) -> None:
+        if status.last_report is not None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+        closed()
+
+    monkeypatch.setattr(PlainView, "changed", changed)
+    monkeypatch.setattr(PlainView, "told", closed)
+    assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end()}") == 130
+    assert (tmp_path / "run" / "saved").exists()
+
+
+def test_a_second_signal_ends_the_workers_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_local_job(tmp_path, monkeypatch, advance_to=3)
+    told = PlainView.told
+
+    def again(view: PlainView, reason: str, message: str, *, warning: bool) -> None:
+        told(view, reason, message, warning=warning)
+        if reason == "Stopping":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    signal_while_it_trains(monkeypatch, signal.SIGINT)
+    monkeypatch.setattr(PlainView, "told", again)
+    assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end()}") == 130
+    assert not (tmp_path / "run" / "saved").exists()
+
+
+def test_a_run_that_cannot_be_shown_ends_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write_local_job(tmp_path, monkeypatch, advance_to=6)
+    monkeypatch.setattr(PlainView, "changed", full)
+    monkeypatch.setattr(PlainView, "told", full)
+    assert command(monkeypatch, *RUN) == 0
 
 
 def completions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str) -> list[str]:

@@ -2,12 +2,15 @@
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +22,7 @@ from pipetransformer_client import (
     InvalidName,
     NotFound,
     NothingToFetch,
+    Refused,
     fetch,
     logs,
 )
@@ -128,6 +132,7 @@ def test_a_stream_whose_watch_breaks_goes_on_after_what_it_showed(
     begun: list[str | int] = []
 
     def lines(path: str, query: Query, *, silence: float) -> Iterator[str]:
+        assert silence > int(query["timeoutSeconds"]), "a job that does not change is no broken stream"
         begun.append(query["resourceVersion"])
         yield from watches.pop(0)
         raise Unavailable("the connection broke")
@@ -144,8 +149,10 @@ def test_watches_that_end_at_once_are_few_and_begin_where_a_list_is(
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.1)
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), 1, state="Pending")
     fake.texts[JOBS] = [[json.dumps({"type": "ERROR", "object": {"code": 410}})]]
+    stream = client.stream("digits", timeout=0.25)
+    next(stream)
     with pytest.raises(TimeoutError):
-        client.wait("digits", timeout=0.25)
+        next(stream)  # nothing has changed
     assert {query["resourceVersion"] for query in fake.streams} == {"1000"}
     assert len(fake.streams) <= 3
 
@@ -176,8 +183,50 @@ def test_waiting_longer_than_allowed_is_a_timeout(client: Client, fake: FakeKube
         client.wait_for_checkpoint("digits", "now", timeout=0.05)
 
 
-def pod_of(owner: str, number: int) -> Object:
-    return {"metadata": {"name": f"digits-w{number}", "ownerReferences": [{"uid": owner}]}}
+def test_events_are_those_of_this_job_in_the_order_in_which_they_happened(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes counts an event that happens again, so its version is higher than its time tells."""
+
+    def event_at(second: int, version: int) -> Object:
+        return {
+            "metadata": {"uid": str(version), "resourceVersion": str(version)},
+            "reason": f"R{version}",
+            "lastTimestamp": f"2026-01-01T00:00:{second:02}Z",
+        }
+
+    asked: list[str | int] = []
+
+    def get(path: str, **query: str | int) -> Object:
+        asked.append(query["fieldSelector"])
+        return {"items": [event_at(2, 9), event_at(1, 11), event_at(2, 10)]}
+
+    monkeypatch.setattr(fake, "get", get)
+    assert [one.reason for one in client.events(Job.of(stored(make_job())))] == ["R11", "R9", "R10"]
+    assert asked == ["involvedObject.uid=job-uid"]
+
+
+def test_a_field_that_the_cluster_does_not_know_is_an_error(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older CRD would drop it without a word."""
+    asked: list[Query | None] = []
+    request = fake.request
+
+    def noted(method: str, path: str, body: Object | None = None, *, query: Query | None = None) -> Object:
+        asked.append(query)
+        return request(method, path, body)
+
+    monkeypatch.setattr(fake, "request", noted)
+    client.submit(make_job().manifest())
+    assert asked == [{"fieldValidation": "Strict"}]
+
+
+def pod_of(owner: str, number: int, phase: str = "Running") -> Object:
+    return {
+        "metadata": {"name": f"digits-w{number}", "ownerReferences": [{"uid": owner}]},
+        "status": {"phase": phase},
+    }
 
 
 def test_logs_of_all_workers_are_merged_by_time_with_the_rank_of_each(client: Client, fake: FakeKube) -> None:
@@ -192,6 +241,49 @@ def test_logs_of_all_workers_are_merged_by_time_with_the_rank_of_each(client: Cl
     assert lines == [(1, "digits-w0", "one"), (0, "digits-w1", "two"), (1, "digits-w0", "three")]
 
 
+@pytest.mark.parametrize("words", ["is waiting to start: ContainerCreating", "is not available", "is terminated"])
+def test_a_worker_whose_container_never_ran_does_not_hide_the_logs_of_others(
+    words: str, client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet that cannot admit a pod ends it without starting its container."""
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished("Failed")])
+    fake.objects[PODS] = {"items": [pod_of("job-uid", number, "Failed") for number in range(2)]}
+    fake.objects |= {f"{PODS}/digits-w{number}": {"status": {"phase": "Failed"}} for number in range(2)}
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
+    said = [f'container "trainer" in pod "digits-w0" {words}']
+
+    def lines(path: str, query: Query, *, silence: float = 0) -> Iterator[str]:
+        if "digits-w0" in path:
+            raise Refused(said[0])
+        yield "2026-01-01T00:00:01Z one"
+
+    monkeypatch.setattr(fake, "lines", lines)
+    for follow in (False, True):
+        assert [line.text for line in client.logs("digits", follow=follow)] == ["one"]
+    said[0] = 'pods "digits-w0" is forbidden'
+    with pytest.raises(Refused, match="forbidden"):
+        list(client.logs("digits"))
+
+
+def test_following_asks_for_no_pod_that_waits(client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large job waits long for its nodes, and a list has the phases."""
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
+    waiting = {"metadata": {"name": "digits-w2", "ownerReferences": [{"uid": "job-uid"}]}}
+    fake.objects[PODS] = {"items": [pod_of("job-uid", 0, "Succeeded"), pod_of("job-uid", 1, "Pending"), waiting]}
+    fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Succeeded"}}
+    fake.texts[f"{PODS}/digits-w0/log"] = [["2026-01-01T00:00:00Z line"]]
+    get, asked = fake.get, set[str]()
+
+    def noted(path: str, **query: str | int) -> Object:
+        asked.add(path)
+        return get(path, **query)
+
+    monkeypatch.setattr(fake, "get", noted)
+    assert [line.text for line in client.logs("digits", follow=True)] == ["line"]
+    assert asked == {f"{JOBS}/digits", PODS}
+
+
 def test_followed_logs_end_when_the_job_has_and_all_was_said(
     client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +293,19 @@ def test_followed_logs_end_when_the_job_has_and_all_was_said(
     fake.objects[f"{PODS}/digits-w0"] = {"status": {"phase": "Succeeded"}}
     fake.texts[f"{PODS}/digits-w0/log"] = [[f"2026-01-01T00:00:0{n}Z line {n}" for n in range(3)]]
     assert [line.text for line in client.logs("digits", follow=True)] == ["line 0", "line 1", "line 2"]
+
+
+def test_followed_logs_of_a_job_that_has_ended_are_read_to_their_end(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the reader takes so long for a line that others wait after each poll."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: 0.6 * next(ticks), sleep=time.sleep)
+    monkeypatch.setattr(logs, "time", clock)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
+    fake.objects[PODS] = {"items": [pod_of("job-uid", 0, "Succeeded")]}
+    fake.texts[f"{PODS}/digits-w0/log"] = [[f"2026-01-01T00:00:0{n}Z line {n}" for n in range(5)]]
+    assert [line.text for line in client.logs("digits", follow=True)] == [f"line {n}" for n in range(5)]
 
 
 def test_followed_logs_go_on_where_they_were_when_a_stream_breaks(
@@ -218,6 +323,16 @@ def test_followed_logs_go_on_where_they_were_when_a_stream_breaks(
     assert asked == [(5, None), (None, "2026-01-01T00:00:01Z"), (None, "2026-01-01T00:00:02Z")]
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
     assert list(following) == []
+
+
+def test_followed_logs_end_although_a_log_was_lost_with_its_node(
+    client: Client, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "POLL_SECONDS", 0.05)
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished("Failed")])
+    fake.objects[PODS] = {"items": [pod_of("job-uid", 0)]}
+    fake.texts[f"{PODS}/digits-w0/log"] = []
+    assert list(client.logs("digits", follow=True)) == []
 
 
 def test_followed_logs_miss_no_line_of_a_worker_that_ends_in_an_outage(
@@ -351,6 +466,53 @@ def test_why_a_store_of_objects_gives_nothing_is_said(
         fetch_from_url(url, tmp_path)
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_reading_pod_that_was_taken_away_hides_neither_the_model_nor_the_reason(
+    runs: bool, client: Client, fake: FakeKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().set("output.location", "/storage"), conditions=[finished()])
+    fake.containers = lambda *_: iter([archive(config=b"{}")])
+    request = fake.request
+
+    def evicting(method: str, path: str, body: Object | None = None) -> Object:
+        if method == "DELETE":
+            raise NotFound(f"{path} not found")
+        answer = request(method, path, body)
+        if not runs:
+            del fake.objects[f"{path}/{answer['metadata']['name']}"]
+        return answer
+
+    monkeypatch.setattr(fake, "request", evicting)
+    if runs:
+        assert (client.fetch_model("digits", tmp_path) / "config").read_bytes() == b"{}"
+    else:
+        with pytest.raises(ClientError, match="should read the job's volume, but is gone"):
+            client.fetch_model("digits", tmp_path)
+
+
+def test_the_record_of_a_job_that_trains_comes_through_its_leader(
+    client: Client, fake: FakeKube, tmp_path: Path
+) -> None:
+    """Also files that are on no volume."""
+    fake.objects[f"{JOBS}/digits"] = stored(make_job(), generation=published("digits-w1", "digits-w0"))
+    fake.objects[f"{PODS}/digits-w1"] = {"status": {"phase": "Running"}}
+    asked: list[tuple[str, str, Sequence[str]]] = []
+
+    def run(pod: str, container: str, command: Sequence[str]) -> Iterator[bytes]:
+        asked.append((pod, container, command[3:]))
+        return iter([archive(**{"events.jsonl": b"1\n", "steps.jsonl": b"2\n"})])
+
+    fake.containers = run
+    assert (client.fetch_record("digits", tmp_path) / "steps.jsonl").read_bytes() == b"2\n"
+    assert asked == [("digits-w1", "trainer", ["$RUN_DIR", "events.jsonl", "steps.jsonl"])]
+    assert fake.requests == []
+    for phase, conditions in (("Failed", []), ("Running", [finished()])):  # it may still end after the job has
+        fake.objects[f"{PODS}/digits-w1"] = {"status": {"phase": phase}}
+        fake.objects[f"{JOBS}/digits"]["status"]["conditions"] = conditions
+        with pytest.raises(NothingToFetch, match=r"no spec\.output on a volume"):
+            client.fetch_record("digits", tmp_path)
+
+
 def test_a_job_without_output_has_nothing_to_fetch(client: Client, fake: FakeKube, tmp_path: Path) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
     with pytest.raises(NothingToFetch, match=r"spec\.output"):
@@ -379,12 +541,17 @@ def test_the_reader_has_the_workers_volumes_and_security_and_no_accelerator() ->
     claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
     spec: Object = {"containers": [container], "volumes": volumes, "securityContext": {"runAsNonRoot": True}}
     spec |= {"resourceClaims": claims, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    container |= {"imagePullPolicy": "Always", "command": ["train"], "args": ["--fast"]}
+    spec |= {"initContainers": [{"name": "warm", **container}], "restartPolicy": "Always"}
     pod = reader_pod(Job.of(stored(make_job().set("podTemplate.spec", spec).set("output.location", "/storage"))))
     (reader,) = pod["spec"]["containers"]
     assert reader["image"] == "own" and reader["volumeMounts"] == container["volumeMounts"]
     assert reader["securityContext"] == container["securityContext"]
     assert all(reader["resources"][of].keys() == {"cpu", "memory"} for of in ("requests", "limits"))
     assert not {"resourceClaims", "resources"} & pod["spec"].keys()
+    assert reader["imagePullPolicy"] == "Always" and "args" not in reader
+    assert pod["spec"]["initContainers"] == [] and pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["activeDeadlineSeconds"] > 0 and not pod["spec"]["automountServiceAccountToken"]
     assert pod["spec"]["volumes"] == volumes and pod["spec"]["securityContext"] == {"runAsNonRoot": True}
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
 

@@ -1,6 +1,9 @@
 """Connections to the API server, and errors when they break."""
 
+import base64
+import hashlib
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +12,8 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-from pipetransformer_client.errors import Unavailable
+from pipetransformer_client import kube as module
+from pipetransformer_client.errors import AlreadyExists, ClientError, NotFound, Refused, Unavailable
 from pipetransformer_client.kube import Kube
 
 pytestmark = pytest.mark.timeout(60)
@@ -18,30 +22,132 @@ HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\nContent-Length: 100
 
 
 @pytest.fixture
-def answering() -> Iterator[Callable[[bytes], str]]:
-    """Makes an API server that sends this text to each request and closes the connection. Returns its URL."""
+def serving() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
+    """Makes an API server that calls a function with each connection, and then closes it. Returns its URL."""
     servers: list[socket.socket] = []
 
-    def serve(server: socket.socket, said: bytes) -> None:
+    def serve(server: socket.socket, answer: Callable[[socket.socket], None]) -> None:
         while True:
             try:
                 connection, _ = server.accept()
             except OSError:
                 return
             with connection:
-                connection.recv(65536)
-                connection.sendall(said)
+                answer(connection)
 
-    def make(said: bytes) -> str:
+    def make(answer: Callable[[socket.socket], None]) -> str:
         server = socket.create_server(("127.0.0.1", 0))
         servers.append(server)
-        threading.Thread(target=serve, args=(server, said), daemon=True).start()
+        threading.Thread(target=serve, args=(server, answer), daemon=True).start()
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
     yield make
     for server in servers:
         server.shutdown(socket.SHUT_RDWR)
         server.close()
+
+
+@pytest.fixture
+def answering(serving: Callable[[Callable[[socket.socket], None]], str]) -> Callable[[bytes], str]:
+    """Makes an API server that sends this text to each request. Returns its URL."""
+
+    def make(said: bytes) -> str:
+        def answer(connection: socket.socket) -> None:
+            connection.recv(65536)
+            connection.sendall(said)
+
+        return serving(answer)
+
+    return make
+
+
+def frame(kind: int, content: bytes) -> bytes:
+    """A frame of a WebSocket (RFC 6455), of less than 126 bytes."""
+    return bytes([0x80 | kind, len(content)]) + content
+
+
+BINARY, CLOSE, PONG = 2, 8, 10
+OUT, ERR, RESULT = b"\x01", b"\x02", b"\x03"
+SUCCESS = RESULT + b'{"status": "Success"}'
+
+
+@pytest.fixture
+def execute(
+    serving: Callable[[Callable[[socket.socket], None]], str],
+) -> Callable[[Callable[[socket.socket], None]], Iterator[bytes]]:
+    """Runs a command on an API server that calls a function once the WebSocket is open."""
+
+    def start(answer: Callable[[socket.socket], None]) -> Iterator[bytes]:
+        def upgrade(connection: socket.socket) -> None:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                head += connection.recv(65536)
+            (key,) = re.findall(rb"(?i)sec-websocket-key: (\S+)", head)
+            accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+            connection.sendall(
+                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Protocol: v4.channel.k8s.io\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n"
+            )
+            answer(connection)
+
+        kube = Kube(client.ApiClient(configuration=client.Configuration(host=serving(upgrade))), "default")
+        return kube.execute("default", "digits-w0", "trainer", ["true"])
+
+    return start
+
+
+Execute = Callable[[Callable[[socket.socket], None]], Iterator[bytes]]
+
+
+def test_what_a_command_writes_is_passed_on_piece_by_piece(execute: Execute) -> None:
+    """A model has more bytes than this machine has memory."""
+    pieces = [bytes([number]) * 100 for number in range(100)]
+    said = [OUT + piece for piece in pieces] + [ERR + b"a warning", SUCCESS]
+
+    def write(connection: socket.socket) -> None:
+        connection.sendall(b"".join(frame(BINARY, one) for one in said) + frame(CLOSE, b"\x03\xe8"))
+        connection.recv(64)
+
+    assert list(execute(write)) == pieces
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ([ERR + b"first\nlast ", ERR + b"words\n", RESULT + b'{"status": "Failure"}'], "digits-w0 failed: last words"),
+        ([RESULT + b'{"status": "Failure", "message": "no python3"}'], "digits-w0 failed: no python3"),
+        ([OUT + b"half of it"], "digits-w0 failed: the connection was lost"),
+    ],
+)
+def test_a_command_that_fails_says_why(said: list[bytes], words: str, execute: Execute) -> None:
+    def write(connection: socket.socket) -> None:
+        connection.sendall(b"".join(frame(BINARY, one) for one in said) + frame(CLOSE, b"\x03\xe8"))
+        connection.recv(64)
+
+    with pytest.raises(ClientError, match=words):
+        list(execute(write))
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_silent_command_is_waited_for_as_long_as_its_connection_works(
+    answers: bool, execute: Execute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PING_SECONDS", 0.1)
+
+    def write(connection: socket.socket) -> None:
+        for _ in range(3):
+            if not connection.recv(64):
+                return
+            if answers:
+                connection.sendall(frame(PONG, b""))
+        connection.sendall(frame(BINARY, OUT + b"at last") + frame(BINARY, SUCCESS) + frame(CLOSE, b"\x03\xe8"))
+        connection.recv(64)
+
+    if answers:
+        assert list(execute(write)) == [b"at last"]
+    else:
+        with pytest.raises(Unavailable, match="the connection to a command in digits-w0 was lost"):
+            list(execute(write))
 
 
 @pytest.mark.parametrize("said", [b"", HEAD % 200 + b'{"items": [', HEAD % 500 + b'{"mess'], ids=["no", "200", "500"])
@@ -59,6 +165,47 @@ def test_a_page_in_place_of_an_answer_is_called_so(answering: Callable[[bytes], 
     kube = Kube(client.ApiClient(configuration=client.Configuration(host=url)), "default")
     with pytest.raises(Unavailable, match="answers GET /api/v1/pods with text/html, not with JSON"):
         kube.get("/api/v1/pods")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(403, Refused), (404, NotFound), (409, AlreadyExists), (422, Refused), (429, Unavailable), (503, Unavailable)],
+)
+def test_a_refusal_has_the_class_by_which_callers_tell_it(
+    status: int, error: type[ClientError], answering: Callable[[bytes], str]
+) -> None:
+    body = b'{"kind": "Status", "message": "it says why"}'
+    url = answering(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)) + body)
+    kube = Kube(client.ApiClient(configuration=client.Configuration(host=url)), "default")
+    with pytest.raises(ClientError, match="it says why") as refused:
+        kube.get("/api/v1/pods")
+    assert type(refused.value) is error
+
+
+def test_a_log_may_end_within_a_line(answering: Callable[[bytes], str]) -> None:
+    url = answering(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\none\n\ntwo\xff")
+    kube = Kube(client.ApiClient(configuration=client.Configuration(host=url)), "default")
+    assert list(kube.lines("/log", {})) == ["one", "", "two\ufffd"]
+
+
+def test_a_request_has_the_users_token_and_the_type_of_its_body(
+    serving: Callable[[Callable[[socket.socket], None]], str],
+) -> None:
+    heard: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        heard.append(connection.recv(65536).lower())
+        connection.sendall(ANSWER)
+
+    settings = client.Configuration(host=serving(answer), api_key={"authorization": "Bearer secret"})
+    kube = Kube(client.ApiClient(configuration=settings), "default")
+    for method in ("POST", "PATCH"):
+        kube.request(method, "/x", {})
+    assert all(b"authorization: bearer secret" in one for one in heard)
+    assert [re.findall(rb"content-type: (\S+)", one) for one in heard] == [
+        [b"application/json"],
+        [b"application/merge-patch+json"],
+    ]
 
 
 def write_kubeconfig(file: Path, **cluster: str) -> str:

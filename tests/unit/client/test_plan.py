@@ -122,6 +122,31 @@ def test_giving_workers_back_saves_gpu_time_and_keeping_them_idle_does_not(
     assert released["saved"]["gpuTime"] > released["saved"]["time"] == held["saved"]["gpuTime"]
 
 
+def test_the_bounds_of_the_spec_are_those_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_workers = packing_job().workers(4, least=2).release().set("training.epochs", 20)
+    assert layouts(planned(two_workers, tmp_path, monkeypatch, capsys)) == [(4, 1), (2, 1), (1, 2)]
+    two_pipelines = packing_job().set("elasticPolicy.maxPipelines", 2).set("training.epochs", 20)
+    assert layouts(planned(two_pipelines, tmp_path, monkeypatch, capsys)) == [(4, 1), (2, 2), (1, 2)]
+    held = planned(packing_job().workers(8, most=5).on_pack("Hold"), tmp_path, monkeypatch, capsys)
+    assert {phase["gpus"] for phase in held["phases"]} == {5}
+    too_few = make_job().stages(4).workers(8, most=5).set("elasticPolicy.minPipelines", 2)
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(too_few.manifest()))
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml")) == 2
+    assert "no layout of 4 stages fits 5 workers" in capsys.readouterr().err
+
+
+def test_savings_are_those_against_the_layout_of_the_start_with_nothing_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    freeze = {"policy": "Explicit", "boundaries": [{"step": 0, "boundary": 8}]}
+    plan = planned(packing_job().release().set("freeze", freeze), tmp_path, monkeypatch, capsys)
+    (phase,) = plan["phases"]
+    assert (phase["stages"], phase["gpus"]) == (2, 2)
+    assert 1 - plan["saved"]["gpuTime"] == pytest.approx((1 - plan["saved"]["time"]) / 2)
+
+
 def test_a_policy_by_gradients_plans_each_boundary_and_no_savings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +256,10 @@ def test_a_plan_lies_between_the_ideal_and_the_static_layout(
     assert times["ideal"] <= times["staticFrozen"] < times["static"]
     assert found["runs"]["idealReleased"]["gpuTime"] < found["runs"]["ideal"]["gpuTime"]
     assert found["jobOverIdeal"] == pytest.approx(times["job"] / times["ideal"])
+    assert found["gpus"] == 4
+    larger = packing_job().workers(4, most=8).release().set("training.epochs", 20)
+    assert planned(larger, tmp_path, monkeypatch, capsys, "--ideal")["ideal"]["gpus"] == 4, "a release adds none"
+    planned(job, tmp_path, monkeypatch, capsys)
     assert (found["exact"], found["cacheCounted"], found["timesInSeconds"]) == (True, False, False)
 
     assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--ideal") == 0

@@ -5,6 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pytest
@@ -16,6 +17,7 @@ from pipetransformer_client.cli.run import _print_end
 from pipetransformer_client.run_folder import RunFolder
 from pipetransformer_client.timeline import WIDTHS, draw, read, write
 from pipetransformer_client.timeline.record import Held
+from pipetransformer_client.timeline.scale import short, time_ticks
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, JobStatus
 from tests.testkit.client.command_line import command
 from tests.testkit.client.records import crowded, generation, started, step, write_record
@@ -99,6 +101,8 @@ def test_a_record_tells_the_schedule_of_each_layout_why_and_how_idle_its_workers
     assert [one.ahead_share for one in record.regroups] == pytest.approx([0.1225, 0.3225, 0.4475])
     page, _ = write(record, "digits", run_dir)
     assert "<td>64%</td>" in page.read_text() and "<td>Auto measures first</td>" in page.read_text()
+    assert "<dt>regroups</dt><dd>2</dd>" in page.read_text(), "the start is none"
+    assert "<dt>paused for</dt><dd>1.00 s</dd>" in page.read_text()
 
 
 def test_each_span_of_a_stage_is_drawn_where_its_layers_are(tmp_path: Path) -> None:
@@ -126,6 +130,31 @@ def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> 
     (run_dir / "events.jsonl").write_text("".join(events[:-1]) + events[-1][:20])
     record = read(run_dir)
     assert (record.seconds, record.outcome) == (99.5, "not ended yet")
+
+
+@pytest.mark.parametrize("started_again", [[], [{"time": 990.0, "kind": "Started", "numLayers": 12}]])
+def test_while_a_job_is_suspended_it_holds_nothing(started_again: list[dict[str, Any]], tmp_path: Path) -> None:
+    """A new job that resumes the checkpoint adds to the record, too."""
+    saved = {"time": 45.0, "kind": "CheckpointDurable", "step": 40, "frozenLayers": 0}
+    resumed = generation(1000.0, 2, 2, 1, reason="Start")
+    events = [started(0.0), generation(0.0, 1, 4, 1), saved, *started_again, resumed]
+    steps = [step(float(n), 1.0, 1.0) for n in range(40)]
+    steps += [step(998.0 + n, 1.0, 1.0, number=2) for n in range(43)]
+    record = read(write_record(tmp_path, events, steps))
+
+    assert [(one.time, one.end) for one in record.regroups] == [(0, 45), (1000, 1040)]
+    assert [(span.start, span.end) for span in record.spans] == [(0, 45), (1000, 1040)]
+    assert record.gpu_seconds == 4 * 45 + 2 * 40
+    page, _ = write(record, "digits", tmp_path)
+    assert "<dt>GPU time saved</dt><dd>24%</dd>" in page.read_text(), "80 of 340 GPU-seconds"
+
+
+def test_a_damaged_line_is_left_out(run_dir: Path) -> None:
+    """A machine that loses its power may leave zeros in a file."""
+    whole = read(run_dir)
+    for name in ("events.jsonl", "steps.jsonl"):
+        (run_dir / name).write_bytes((run_dir / name).read_bytes().replace(b"\n", b"\n\0\0\n7\n\xff\n", 1))
+    assert read(run_dir) == whole
 
 
 def test_a_drawing_shows_layouts_gpus_speed_loss_and_metrics_over_one_time(run_dir: Path) -> None:
@@ -159,8 +188,9 @@ def test_a_layout_after_a_failure_is_told_apart(run_dir: Path) -> None:
     assert len(lines) == 5, "one in each chart"
 
 
-def test_a_failure_that_left_the_layout_as_it_was_is_told_apart_too(tmp_path: Path) -> None:
-    events = [started(0.0), generation(0.0, 1, 4, 1), generation(50.0, 2, 4, 1, reason="Failure")]
+@pytest.mark.parametrize("reason", ["Failure", "Drain", "Undo"])
+def test_a_failure_that_left_the_layout_as_it_was_is_told_apart_too(reason: str, tmp_path: Path) -> None:
+    events = [started(0.0), generation(0.0, 1, 4, 1), generation(50.0, 2, 4, 1, reason=reason)]
     svg = draw(read(write_record(tmp_path, events, [step(100.0, 1.0, 1.0)])), "", 1100)
     layouts = [element for element in ET.fromstring(svg).iter(TEXT) if element.text == "4 × 1"]  # noqa: RUF001
     assert [element.get("fill") == LOST for element in layouts] == [True, False]
@@ -172,6 +202,31 @@ def test_losses_that_are_negative_or_not_finite_are_drawn(tmp_path: Path) -> Non
     svg = draw(read(write_record(tmp_path, [started(0.0), generation(0.0, 1, 4, 1)], steps)), "", 1100)
     assert {"-2", "last -2"} <= set(texts(svg))
     assert "nan" not in svg and "inf" not in svg
+
+
+def test_one_slow_step_does_not_hide_the_speed_of_others(tmp_path: Path) -> None:
+    steps = [step(float(n), 1.0, 1.0 if n == 49 else 100.0) for n in range(50)]
+    svg = draw(read(write_record(tmp_path, [started(0.0), generation(0.0, 1, 4, 1)], steps)), "", 1100)
+    assert "last 100" in texts(svg)
+
+
+def test_a_record_of_a_run_that_failed_says_why(tmp_path: Path) -> None:
+    events = [started(0.0), generation(0.0, 1, 4, 1), {"time": 9.0, "kind": "Failed", "message": "no space"}]
+    assert read(write_record(tmp_path, events, [])).outcome == "failed: no space"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "last"), [(100, "100 s"), (299, "250 s"), (300, "5 min"), (17_999, "250 min"), (18_000, "5 h")]
+)
+def test_long_runs_have_ticks_in_minutes_or_hours(seconds: float, last: str) -> None:
+    assert [words for _, words in time_ticks(seconds, 6)][-1] == last
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0.12345, "0.123"), (999.4, "999"), (1500, "1.5k"), (999_600, "1M"), (-2.5e6, "-2.5M")]
+)
+def test_numbers_are_short(value: float, words: str) -> None:
+    assert short(value) == words
 
 
 def test_a_record_without_steps_or_evaluations_is_drawn(tmp_path: Path) -> None:

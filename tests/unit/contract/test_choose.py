@@ -122,6 +122,19 @@ def test_thawed_layers_bring_workers_back_until_a_step_is_as_fast_as_at_the_star
     assert measured(seconds, present, on_pack=OnPack.RELEASE) == Layout(1, 1)
 
 
+@pytest.mark.parametrize(("present_step", "expected"), [(1.10, Layout(2, 1)), (1.11, Layout(4, 1))])
+def test_a_layout_that_is_hardly_slower_than_it_may_be_is_not_left(present_step: float, expected: Layout) -> None:
+    """A new layout may take 5 % more than the starting step. The present one may be as much slower again."""
+    seconds = {(4, 1): 0.9, (2, 1): present_step}
+    present = Present(Layout(2, 1), present_step)
+    assert measured(seconds, present, on_pack=OnPack.RELEASE, starting_step=1.0) == expected
+
+
+def test_before_the_first_report_a_job_has_the_pipelines_of_its_spec() -> None:
+    assert choose([], 9, bounds(workers=(1, 9)), on_pack=OnPack.WIDEN, packing=Packing.PAPER) == Layout(4, 2)
+    assert choose([], 3, bounds(), on_pack=OnPack.WIDEN, packing=Packing.PAPER) is None
+
+
 def test_fewer_workers_than_the_starting_step_needs_train_all_the_same() -> None:
     seconds = {(4, 1): 1.0, (2, 1): 1.8, (1, 1): 3.5}
     for present in (None, Present(Layout(4, 1), 1.0), Present(Layout(2, 1), 1.8)):

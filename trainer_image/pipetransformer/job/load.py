@@ -25,7 +25,6 @@ from pipetransformer.models import (
     PipelineModel,
     build_model,
     build_units,
-    check_model_fields,
     check_model_spec,
     fix_constants,
     name_of,
@@ -134,7 +133,6 @@ def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
     Raises:
         SpecError: the model or the data options are wrong, or the data cannot be read.
     """
-    check_model_fields(spec.model)
     own = parts.data is not None
     if not own:
         check_data_spec(spec.data)

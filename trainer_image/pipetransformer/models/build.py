@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 
 import torch
-from pydantic.alias_generators import to_camel
 from torch import nn
 
 from pipetransformer.data import DataInfo, Task
@@ -23,8 +22,6 @@ from .randomness.seeded import seeded
 
 #: Names of models in the spec that are not imported as `module:function`.
 VIT, HUGGINGFACE = "vit", "huggingface"
-#: Fields of the spec that only `vit` has.
-_OF_VIT = ("hidden_size", "num_heads", "mlp_size", "patch_size", "dropout")
 
 
 def build_model(
@@ -86,23 +83,6 @@ def build_units(
     return units
 
 
-def check_model_fields(spec: Model) -> None:
-    """Refuse fields that the model would ignore: those of `vit` for another model, and options for `vit`.
-
-    Raises:
-        SpecError: names the first such field.
-    """
-    if spec.name == VIT:
-        if spec.options:
-            raise SpecError("spec.model.options", "are for other models: vit has fields, such as hiddenSize")
-        return
-    for name in _OF_VIT:
-        value = getattr(spec, name)
-        if value != Model.model_fields[name].default:
-            words = f"is {value}, but only vit has this field: set the size of another model in spec.model.options"
-            raise SpecError(f"spec.model.{to_camel(name)}", words)
-
-
 def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = False) -> Task | None:
     """Check what can be checked about the model before the data are read.
 
@@ -118,6 +98,8 @@ def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = 
         SpecError: the model is unknown or cannot be imported, an option or the architecture does not fit it, or it
             learns another task.
     """
+    if spec.name == VIT and spec.options:
+        raise SpecError("spec.model.options", "are for other models: vit has fields, such as hiddenSize")
     if spec.name == HUGGINGFACE:
         learns: Task = import_huggingface().check_before_data(spec, task, of_bytes=of_bytes)
         return learns

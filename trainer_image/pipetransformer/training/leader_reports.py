@@ -14,7 +14,17 @@ from pipetransformer.partition import ASSUMED_PAUSE_SECONDS, ModelCosts, StepMod
 from pipetransformer.record import RunRecord
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer_contract.messages import DurableCheckpoint, HeldOut, Offer, Outcome, Report, ResizeReason, Upcoming
+from pipetransformer_contract.messages import (
+    MAX_MESSAGE,
+    MAX_WHY,
+    DurableCheckpoint,
+    HeldOut,
+    Offer,
+    Outcome,
+    Report,
+    ResizeReason,
+    Upcoming,
+)
 
 from .leader_events import (
     BoundaryMoved,
@@ -352,14 +362,14 @@ class OperatorReports:
             epoch=job.order.epoch(control.step),
             boundary=control.boundary,
             boundary_step=control.boundary_step,
-            why_thawed=control.why_thawed,
+            why_thawed=control.why_thawed[:MAX_WHY],
             num_layers=job.num_layers,
             stage_layers=layout.cut.stage_layers,
             stage_frozen_layers=layout.cut.frozen_layers(control.boundary),
             schedule=layout.schedule,
-            why_schedule=layout.cut.why_schedule,
+            why_schedule=layout.cut.why_schedule[:MAX_WHY],
             frozen_forward=layout.cut.frozen_forward,
-            why_frozen_forward=layout.cut.why_in_place,
+            why_frozen_forward=layout.cut.why_in_place[:MAX_WHY],
             bytes_budget=job.layouts.bytes_budget,
             offers=self._forecast.offers if upcoming is None else self._level_ahead.offers,
             level=job.level,
@@ -375,6 +385,6 @@ class OperatorReports:
             held_out=held_out(job, control),
             outcome=outcome,
             reason=reason,
-            message=message[:1024],
+            message=message[:MAX_MESSAGE],
         )
         self._sink.submit(report, urgent=urgent)

@@ -12,6 +12,7 @@ from collections.abc import Set
 from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, QuotaRequest, Reason
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.rules import stop
@@ -41,7 +42,7 @@ def _answered(draft: Draft, queue: Queue, request: QuotaRequest) -> QuotaRequest
     if answer.withdrawn:
         return None
     if answer.admitted:
-        draft.tell(Reason.QUOTA_RESERVED, f"Queue {request.queue} admits {request.granted} workers")
+        draft.tell(Reason.QUOTA_RESERVED, f"Queue {request.queue} admits {counted(request.granted, 'worker')}")
     return request.model_copy(update={"admitted": answer.admitted})
 
 

@@ -1,7 +1,5 @@
 """Counts the GPUs that the job holds, released and saved. A worker counts until its pod is gone."""
 
-from datetime import datetime
-
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
 from pipetransformer_operator.plan.draft import Draft
@@ -41,7 +39,7 @@ def _add_seconds(draft: Draft, held: int, saved: int) -> None:
     status, counting = draft.status, _uses_workers(draft.status)
     before = (status.gpus.held, status.gpus.saved, status.gpu_seconds_time is not None)
     if (held, saved, counting) != before:
-        seconds = gpu_seconds_saved(status, draft.now)
+        seconds = status.gpu_seconds_saved_at(draft.now)
         draft.update(gpu_seconds_saved=seconds, gpu_seconds_time=draft.now if counting else None)
 
 
@@ -55,10 +53,3 @@ def _saved(view: View, held: int) -> int:
     stages = spec.pipeline.stages
     pipelines = min(view.status.initial_workers, spec.elastic_policy.ceiling) // stages
     return max(0, min(pipelines * (stages - generation.stages), pipelines * stages - held))
-
-
-def gpu_seconds_saved(status: JobStatus, now: datetime) -> float:
-    """GPU-seconds that packing has saved until `now`."""
-    if status.gpu_seconds_time is None:
-        return status.gpu_seconds_saved
-    return status.gpu_seconds_saved + status.gpus.saved * max(0.0, (now - status.gpu_seconds_time).total_seconds())

@@ -14,6 +14,7 @@ from pipetransformer_contract.api.status import (
     State,
 )
 from pipetransformer_contract.messages import Generation, Upcoming
+from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import says_succeeded
@@ -97,7 +98,8 @@ def _admitted_by(draft: Draft, queue: Queue) -> None:
     if lost and (draft.status.stop is not None or not draft.status.worker_ids):
         draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
     elif requests and requests[0].admitted:
-        message = f"queue {requests[0].queue} grants quota for {admitted(draft.status).granted} workers"
+        granted = counted(admitted(draft.status).granted, "worker")
+        message = f"queue {requests[0].queue} grants quota for {granted}"
         draft.set_condition(ConditionType.ADMITTED, True, Reason.QUOTA_RESERVED, message)
     elif draft.status.generation is not None:
         message = "the job started without a queue; its queue label takes effect at the next start"

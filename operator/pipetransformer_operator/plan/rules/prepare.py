@@ -10,6 +10,7 @@ from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reaso
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Member, ResizeReason
+from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import generations, layouts, leavers, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.members import names, parted
@@ -238,7 +239,7 @@ def _why_none_is_awaited(view: View) -> str:
     if view.status.quota_requests:
         return "quota becomes free once the pods of earlier workers are gone"
     if len(view.status.worker_ids) >= ceiling:
-        return f"spec.elasticPolicy.maxWorkers allows no more than {ceiling} workers"
+        return f"spec.elasticPolicy.maxWorkers allows no more than {counted(ceiling, 'worker')}"
     return "no new worker is pending"
 
 
@@ -250,7 +251,7 @@ def _held(view: View) -> int:
 def queue_says(view: View) -> str:
     """Which requests the queue has not granted yet, and the queue's messages about them, in words."""
     waiting = requests.waiting(view.status)
-    asked = ", ".join(f"queue {one.queue} was asked for {one.granted} workers" for one in waiting)
+    asked = ", ".join(f"queue {one.queue} was asked for {counted(one.granted, 'worker')}" for one in waiting)
     return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
 
 

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing import share
@@ -50,10 +51,12 @@ def take_size(draft: Draft) -> Layout | None:
 def wait(draft: Draft) -> None:
     """Releases all workers and tells the user that the spec's limits allow no layout for a start."""
     bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
+    *others, last = lengths
+    words = " or ".join([*map(str, others), counted(last, "stage")])
     message = (
-        f"spec.elasticPolicy allows no starting layout: it needs pipelines of {' or '.join(map(str, lengths))} stages,"
+        f"spec.elasticPolicy allows no starting layout: it needs pipelines of {words},"
         f" and allows {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
-        f" {bounds.min_workers} to {bounds.max_workers} workers in all"
+        f" {bounds.min_workers} to {counted(bounds.max_workers, 'worker')} in all"
     )
     draft.warn(ConditionType.RUNNING, False, Reason.NO_LEGAL_START, message)
     hold_nothing(draft, Reason.NO_LEGAL_START, message)

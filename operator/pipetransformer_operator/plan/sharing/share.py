@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from pipetransformer_contract.api.status import Reason, Share
 from pipetransformer_contract.choose import OnPack
+from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota.requests import admitted
 
@@ -38,7 +39,7 @@ def _use(draft: Draft, share: Share | None, before: Share | None) -> None:
     """Ends the wait before a resize if the share allows more workers, and tells the user of the new share."""
     message = "The job's share is unlimited, because no job has to make room for another"
     if share is not None:
-        message = f"The job's share is {share.workers} workers, because other jobs need workers too"
+        message = f"The job's share is {counted(share.workers, 'worker')}, because other jobs need workers too"
         _grow_into(draft, share.workers, before)
     if draft.view.on_pack is OnPack.AUTO:
         draft.tell(Reason.SHARE_CHANGED, message)

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from pipetransformer_client.run_folder import JOB_FILE, LOCK_FILE, RunFolder, RunFolderError
-from pipetransformer_contract.api.manifest import Document, InvalidManifest, local_job, local_manifest
+from pipetransformer_contract.api.manifest import (
+    Document,
+    InvalidManifest,
+    local_job,
+    local_manifest,
+    worker_environment,
+)
 from pipetransformer_operator.local import child
 from tests.testkit.operator.builders import JobBuilder, make_job
 
@@ -181,3 +187,43 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     parent.wait()
     orphan = subprocess.run([sys.executable, "-IS", child.__file__, "1", "true"], check=False)
     assert orphan.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        (make_job().checkpoint().suspended(), "spec.suspend: must be false, because a suspended job never starts"),
+        (
+            make_job().set("managedBy", "someone/else"),
+            "spec.managedBy: someone/else does not start jobs in a local run",
+        ),
+    ],
+)
+def test_a_job_that_someone_else_would_have_to_start_is_refused(job: JobBuilder, words: str, tmp_path: Path) -> None:
+    """Otherwise the command would wait for ever."""
+    with pytest.raises(InvalidManifest) as refused:
+        local_job(local_manifest(Document("job.yaml", job.manifest())), tmp_path)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, ""), (7, ", and 2 more")])
+def test_of_many_other_settings_five_are_named(count: int, more: str, tmp_path: Path) -> None:
+    claim(tmp_path, make_job())
+    changed = make_job()
+    for field in ("seed", "globalBatchSize", "maxSkippedSteps", "maxGradientNorm", "optimizer.momentum")[:count]:
+        changed.set(f"training.{field}", 1 if field != "optimizer.momentum" else 0.5)
+    for field in ("beta1", "beta2")[: count - 5]:
+        changed.set(f"training.optimizer.{field}", 0.5)
+    with pytest.raises(RunFolderError) as refused:
+        claim(tmp_path, changed)
+    named = str(refused.value)
+    assert named.count(" was ") == 5 and f"{more}. Put them back to resume it" in named
+    assert more or "more" not in named
+
+
+def test_a_variable_from_a_secret_stays_that_of_the_environment(tmp_path: Path) -> None:
+    secret = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    container = {"name": "trainer", "image": "trainer", "env": [{"name": "A", "value": "1"}, {"name": "B"}, secret]}
+    manifest = make_job().set("podTemplate.spec.containers", [container]).manifest()
+    job = local_job(local_manifest(Document("job.yaml", manifest)), tmp_path)
+    assert worker_environment(job) == {"A": "1", "B": ""}

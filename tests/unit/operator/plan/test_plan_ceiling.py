@@ -5,7 +5,6 @@ import pytest
 from pipetransformer_contract.api.status import ConditionType
 from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
-from pipetransformer_operator.plan.rules.accounting import gpu_seconds_saved
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.queued import queued
 from tests.testkit.operator.world import World
@@ -103,7 +102,7 @@ def test_a_job_whose_workers_all_end_saves_nothing_while_its_pods_are_kept(how: 
     world.wait(10_000)
     world.settle()
     assert len(world.workers) == 4
-    assert gpu_seconds_saved(world.status, world.now) == pytest.approx(400)
+    assert world.status.gpu_seconds_saved_at(world.now) == pytest.approx(400)
 
 
 def test_what_a_failure_takes_is_not_saved_by_packing() -> None:

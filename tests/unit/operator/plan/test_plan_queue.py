@@ -339,7 +339,7 @@ def test_a_start_beside_a_stuck_pod_asks_for_more_quota_and_holds_nothing() -> N
     world.builder.suspended(False)
     world.settle()
     assert (set(world.workers), queue.held) == ({"digits-w3"}, 4)
-    assert world.condition(ConditionType.RUNNING).message.endswith("team-a was asked for 1 workers: no quota is left")
+    assert world.condition(ConditionType.RUNNING).message.endswith("team-a was asked for 1 worker: no quota is left")
     queue.size = 5
     world.settle()
     world.warm_up([name for name in world.workers if name != "digits-w3"])

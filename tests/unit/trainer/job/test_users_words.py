@@ -222,7 +222,7 @@ TEXTS = {"text": "text", "label": "label"}
             BERT.model_copy(update={"hidden_size": 256}),
             Data(name="huggingface", path="x", options=TEXTS),
             "spec.model.hiddenSize",
-            r"is 256, but only vit has this field: set the size of another model in spec\.model\.options",
+            "only vit has hiddenSize: use options for another model",
         ),
         (
             Model(name="vit", options={"hidden_size": 256}),

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tracemalloc
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from pipetransformer.data import EpochOrder, deal
 from pipetransformer.errors import StorageError
 from pipetransformer.record import CacheLog, Ledger, Role, RunRecord, audit, lines, newest_generation
+from pipetransformer.record.cache_use import cache_summary
 from tests.testkit.trainer import ledger_checker
 
 SAMPLES, EPOCHS = 50, 2
@@ -86,6 +88,22 @@ def test_a_sample_of_another_step_is_found_as_repeated(tmp_path: Path) -> None:
     assert both(tmp_path) == (0, 1, 0)
 
 
+@pytest.mark.parametrize("ids", [[SAMPLES], [-1], [SAMPLES, 10**9]])
+def test_an_id_of_no_sample_counts_as_repeated(ids: list[int], tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    Ledger(tmp_path, "job-w9").append(
+        step=1, epoch=0, layout_generation=2, stages=1, pipelines=2, pipeline=9, sample_ids=ids
+    )
+    found = audit(tmp_path, ORDER, 0, NUM_STEPS)
+    assert (found.lost, found.repeated) == (0, len(ids))
+
+
+def test_steps_of_an_earlier_run_beyond_the_end_of_this_one_were_in_vain(tmp_path: Path) -> None:
+    commit_all(tmp_path)
+    commit_step(tmp_path, NUM_STEPS, generation=1)
+    assert audit(tmp_path, ORDER, 0, NUM_STEPS).redone_steps == 1
+
+
 def share(step: int, pipeline: int, pipelines: int = 2) -> int:
     """Samples of one pipeline in one step."""
     return sum(len(micro_batch.real_ids) for micro_batch in deal(ORDER.batch(step), pipelines, 5)[pipeline])
@@ -154,6 +172,19 @@ def test_steps_that_another_record_may_have_are_unknown(tmp_path: Path) -> None:
     for step in [0, 1, *range(4, NUM_STEPS)]:
         commit_step(tmp_path, step, generation=1 if step < 2 else 5)
     assert audited(tmp_path) == (0, None, None, ORDER.batch_size(2) + ORDER.batch_size(3))
+
+
+@pytest.mark.parametrize(("complete", "lost"), [(True, ORDER.batch_size(2)), (False, None)])
+def test_a_hole_between_two_generations_is_lost_if_both_are_complete(
+    complete: bool, lost: int | None, tmp_path: Path
+) -> None:
+    """Otherwise the workers that are missing here may have noted the step."""
+    for step in range(NUM_STEPS):
+        if step != 2:
+            commit_step(tmp_path, step, generation=1 if step < 2 else 2)
+    if not complete:
+        remove(tmp_path, "job-w1", *range(3, NUM_STEPS))
+    assert audited(tmp_path)[1] == lost
 
 
 def test_a_record_without_ledgers_knows_nothing(tmp_path: Path) -> None:
@@ -317,6 +348,33 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]
 
 
+def test_a_record_that_two_jobs_wrote_is_audited_from_the_start_of_the_first(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    RunRecord(tmp_path).started(step=3, job="another")
+    for path in (tmp_path / "ledger").glob("*.jsonl"):
+        remove(tmp_path, path.stem, 0, 1, 2)
+    summary = RunRecord(tmp_path).finish(metrics={}, model_step=1, num_steps=NUM_STEPS, order=ORDER)
+    assert summary["audited_from_step"] == 0
+
+
+def test_a_summary_has_no_metric_that_is_not_finite(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    metrics = {"accuracy": 0.5, "loss": float("nan"), "f1": float("inf")}
+    summary = RunRecord(tmp_path).finish(metrics=metrics, model_step=1, num_steps=NUM_STEPS, order=ORDER)
+    assert summary["metrics"] == {"accuracy": 0.5}
+    assert [*lines.read(tmp_path / "events.jsonl")][-1]["metrics"] == {"accuracy": 0.5}
+
+
+def test_the_use_of_the_caches_is_summed_up_over_workers_by_epoch_and_layout(tmp_path: Path) -> None:
+    noted = [("w0", 0, 2, 0, 8), ("w1", 0, 2, 0, 8), ("w0", 1, 2, 6, 2), ("w1", 1, 2, 6, 1), ("w0", 1, 1, 4, 0)]
+    for worker, epoch, pipelines, hits, computed in noted:
+        counts = {"hits": hits, "advanced": 1, "computed": computed, "memoryBytes": 100}
+        log = CacheLog(tmp_path, worker)
+        log.append(step=0, epoch=epoch, layout_generation=1, pipelines=pipelines, counts=counts)
+    found = [tuple(one.values()) for one in cache_summary(tmp_path)]
+    assert found == [(0, 2, 0, 2, 16, 0.0), (1, 1, 4, 1, 0, 4 / 5), (1, 2, 12, 2, 3, 12 / 17)]
+
+
 def test_a_record_is_rewound_to_where_a_new_leader_goes_on(tmp_path: Path) -> None:
     write_run(tmp_path)
     record = RunRecord(tmp_path)
@@ -333,6 +391,9 @@ def test_a_record_is_rewound_to_where_a_new_leader_goes_on(tmp_path: Path) -> No
 
 def test_a_new_job_from_the_start_sets_the_record_of_another_aside(tmp_path: Path) -> None:
     write_run(tmp_path)
+    CacheLog(tmp_path, "w0").append(
+        step=0, epoch=0, layout_generation=1, pipelines=1, counts={"hits": 1, "advanced": 0, "computed": 0}
+    )
     RunRecord(tmp_path).finish(metrics={}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
     before = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(before) > 5
@@ -402,6 +463,16 @@ def test_a_line_that_was_torn_is_removed_before_the_next(tmp_path: Path) -> None
     path.write_text('{"ste')
     lines.Appender(path).append({"step": 4})
     assert list(lines.read(path)) == [{"step": 4}]
+
+
+def test_a_line_that_a_disk_took_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(FileIO):
+        def write(self, content: Any, /) -> int:
+            return super().write(bytes(content)[:5])
+
+    monkeypatch.setattr(lines, "FileIO", Full)
+    with pytest.raises(StorageError, match="No space left"):
+        lines.append(tmp_path / "events.jsonl", {"step": 1})
 
 
 def test_a_long_record_is_rewound_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

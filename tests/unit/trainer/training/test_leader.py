@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,17 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     assert reports.sent[-1].seconds_left == left - 5, "the boundary's steps are measured anew"
     leader.on_finished(Control(step=job.total_steps))
     assert reports.sent[-1].seconds_left == 0
+
+
+def test_the_words_of_a_programs_schedule_may_be_long(tmp_path: Path) -> None:
+    job, reports = load_job(make_spec(ADAMW)), Reports()
+    layout = layout_of(job, ResizeReason.START)
+    layout = replace(layout, cut=replace(layout.cut, why_schedule="a" * 5000, why_in_place="b" * 5000))
+    leader = Leader(job, reports, Teller([]), tmp_path, layout, Offered())
+    leader.on_committed(Control(why_thawed="c" * 5000), None)
+    report = reports.sent[-1]
+    words = (report.why_schedule, report.why_frozen_forward, report.why_thawed)
+    assert [text[:9] for text in words] == ["a" * 9, "b" * 9, "c" * 9]
 
 
 def test_a_job_that_waits_for_its_level_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

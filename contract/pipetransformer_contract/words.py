@@ -1,0 +1,6 @@
+"""Words that messages of operator, trainer and client share."""
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, such as `1 worker` or `2 workers`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
