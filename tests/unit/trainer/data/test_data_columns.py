@@ -308,6 +308,23 @@ def test_classes_are_whole_numbers_of_the_type_that_losses_take(kind: str) -> No
         assert targets.dtype == torch.int64 and targets.tolist() == [1, 0] and dataset.info.num_classes == 2
 
 
+def test_a_batch_selects_no_columns_because_that_takes_longer_the_larger_the_table_is(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5]], "label": [0, 1]})
+    masked = datasets.Dataset.from_dict({"input_ids": [[1, 2], [4, 0]], "attention_mask": [[1, 1], [1, 0]]})
+    answers = masked.add_column("labels", [[-100, 2], [-100, 0]])
+    numbers = datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": [0, 1]})
+    splits = [own(table).train for table in (ragged, masked, answers, numbers)]
+    monkeypatch.setattr(datasets.Dataset, "select_columns", None)
+
+    for split in splits:
+        assert len(split.batch([1, 0])[0]) == 2
+    for split in splits[:3]:
+        lengths = lengths_of(split, [1], torch.device("cpu"))
+        assert lengths is not None and lengths.tolist() == ([2] if split is splits[0] else [1])
+
+
 def test_a_program_trains_on_its_table_and_leaves_a_model_that_reads_texts(tokenizer: Any, tmp_path: Path) -> None:
     table = reviews().map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
     train(
