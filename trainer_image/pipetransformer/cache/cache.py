@@ -59,6 +59,7 @@ class ActivationCache:
         self._prefixes = []
         self._in_use = bool(units)
         self.choice = Choice(self._always)
+        self.store.use_disk()  # with more frozen units, computing may take longer than the disk
         self.store.unstage()
         idle = self._pending is None or self._pending.done()
         self._pending = None

@@ -302,6 +302,11 @@ def test_auto_goes_on_without_a_disk_that_is_too_slow(tmp_path: Path) -> None:
 
     assert outcome(bench.epoch()) == (5, 0, SAMPLES - 5)
     assert bench.cache.store.used_bytes == (5 * ROW_BYTES, 0)
+
+    bench.freeze(3)
+    until(bench.cache.ready)
+    bench.epoch()
+    assert bench.cache.store.used_bytes[1] > 0, "more units take longer to compute, so the disk is tried again"
     bench.cache.close()
 
 

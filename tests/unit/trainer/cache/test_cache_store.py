@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipetransformer.cache import ActivationCache
+from pipetransformer.cache import ActivationCache, tiers
 from pipetransformer.cache.digest import Key, PrefixDigests, UnitContent
 from pipetransformer.cache.disk import DiskFiles
 from pipetransformer.cache.store import TieredStore
@@ -71,6 +71,14 @@ def test_an_entry_that_is_too_large_for_any_tier_is_not_kept(store: TieredStore)
 
     assert store.get(key(0)) is None
     assert store.used_bytes == (0, 0)
+
+
+def test_an_entry_larger_than_all_that_may_wait_goes_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_LARGEST_BACKLOG_BYTES", ENTRY_BYTES // 2)
+    store = TieredStore(0, 10 * ENTRY_BYTES, "w0", tmp_path)
+    assert store.put(key(0), entry(0))
+    assert held(store, [0]) == [0]
+    store.close()
 
 
 def test_entries_of_several_sizes_and_types_share_the_disk(tmp_path: Path) -> None:
