@@ -369,6 +369,25 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, mon
     assert Folder(str(tmp_path)).names() == []
 
 
+def test_a_filesystem_that_cannot_sync_folders_keeps_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.path.isdir(f"/proc/self/fd/{descriptor}"))  # noqa: PTH112
+        if synced[-1]:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    code = errno.EINVAL
+    Folder(str(tmp_path)).write("file", b"content")
+    assert synced == [False, True] and Folder(str(tmp_path)).read("file") == b"content"
+    code = errno.EROFS
+    with pytest.raises(OSError, match="Read-only"):
+        Folder(str(tmp_path)).write("file", b"content")
+
+
 def trainer_spec() -> TrainerSpec:
     return TrainerSpec.model_validate(
         {
