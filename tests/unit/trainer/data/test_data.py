@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 from pipetransformer.data import (
     DataInfo,
     Dataset,
+    Dealer,
     EpochOrder,
     Task,
     TensorSplit,
@@ -248,6 +249,15 @@ def test_a_pipeline_without_samples_gets_one_padded_micro_batch() -> None:
     assert only[0].sample_ids == (7, 7, 7)
 
 
+def test_a_pipeline_pads_with_a_sample_of_its_own_because_its_cache_keeps_that_anyway() -> None:
+    assert [[each.sample_ids for each in own] for own in deal([[7], [8]], 2, 3)] == [[(7, 7, 7)], [(8, 8, 8)]]
+
+
+def test_a_probe_has_all_samples_of_a_small_dataset() -> None:
+    dealer = Dealer(tiny("", torch.float32), order(4, 2, 2), total_steps=1)
+    assert sorted(i for each in dealer.probe(3) for i in each.real_ids) == [0, 1, 2, 3]
+
+
 def test_digits_are_split_by_class_and_scaled() -> None:
     dataset = load_dataset(Data(name="digits"), dtype=torch.float64)
     assert len(dataset.train) + len(dataset.test) == 1797
@@ -313,9 +323,16 @@ def test_a_split_that_returns_something_else_is_refused(function: Callable[[Tens
         def batch(self, ids: Sequence[int]) -> Any:
             return function(self.inputs[list(ids)])
 
-    with pytest.raises(SpecError, match=f"one of the samples 1, 0, 2 cannot be read: TypeError: .*{words}") as refused:
-        read_batch(Broken(torch.zeros(4, 1), torch.zeros(4)), [1, 0, 2], None)
-    assert refused.value.reason == "DataUnreadable"
+        def augmented_batch(self, ids: Sequence[int], step: int) -> Any:
+            return self.batch(ids)
+
+        def augmentation_key(self, sample_id: int, step: int) -> None: ...
+
+    for step in (None, 3):
+        message = f"one of the samples 1, 0, 2 cannot be read: TypeError: .*{words}"
+        with pytest.raises(SpecError, match=message) as refused:
+            read_batch(Broken(torch.zeros(4, 1), torch.zeros(4)), [1, 0, 2], step)
+        assert refused.value.reason == "DataUnreadable"
 
 
 class Failing(TensorSplit):
@@ -555,6 +572,8 @@ def test_masked_text_hides_other_positions_at_every_step_and_asks_for_what_was_t
     assert torch.equal(targets[chosen], tokens[chosen]) and torch.equal(inputs[~chosen], tokens[~chosen])
     assert 0.1 < chosen.double().mean() < 0.2
     assert 0.7 < (inputs[chosen] == 259).double().mean() < 0.9
+    assert 0.07 < (inputs[chosen] == tokens[chosen]).double().mean() < 0.13, "and as many hold another token"
+    assert not torch.equal(chosen[0], chosen[1])
     assert torch.equal(read_batch(dataset.train, ids[2:4], 3)[0], inputs[2:4])
     assert not torch.equal(read_batch(dataset.train, ids, 4)[0], inputs)
 
@@ -606,6 +625,13 @@ def test_targets_of_any_type_have_a_digest(dtype: torch.dtype) -> None:
     assert digest(TensorSplit(inputs, ones)) == digest(TensorSplit(inputs, ones.clone()))
     assert digest(TensorSplit(inputs, ones)) != digest(TensorSplit(inputs, zeros))
     assert digest(LastOfRow(inputs, ones)) == digest(TensorSplit(inputs, ones[:, -1]))
+
+
+def test_a_digest_is_of_targets_from_all_over_the_split() -> None:
+    inputs, targets = torch.zeros(100, 1), torch.zeros(100)
+    changed = targets.clone()
+    changed[96] = 1
+    assert digest(TensorSplit(inputs, targets)) != digest(TensorSplit(inputs, changed))
 
 
 def test_facts_about_data_are_plain_values_whatever_they_come_from() -> None:
