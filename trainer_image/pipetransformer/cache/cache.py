@@ -62,6 +62,7 @@ class ActivationCache:
         self._prefixes = []
         self._in_use = bool(units)
         self.choice = Choice(self._always)
+        self.store.use_disk()  # with more frozen units, computing may take longer than the disk
         self.store.unstage()
         # Without units the entries stay until they are handed over.
         self._pending = self._hashing.submit(self._digest, [UnitContent(unit) for unit in units])

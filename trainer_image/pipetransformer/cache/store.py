@@ -24,6 +24,8 @@ class TieredStore:
         self.memory = MemoryTier(memory_bytes)
         self.disk = DiskTier(disk_bytes, name, scratch) if disk_bytes > 0 else None
         self._tiers: list[Tier] = [self.memory] if self.disk is None else [self.memory, self.disk]
+        #: The tiers that take new entries.
+        self._open = self._tiers
         self._lock = threading.Lock()
         self._torn = 0
 
@@ -60,7 +62,7 @@ class TieredStore:
         """Keep an entry, if its key is new and there is room. Returns whether it is kept. `entry` is a CPU tensor that
         owns its storage."""
         with self._lock:
-            return self.tier_of(key) is None and any(tier.add(key, entry) for tier in self._tiers)
+            return self.tier_of(key) is None and any(tier.add(key, entry) for tier in self._open)
 
     def get(self, key: Key) -> Tensor | None:
         """The entry of a key; None if it is missing or damaged. If the entry is on disk, this waits for it."""
@@ -106,12 +108,17 @@ class TieredStore:
                 self.remove(key)
 
     def forgo_disk(self) -> None:
-        """Drop the entries on disk, and use only memory from now on."""
+        """Drop the entries on disk, and use only memory until `use_disk`."""
         with self._lock:
+            self._open = [self.memory]
             if self.disk is not None:
                 for key in self.disk.all_keys():
                     self.disk.remove(key)
-                self.disk.limit = 0
+
+    def use_disk(self) -> None:
+        """Use the disk again, if there is one."""
+        with self._lock:
+            self._open = self._tiers
 
     def close(self) -> None:
         """Delete all entries."""

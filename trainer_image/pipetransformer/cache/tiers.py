@@ -15,7 +15,8 @@ from torch import Tensor
 from .digest import Key
 from .disk import DiskFiles
 
-#: Entries that wait to be written are in memory, up to this many bytes. If the disk is slower, entries are dropped.
+#: Entries that wait to be written are in memory, up to this many bytes, or one that is larger. If the disk is slower,
+#: entries are dropped.
 _LARGEST_BACKLOG_BYTES = 64 << 20
 #: Entries are read ahead until they have this many bytes.
 _LARGEST_READ_AHEAD_BYTES = 128 << 20
@@ -173,7 +174,7 @@ class DiskTier(Tier):
 
     def _hold(self, key: Key, entry: Tensor) -> bool:
         self.settle()
-        if self._backlog + entry.nbytes > _LARGEST_BACKLOG_BYTES:
+        if self._backlog and self._backlog + entry.nbytes > _LARGEST_BACKLOG_BYTES:
             return False
         self._backlog += entry.nbytes
         self._shapes[key] = (entry.shape, entry.dtype)

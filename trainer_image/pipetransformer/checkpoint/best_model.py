@@ -86,11 +86,15 @@ class Saving:
         save = self._save if self._layout.pipeline == 0 else None
         count = self._count if self._layout.is_leader else None
         # The leader writes the marker after all units are written, and workers return after the marker is written.
-        self.is_durable = self._is_done(save, groups, pass_barrier) and self._is_done(count, groups, pass_barrier)
+        try:
+            self.is_durable = self._is_done(save, groups, pass_barrier) and self._is_done(count, groups, pass_barrier)
+        finally:
+            if not self.is_durable:
+                self.give_up()
         return self.is_durable
 
     def give_up(self) -> None:
-        """Begin no more writes. Call this if `wait` will not be called."""
+        """Begin no more writes, which would keep the state in memory. Call this if `wait` will not be called."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _is_done(self, work: Work[None] | None, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:

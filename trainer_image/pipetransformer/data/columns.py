@@ -1,7 +1,7 @@
 """Turns a program's tables of the `datasets` library into splits. The names of the columns decide which are inputs and
 which are targets, by the rules of `Trainer` in transformers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +66,8 @@ def dataset_of_tables(tables: Sequence[Any], processor: Any, task: Task | None, 
             made = scaled_pictures(numbered, pictures[0], label, classes=classes, labels=labels, dtype=dtype)
             return made if processor is None else _with_processor(made, processor, pictures[0])
         column = _input_column(tables[0], label)
-        splits = [Columns(table, column, label, dtype) for table in numbered]
+        columns = [table.select_columns([column, label]).with_format("numpy") for table in numbered]
+        splits = [Columns(table, column, label, dtype) for table in columns]
         shape = tuple(splits[0].batch([0])[0].shape[1:])
     except ValueError as error:  # a SpecError is also a ValueError
         raise error if isinstance(error, SpecError) else SpecError(_FIELD, str(error)) from error
@@ -90,7 +91,15 @@ def _with_processor(made: Dataset, processor: Any, column: str) -> Dataset:
 
 @dataclass(frozen=True)
 class Columns:
-    """A split whose inputs are one column of numbers, and whose targets are another column."""
+    """A split whose inputs are one column of numbers, and whose targets are another column.
+
+    Attributes:
+        table: a table with these columns only, in the format `numpy`. To select columns takes the library longer the
+            more rows there are, so that is not done for each batch.
+        inputs: name of the column of inputs.
+        label: name of the column of targets.
+        dtype: type of floating-point inputs and targets.
+    """
 
     table: Any
     inputs: str
@@ -101,7 +110,7 @@ class Columns:
         return len(self.table)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        rows = self.table.select_columns([self.inputs, self.label]).with_format("numpy")[list(ids)]
+        rows = self.table[list(ids)]
         return self._tensor(rows[self.inputs]), _as_targets(self._tensor(rows[self.label]))
 
     def _tensor(self, values: Any) -> Tensor:
@@ -111,7 +120,8 @@ class Columns:
 
 @dataclass(frozen=True)
 class TransformedRows(Columns):
-    """A split whose rows a function of the program transforms when they are read (`with_transform` of `datasets`)."""
+    """A split whose rows a function of the program transforms when they are read (`with_transform` of `datasets`), so
+    the table has all its columns."""
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         rows = self.table[list(ids)]
@@ -147,6 +157,7 @@ def _transformed(
 class TokenRows:
     """A split of tokens, padded at the end. The target is the class in the column `label` if there is one. Otherwise it
     is the next element of the column `following`: `input_ids`, or a copy of it with -100 for tokens that are no target.
+    `table` has only the columns that are read.
     """
 
     table: Any
@@ -159,22 +170,15 @@ class TokenRows:
         return len(self.table)
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        tokens = self._rows(ids, _TOKENS)
+        rows = self.table[list(ids)]
+        tokens = _unpadded(rows, _TOKENS)
         inputs = self._padded(tokens, self.padding)
         if self.label is not None:
-            classes = self.table.select_columns(self.label)[list(ids)][self.label]
-            return inputs, torch.as_tensor(classes, dtype=torch.int64)
-        following = tokens if self.following == _TOKENS else self._rows(ids, self.following)
+            return inputs, torch.as_tensor(rows[self.label], dtype=torch.int64)
+        following = tokens if self.following == _TOKENS else _unpadded(rows, self.following)
         targets = self._padded(following, _NO_TARGET).roll(-1, dims=1)
         targets[:, -1] = _NO_TARGET  # it was the first token's
         return inputs, targets
-
-    def _rows(self, ids: Sequence[int], name: str) -> list[Tensor]:
-        """The rows of a column, without the padding that the attention mask shows."""
-        columns = [each for each in (name, _MASK) if each in self.table.column_names]
-        rows = self.table.select_columns(columns)[list(ids)]
-        masks = rows.get(_MASK) or [[1] * len(row) for row in rows[name]]
-        return [torch.tensor(row[: sum(mask)]) for row, mask in zip(rows[name], masks, strict=True)]
 
     def _padded(self, rows: Sequence[Tensor], padding: int) -> Tensor:
         padded = torch.full((len(rows), self.length), padding, dtype=torch.int64)
@@ -188,7 +192,13 @@ class PaddedTokenRows(TokenRows):
     """Token rows of different lengths."""
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
-        return torch.tensor([max(1, len(row)) for row in self._rows(ids, _TOKENS)])
+        return torch.tensor([max(1, len(row)) for row in _unpadded(self.table[list(ids)], _TOKENS)])
+
+
+def _unpadded(rows: Mapping[str, Any], name: str) -> list[Tensor]:
+    """The lists in column `name` of some rows, without the padding that the attention mask shows."""
+    masks = rows.get(_MASK) or [[1] * len(row) for row in rows[name]]
+    return [torch.tensor(row[: sum(mask)]) for row, mask in zip(rows[name], masks, strict=True)]
 
 
 def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task | None) -> Dataset:
@@ -298,19 +308,18 @@ def _elements(table: Any, name: str) -> Iterator[tuple[NDArray[np.int64], NDArra
     Raises:
         SpecError: a row has lists of different lengths.
     """
+    columns = table.select_columns([_TOKENS, name]).with_format("arrow")
     for start in range(0, len(table), _ROWS):
-        part = table.select(range(start, min(start + _ROWS, len(table))))
-        lengths, others = (
-            pc.fill_null(pc.list_value_length(column_of(part, each)), 0).to_numpy() for each in (_TOKENS, name)
-        )
+        part = columns[start : start + _ROWS]
+        lengths, others = (pc.fill_null(pc.list_value_length(part[each]), 0).to_numpy() for each in (_TOKENS, name))
         if (different := np.flatnonzero(lengths != others)).size:
             row = different[0]
             raise SpecError(
                 _FIELD,
                 f"column {name}: row {start + row} has {others[row]} elements, but {lengths[row]} in {_TOKENS}",
             )
-        rows = start + np.repeat(np.arange(len(part)), lengths)
-        yield rows, _flat(part, _TOKENS).to_numpy(), _flat(part, name).to_numpy()
+        rows = start + np.repeat(np.arange(len(lengths)), lengths)
+        yield rows, _flat(part[_TOKENS]).to_numpy(), _flat(part[name]).to_numpy()
 
 
 def _is_masked(table: Any) -> bool:
@@ -318,15 +327,15 @@ def _is_masked(table: Any) -> bool:
 
 
 def _highest(table: Any, name: str = "input_ids") -> int:
-    return int(pc.max(_flat(table, name)).as_py() or 0)
+    return int(pc.max(_flat(column_of(table, name))).as_py() or 0)
 
 
 def _lowest(table: Any, name: str) -> int:
-    return int(pc.min(_flat(table, name)).as_py() or 0)
+    return int(pc.min(_flat(column_of(table, name))).as_py() or 0)
 
 
-def _flat(table: Any, name: str) -> pa.ChunkedArray:
-    return pa.chunked_array([part.flatten() for part in column_of(table, name).chunks] or [pa.array([], pa.int64())])
+def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return pa.chunked_array([part.flatten() for part in column.chunks] or [pa.array([], pa.int64())])
 
 
 def _is_list(table: Any, name: str) -> bool:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from pipetransformer.errors import SpecError, meant
 
+from .patience import read_patiently
+
 #: Largest number of sample ids in an error message.
 _IDS_NAMED = 16
 #: Augmentation key of a sample that is read without augmentation.
@@ -73,15 +75,19 @@ class DataInfo:
         """Make all values plain, because they are compared, and written with the finished model.
 
         Raises:
-            ValueError, TypeError: there are names for another number of classes, or a number is no whole number.
+            ValueError, TypeError: there are names for another number of classes, lengths do not ascend to that of
+                `input_shape`, or a number is no whole number.
         """
-        plain: dict[str, object] = {name: tuple(map(index, getattr(self, name))) for name in ("input_shape", "lengths")}
+        shape, lengths = (tuple(map(index, each)) for each in (self.input_shape, self.lengths))
+        plain: dict[str, object] = {"input_shape": shape, "lengths": lengths}
         for name in ("num_classes", "vocab_size", "pad_id", "start_id", "end_id"):
             number = getattr(self, name)
             plain[name] = None if number is None else index(number)  # it may be a number of numpy
         plain["labels"] = tuple(map(str, self.labels))
         if self.labels and len(self.labels) != self.num_classes:
             raise ValueError(f"{len(self.labels)} labels for {self.num_classes} classes")
+        if lengths and (lengths != tuple(sorted(set(lengths))) or lengths[-1:] != shape[:1]):
+            raise ValueError(f"lengths are {lengths}: they must ascend to that of input_shape, {shape}")
         for name, value in plain.items():
             object.__setattr__(self, name, value)
 
@@ -115,7 +121,7 @@ def lengths_of(split: Split, ids: Sequence[int], device: torch.device) -> Tensor
     if not _is_padded(split):
         return None
     with _reading(ids):
-        return split.lengths(ids).to(device)
+        return read_patiently(lambda: split.lengths(ids)).to(device)
 
 
 #: Maps sample ids to the lengths that they are padded to.
@@ -133,7 +139,8 @@ def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
 
     def of(ids: Sequence[int]) -> list[int]:
         with _reading(ids):
-            return [info.lengths[bisect_left(info.lengths, used)] for used in padded.lengths(ids).tolist()]
+            lengths = read_patiently(lambda: padded.lengths(ids)).tolist()
+            return [info.lengths[bisect_left(info.lengths, used)] for used in lengths]
 
     return of
 
@@ -175,22 +182,26 @@ def read_batch(split: Split, ids: Sequence[int], step: int | None) -> tuple[Tens
         step: global step (from 0) whose variants an augmented split returns; None to read without augmentation.
 
     Raises:
-        SpecError: the samples cannot be read.
+        SpecError: the samples cannot be read. An error that may pass was raised several times.
     """
     with _reading(ids):
         if step is not None and _is_augmented(split):
-            return _checked(split.augmented_batch(ids, step), len(ids))
-        return _checked(split.batch(ids), len(ids))
+            return _checked(read_patiently(lambda: split.augmented_batch(ids, step)), len(ids))
+        return _checked(read_patiently(lambda: split.batch(ids)), len(ids))
 
 
 def _checked(found: object, count: int) -> tuple[Tensor, Tensor]:
     """What a split returned for `count` samples.
 
     Raises:
-        TypeError: it is not a pair of tensors with a row for each sample.
+        TypeError: it is not a pair of tensors with a row for each sample, or they are not in host memory.
     """
     parts = found if isinstance(found, tuple | list) else (found,)
     if len(parts) == 2 and all(isinstance(part, Tensor) and part.shape[:1] == (count,) for part in parts):
+        if not all(part.device.type == "cpu" for part in parts):
+            raise TypeError(
+                f"the split returned tensors on {parts[0].device} and {parts[1].device}: keep them on the CPU"
+            )
         return parts[0], parts[1]
     kinds = [f"a tensor {tuple(p.shape)}" if isinstance(p, Tensor) else f"a {type(p).__name__}" for p in parts]
     raise TypeError(f"the split returned {' and '.join(kinds)} for {count} samples, not two tensors ({count}, ...)")
@@ -229,6 +240,11 @@ def augmentation_key(split: Split, sample_id: int, step: int | None) -> int | No
     with _reading([sample_id]):
         key = split.augmentation_key(sample_id, step)
         return None if key is None else index(key)  # it may be a number of numpy, which json does not write
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal. Unlike for `torch.equal`, a missing value (NaN) is equal to itself."""
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 class Processor(Protocol):
@@ -271,7 +287,7 @@ class Dataset:
         some workers only. They tell the others, which call `expect_changes`.
         """
         return any(
-            not torch.equal(*(read_batch(split, spread(split), None)[0] for _ in range(2)))
+            not _are_equal(*(read_batch(split, spread(split), None)[0] for _ in range(2)))
             for split in (self.train, self.test)
             if len(split)
         )

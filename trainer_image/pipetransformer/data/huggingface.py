@@ -30,9 +30,13 @@ _OPTIONS = "spec.data.options"
 
 @dataclass(frozen=True)
 class _PaddedRows:
-    """A split with columns `input`, `target` and `length`."""
+    """A split. The table `table` has the columns `input` and `target`, and `used` has the column `length`.
+
+    To select a column takes the library longer the more rows there are, so that is not done for each batch.
+    """
 
     table: Any
+    used: Any
 
     def __len__(self) -> int:
         return len(self.table)
@@ -42,7 +46,7 @@ class _PaddedRows:
         return torch.as_tensor(rows["input"]), torch.as_tensor(rows["target"], dtype=torch.int64)
 
     def lengths(self, ids: Sequence[int]) -> Tensor:
-        return torch.as_tensor(self.table.select_columns("length")[list(ids)]["length"])
+        return torch.as_tensor(self.used[list(ids)]["length"])
 
 
 class _Packed:
@@ -196,7 +200,8 @@ def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None,
     *shorter, longest = lengths
     tokens = _tokenizer(tokenizer, longest, Task.CLASS)
     pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.padding)
-    splits = [_PaddedRows(mapped(table, pad).with_format("numpy")) for table in tables]
+    made = [mapped(table, pad).with_format("numpy") for table in tables]
+    splits = [_PaddedRows(table.remove_columns("length"), table.select_columns("length")) for table in made]
     padded = (*shorter, longest) if shorter else ()
     info = DataInfo((longest,), classes, tokens.num_ids, padded, Task.CLASS, labels, **tokens.ids)
     return Dataset(splits[0], splits[1], info, tokens.processor)

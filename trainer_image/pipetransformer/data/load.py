@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -11,6 +12,7 @@ from pipetransformer_contract.spec import Data
 
 from .dataset import Dataset, Task, as_task
 from .digits import load_digits
+from .patience import read_patiently
 from .text import load_text
 
 #: Arguments of every dataset function that are not options of the spec.
@@ -32,7 +34,7 @@ def load_dataset(spec: Data, *, dtype: torch.dtype) -> Dataset:
     """
     function = _function(spec.name)
     try:
-        dataset = function(path=spec.path, dtype=dtype, **spec.options)
+        dataset = read_patiently(partial(function, path=spec.path, dtype=dtype, **spec.options))
     except SpecError:
         raise
     except Exception as error:

@@ -73,8 +73,15 @@ def _mode_of_all(first: Any) -> str:
 
 
 def _pixels(picture: Any, mode: str) -> Tensor:
-    """A picture as a tensor (channels, height, width)."""
-    pixels = torch.as_tensor(np.array(_converted(picture, mode) if mode else picture))
+    """A picture as a tensor (channels, height, width).
+
+    Raises:
+        ValueError: its pixels are no bytes, so they would be scaled wrongly. Or it would lose its colours.
+    """
+    array = np.array(_converted(picture, mode) if mode else picture)
+    if array.dtype.kind == "f":
+        raise ValueError("the pixels of a picture are floating-point numbers: scale them to 0 to 255, as whole numbers")
+    pixels = torch.as_tensor(array)
     return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1)
 
 

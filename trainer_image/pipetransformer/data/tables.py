@@ -150,7 +150,9 @@ def _is_text(column: pa.ChunkedArray) -> bool:
 
 def _numbered(table: Any, name: str, labels: tuple[str, ...]) -> Any:
     """The table with the classes in the column `name` as numbers. Other columns are not copied, because they may be
-    large, such as pictures."""
+    large, such as pictures. An empty table, such as that of no held-out samples, stays as it is."""
+    if not len(table):
+        return table  # the library would leave out the column
     column = table.select_columns([name]).with_format(None)
     features = datasets.Features({name: datasets.ClassLabel(names=list(labels))})
     function = partial(_numbers, name=name, numbers={label: number for number, label in enumerate(labels)})

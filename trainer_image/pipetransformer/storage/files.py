@@ -1,6 +1,7 @@
 """File operations of checkpoints and models, on mounted paths and on fsspec URLs."""
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterable
@@ -59,6 +60,9 @@ class Folder:
         directory = os.open(path.rpartition("/")[0], os.O_RDONLY)
         try:
             os.fsync(directory)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # the filesystem cannot do it, as CIFS before Linux 5.10
+                raise
         finally:
             os.close(directory)
 

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import socket
+import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -174,6 +176,49 @@ def test_a_sender_whose_peer_takes_nothing_stops_at_once(make_cache: Callable[..
         cache.close()
 
     assert time.monotonic() - begun < 5
+
+
+def test_entries_that_are_not_sent_yet_stay_if_they_are_of_this_pipeline_again(
+    make_cache: Callable[..., ActivationCache],
+) -> None:
+    cache = make_cache(memory_bytes=1 << 26)
+    large = torch.zeros(1 << 22)
+    for sample in range(4):
+        cache.keep("train", sample, 0, large, None)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        cache.hand_over(lambda key: 1, 0, lambda _: json.dumps(["127.0.0.1", silent.getsockname()[1], "token"]))
+        with silent.accept()[0]:
+            cache.hand_over(lambda key: 0, 0, lambda _: "")
+    wait_for(lambda: all(thread.name != "cache-sender" for thread in threading.enumerate()))
+
+    assert len(cache.store.all_keys()) == 4
+
+
+def test_entries_that_come_before_the_digests_are_known_are_kept_if_they_fit_them(
+    make_cache: Callable[..., ActivationCache],
+) -> None:
+    old, new = make_cache(), make_cache()
+    fill(old)
+    right = old.store.all_keys()[0]
+    gate = threading.Event()
+    new._hashing.submit(gate.wait, 30)
+    torch.manual_seed(0)
+    new.use([nn.Linear(2, 2).eval()])
+    for key in (right, right._replace(prefix=b"other")):
+        new.accept(key, entry(key.sample))
+    gate.set()
+
+    assert new.ready() and held(new) == [right.sample]
+    new.use(())
+    new.accept(right._replace(sample=1), entry(1))
+    assert [key.sample for key in new.store.all_keys()] == [right.sample], "it feeds no pipeline now"
+
+
+def test_an_entry_larger_than_the_cache_is_not_even_read(make_cache: Callable[..., ActivationCache]) -> None:
+    host, port, token = json.loads(make_cache(memory_bytes=100).listen("127.0.0.1"))
+    with socket.create_connection((host, port), timeout=5) as connection:
+        connection.sendall(token.encode() + struct.pack("<IQ", 10, 101))
+        assert connection.recv(1) == b""
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

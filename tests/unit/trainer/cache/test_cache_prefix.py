@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -135,8 +135,12 @@ def test_a_second_epoch_reads_what_the_first_one_computed_bit_for_bit(settings: 
 
     assert outcome(bench.epoch()) == (0, 0, SAMPLES)
     assert bench.batches[:2] == [SAMPLES // SIZE] * 2
+    kept = [bench.cache.store.get(key) for key in bench.cache.store.all_keys()]
+    assert all(entry is not None and entry.untyped_storage().nbytes() == ROW_BYTES for entry in kept)
     assert outcome(bench.epoch()) == (SAMPLES, 0, 0)
     assert bench.batches[:2] == [0, 0]
+    of_disk = SAMPLES - bench.cache.store.used_bytes[0] // ROW_BYTES
+    assert len(bench.cache.choice.waiting) == of_disk, "only these wait for the disk"
     bench.cache.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -251,6 +255,62 @@ def test_a_torn_entry_of_an_earlier_boundary_is_computed_from_its_input(tmp_path
     bench.cache.close()
 
 
+@dataclass(frozen=True)
+class Continued(Samples):
+    """A round's source that knows the next round, and notes of which samples it shall read the inputs."""
+
+    following: Sequence[int] = ()
+    expected: list[Collection[int]] = field(default_factory=list)
+
+    def upcoming(self) -> list[tuple[int, int | None]]:
+        return [(sample, self.augmentation) for sample in self.following]
+
+    def expect(self, sample_ids: Collection[int]) -> None:
+        self.expected.append(sample_ids)
+
+
+def test_of_the_next_round_entries_are_read_ahead_and_inputs_only_of_samples_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, memory_bytes=0, disk_bytes=1 << 20)
+    bench.round([(0, 1, 2, 3), (4, 5, 6, 7)])
+    staged, stage = [], bench.cache.store.stage
+
+    def note(key: Key) -> bool:
+        staged.append(key.sample)
+        return stage(key)
+
+    monkeypatch.setattr(bench.cache.store, "stage", note)
+    source = Continued(0, following=(4, 9, 5, 8))
+
+    bench.prefix.begin(source, [MicroBatch((0, 1, 10, 11), 4)])
+
+    assert [set(each) for each in source.expected] == [{8, 9}]
+    assert staged == [0, 1, 4, 5], "in the order of need"
+    assert bench.cache.store.disk is not None and len(bench.cache.store.disk._staged) == 4
+    bench.freeze(2)
+    assert not bench.cache.store.disk._staged, "another runner may need others"
+    bench.cache.close()
+
+
+def test_outputs_that_were_computed_elsewhere_are_kept_in_place_of_those_of_fewer_units(bench: Bench) -> None:
+    ids, longer = (0, 1, 2, 3), torch.randn(4, 3, 8)
+    bench.round([(0, 1, 4, 5)])
+    bench.freeze(4)
+    assert bench.prefix.holds(Samples(0), ids) is False
+    assert bench.prefix.holds(Samples(0), (0, 1)) is False, "their entries have not passed all units"
+
+    bench.prefix.keep(Samples(0), ids, longer)
+    bench.prefix.keep(Samples(0), ids, torch.zeros(4, 3, 8))  # which are here already
+    bench.prefix.keep(Samples(None), (6,), longer[:1])
+
+    assert bench.prefix.holds(Samples(0), ids) and not bench.prefix.holds(Samples(0), (0, 4))
+    assert not bench.prefix.holds(Samples(None), ids)
+    assert sorted(key.sample for key in bench.cache.store.all_keys()) == [0, 1, 2, 3, 4, 5]
+    rows = bench.prefix.begin(Samples(0), [MicroBatch(ids, 4)]).take(0, MicroBatchContext(0, ids))
+    assert torch.equal(rows, longer)
+
+
 def test_variants_of_a_sample_are_kept_apart(bench: Bench) -> None:
     assert outcome(bench.epoch(augmentation=1)) == (0, 0, SAMPLES)
     assert outcome(bench.epoch(augmentation=2)) == (0, 0, SAMPLES)
@@ -317,6 +377,11 @@ def test_auto_goes_on_without_a_disk_that_is_too_slow(tmp_path: Path) -> None:
 
     assert outcome(bench.epoch()) == (5, 0, SAMPLES - 5)
     assert bench.cache.store.used_bytes == (5 * ROW_BYTES, 0)
+
+    bench.freeze(3)
+    until(bench.cache.ready)
+    bench.epoch()
+    assert bench.cache.store.used_bytes[1] > 0, "more units take longer to compute, so the disk is tried again"
     bench.cache.close()
 
 

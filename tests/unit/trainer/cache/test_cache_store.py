@@ -3,13 +3,15 @@
 import errno
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipetransformer.cache import ActivationCache
+from pipetransformer.cache import ActivationCache, tiers
+from pipetransformer.cache.choice import Choice, Stopwatch
 from pipetransformer.cache.digest import Key, PrefixDigests, UnitContent
 from pipetransformer.cache.disk import DiskFiles
 from pipetransformer.cache.store import TieredStore
@@ -73,6 +75,45 @@ def test_an_entry_that_is_too_large_for_any_tier_is_not_kept(store: TieredStore)
     assert store.used_bytes == (0, 0)
 
 
+def test_an_entry_larger_than_all_that_may_wait_goes_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_LARGEST_BACKLOG_BYTES", ENTRY_BYTES // 2)
+    store = TieredStore(0, 10 * ENTRY_BYTES, "w0", tmp_path)
+    assert store.put(key(0), entry(0))
+    assert held(store, [0]) == [0]
+    store.close()
+
+
+def test_no_more_than_a_backlog_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_LARGEST_BACKLOG_BYTES", 2 * ENTRY_BYTES)
+    store, is_quick = TieredStore(0, 10 * ENTRY_BYTES, "w0", tmp_path), threading.Event()
+    assert store.disk is not None
+    for first in (0, 3):
+        is_quick.clear()
+        store.disk._thread.submit(is_quick.wait, 30)
+        assert [store.put(key(sample), entry(sample)) for sample in range(first, first + 3)] == [True, True, False]
+        is_quick.set()
+        assert held(store, range(first, first + 3)) == [first, first + 1]
+    store.close()
+
+
+def test_entries_are_read_ahead_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "_LARGEST_READ_AHEAD_BYTES", 2 * ENTRY_BYTES)
+    store = TieredStore(0, 10 * ENTRY_BYTES, "w0", tmp_path)
+    for sample in range(6):
+        store.put(key(sample), entry(sample))
+
+    assert [store.stage(key(sample)) for sample in range(4)] == [True, True, False, False]
+    assert store.stage(key(1)), "it is read ahead already"
+    assert held(store, [0]) == [0]
+    assert [store.stage(key(sample)) for sample in (2, 3)] == [True, False]
+    store.unstage()
+    assert [store.stage(key(sample)) for sample in (3, 4, 5)] == [True, True, False]
+    store.remove(key(3))
+    assert store.stage(key(5))
+    assert held(store, range(6)) == [0, 1, 2, 4, 5]
+    store.close()
+
+
 def test_entries_of_several_sizes_and_types_share_the_disk(tmp_path: Path) -> None:
     store = TieredStore(0, 1 << 20, "w0", tmp_path)
     entries = [torch.randn(3, 5), torch.randn(7).to(torch.bfloat16), torch.randn(2, 2, dtype=torch.float64)]
@@ -106,6 +147,7 @@ def test_a_changed_byte_on_disk_is_noticed(store: TieredStore, tmp_path: Path) -
 
     assert held(store, range(4)) == [0, 1, 2]
     assert store.take_failures() == (1, 0)
+    assert store.take_failures() == (0, 0)
     assert store.tier_of(key(3)) is None
 
 
@@ -152,12 +194,14 @@ def test_a_full_disk_costs_its_entries_only(store: TieredStore, monkeypatch: pyt
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwritev", full)
-    for sample in range(4):
-        store.put(key(sample), entry(sample))
-
-    assert held(store, range(4)) == [0, 1]
+    with monkeypatch.context() as while_full:
+        while_full.setattr(os, "pwritev", full)
+        for sample in range(4):
+            store.put(key(sample), entry(sample))
+        assert held(store, range(4)) == [0, 1]
     assert store.take_failures()[1] >= 1
+    assert store.take_failures() == (0, 0)
+    assert not store.put(key(5), entry(5)), "no more is written than what the disk took"
 
 
 def test_a_folder_that_cannot_be_made_costs_the_disk_tier_only(tmp_path: Path) -> None:
@@ -177,6 +221,28 @@ def test_each_store_has_a_folder_of_its_own_which_vanishes_with_it(tmp_path: Pat
     for store in stores:
         store.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_is_chosen_until_all_that_it_compares_was_measured_and_then_by_the_medians() -> None:
+    choice = Choice(always=False)
+    choice.gathering.extend([2.0] * 8)
+    choice.waiting.extend([2.0] * 8)
+    choice.computing.extend([3.0] * 7)
+    assert choice.memory_pays and choice.disk_pays
+    choice.computing.append(100.0)
+    assert choice.memory_pays and not choice.disk_pays
+    choice.forget_computing()
+    choice.computing.extend([1.0] * 8)
+    assert not choice.memory_pays
+    assert Choice(always=True).memory_pays
+
+
+def test_a_measurement_is_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, seconds = Stopwatch(torch.device("cpu")), deque[float]()
+    monkeypatch.setattr("time.perf_counter", iter([1.0, 3.0]).__next__)
+    watch.start()
+    watch.stop(4, seconds)
+    assert list(seconds) == [0.5]
 
 
 def test_a_digest_follows_weights_structure_mode_and_job() -> None:

@@ -1,6 +1,7 @@
 """The best model is kept durably, and training waits while the storage does not take it."""
 
 import datetime
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -143,6 +144,40 @@ def test_training_waits_for_a_storage_that_does_not_take_the_best_model(
     assert job.spec.checkpoint is not None
     found = latest(best_location(job.spec.checkpoint.location))
     assert found is not None and found.step == 5
+
+
+@pytest.mark.parametrize("told_to_stop", [False, True])
+def test_no_more_is_written_once_the_members_wait_no_longer(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, told_to_stop: bool
+) -> None:
+    """What waits to be written would hold the weights of a state that is over, for as long as the storage fails."""
+    begun, away = threading.Semaphore(0), threading.Event()
+
+    def hang(*_: object) -> None:
+        begun.release()
+        assert away.wait(30)
+        raise TimeoutError("away")
+
+    monkeypatch.setattr(best_model, "save_unit", hang)
+    hooks = mock.Mock(stop_requested=lambda: told_to_stop)
+    saving = best_model.Saving(str(tmp_path / "best"), trained(job, 5), lone_layout(job), hooks)
+    assert job.num_layers + 2 > best_model._FILES_AT_ONCE
+    for _ in range(best_model._FILES_AT_ONCE):
+        assert begun.acquire(timeout=30)
+
+    def pass_barrier(_: object) -> bool:
+        if told_to_stop:
+            return False
+        raise RuntimeError("connection closed by peer")
+
+    if told_to_stop:
+        assert not saving.wait(alone()[0], pass_barrier)
+    else:
+        with pytest.raises(RuntimeError):
+            saving.wait(alone()[0], pass_barrier)
+    away.set()
+    saving._threads.shutdown()
+    assert not begun.acquire(blocking=False)
 
 
 def save_in_an_outage(group: dist.ProcessGroup, port: int, location: str) -> bool:

@@ -79,6 +79,16 @@ def test_each_unit_comes_back_by_itself(location: str) -> None:
     assert loaded["step"].item() == 7
 
 
+@pytest.mark.parametrize(("content", "damaged"), [(b'"F64"', b'"I64"'), (b"[3,2]", b"[2,3]"), (b'"step"', b'"stop"')])
+def test_a_unit_whose_header_was_damaged_is_not_loaded(content: bytes, damaged: bytes, tmp_path: Path) -> None:
+    save(str(tmp_path), 7)
+    [file] = tmp_path.rglob("head.safetensors")
+    assert content in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(content, damaged))
+    with pytest.raises(OSError, match=r"head.safetensors is damaged: .* do not have the file's checksum"):
+        load_unit(str(tmp_path), info(7), "head")
+
+
 def test_complex_tensors_come_back_as_they_were(location: str) -> None:
     tensors = {f"{dtype}": torch.randn(2, 3, dtype=dtype).t() for dtype in (torch.complex64, torch.complex128)}
     for unit in UNITS:
@@ -131,6 +141,22 @@ def test_what_passes_is_not_noticed_and_what_does_not_is_said_at_once(
         with pytest.raises(PermissionError, match="forbidden"):
             folder.names()
     assert len(failures) == 1
+
+
+def test_a_storage_that_fails_is_asked_again_after_growing_pauses_for_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    monkeypatch.setattr("time.monotonic", lambda: sum(pauses))
+    folder = Folder(str(tmp_path))
+    failure = TimeoutError("no answer")
+    with (
+        mock.patch.object(folder.filesystem, "invalidate_cache", side_effect=failure),
+        pytest.raises(TimeoutError),
+    ):
+        folder.names()
+    assert pauses == [0.5, 1, 2, 4, 8, 10, 10, 10, 10]
 
 
 def test_whatever_a_storage_raises_is_its_own_error(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +360,17 @@ def test_a_durable_checkpoint_that_lost_a_file_no_longer_counts(location: str, d
     assert find(location, info(7).folder) == info(7)
 
 
+def test_a_checkpoint_that_a_newer_one_has_replaced_is_not_waited_for(
+    location: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(location, 9)
+    commit(location, info(9))
+    monkeypatch.setattr("time.sleep", mock.Mock(side_effect=AssertionError("it waits")))
+    assert find(location, info(7).folder) is None
+    with pytest.raises(AssertionError):
+        find(location, info(11).folder)
+
+
 def test_a_file_that_is_seen_late_is_waited_for(location: str) -> None:
     for unit in UNITS[:-1]:
         save_unit(location, info(9), unit, {"step": torch.tensor(9)})
@@ -367,6 +404,25 @@ def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, mon
         Folder(str(tmp_path)).write("file", b"content")
 
     assert Folder(str(tmp_path)).names() == []
+
+
+def test_a_filesystem_that_cannot_sync_folders_keeps_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[bool] = []
+
+    def sync(descriptor: int) -> None:
+        synced.append(os.path.isdir(f"/proc/self/fd/{descriptor}"))  # noqa: PTH112
+        if synced[-1]:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    code = errno.EINVAL
+    Folder(str(tmp_path)).write("file", b"content")
+    assert synced == [False, True] and Folder(str(tmp_path)).read("file") == b"content"
+    code = errno.EROFS
+    with pytest.raises(OSError, match="Read-only"):
+        Folder(str(tmp_path)).write("file", b"content")
 
 
 def trainer_spec() -> TrainerSpec:

@@ -3,7 +3,7 @@
 import errno
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -15,6 +15,7 @@ from torch import Tensor
 from pipetransformer.callbacks.callback import Callback
 from pipetransformer.checkpoint import checkpointer as module
 from pipetransformer.checkpoint import storage_work
+from pipetransformer.checkpoint.best_model import best_location
 from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
 from pipetransformer.device_copies import HostCopies
@@ -30,7 +31,7 @@ from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
-from pipetransformer.storage import latest, load_unit, save_unit
+from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, save_unit
 from pipetransformer.storage.store import MARKER
 from pipetransformer.training.between_rounds import BetweenRounds
 from pipetransformer.training.round import Rounds
@@ -38,6 +39,7 @@ from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import DurableCheckpoint, Member
 from pipetransformer_contract.spec import Checkpoint
 from tests.testkit.trainer.late_copies import Late
+from tests.testkit.trainer.levels import level_job
 from tests.testkit.trainer.numerics import ADAMW, make_spec
 from tests.testkit.trainer.script import run
 from tests.testkit.trainer.storing import Outage, alone, lone_layout, trained, until
@@ -342,6 +344,36 @@ def test_what_a_worker_knows_of_checkpoints_needs_no_storage(job: Job, tmp_path:
     assert known is not None and (known.step, known.layout_generation) == (5, 3)
 
 
+def test_generations_are_numbered_as_the_operator_does_and_those_of_earlier_jobs_are_none() -> None:
+    info = CheckpointInfo(step=4, boundary=1, layout_generation=7, num_layers=2, min_stages=2, num_shards=3)
+    expected = DurableCheckpoint(step=4, boundary=1, min_stages=2, num_shards=3, layout_generation=2)
+    assert module.describe(info, 5) == expected
+    assert module.describe(info, 9).layout_generation == 0
+
+
+def test_the_best_model_counts_only_for_a_job_that_keeps_it(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoint")
+    best = CheckpointInfo(step=4, boundary=0, layout_generation=1, num_layers=0)
+    for unit in ("embedding", "head"):
+        save_unit(best_location(folder), best, unit, {})
+    commit(best_location(folder), best)
+
+    def kept(*, keep_best: bool) -> int:
+        evaluation = {"everySteps": 1, "keepBest": keep_best}
+        spec = make_spec(ADAMW, checkpoint={"location": folder}, evaluation=evaluation)
+        return Checkpointer(load_job(spec)).kept_step()
+
+    assert kept(keep_best=True) == 4 and kept(keep_best=False) == 0
+
+
+def test_a_new_job_numbers_its_generations_above_those_that_kept_a_level(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(level_job("own-vit", tmp_path))
+    assert checkpointer.newest_generation() == 0
+    info = CheckpointInfo(step=4, boundary=0, layout_generation=6, num_layers=4)
+    save_unit(str(tmp_path / "checkpoints" / "levels" / "0"), info, "head", {})
+    assert checkpointer.newest_generation() == 6
+
+
 def test_only_a_job_that_starts_with_more_pipelines_than_its_checkpoints_data_have_shards_is_refused(job: Job) -> None:
     make_durable(load_job(job.spec, num_shards=4), 5)
     may_grow = job.spec.model_copy(update={"num_shards": 5, "workers": 16})
@@ -533,6 +565,36 @@ def test_a_worker_that_ends_its_job_does_not_wait_for_a_storage_that_fails(
 
     with pytest.raises(StorageError, match="away"):
         checkpointer.complete(layout, groups, barrier)
+
+
+class Stopping(Hooks):
+    """Is told to stop, and may have no more time."""
+
+    late = False
+
+    def stop_requested(self) -> bool:
+        return True
+
+    def out_of_time(self) -> bool:
+        return self.late
+
+
+def test_a_worker_that_must_leave_tries_to_save_until_its_time_is_over(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage, hooks, (groups, barrier) = Outage(monkeypatch, "save_unit", FileNotFoundError("gone")), Stopping(), alone()
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
+    checkpointer, layout = Checkpointer(job, hooks), lone_layout(job)
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, groups, barrier)
+    until(lambda: checkpointer.writing and checkpointer.why_unsaved)
+    with ThreadPoolExecutor(1) as thread:
+        saved = thread.submit(checkpointer.save_now, trained(job, 6), layout, groups, barrier)
+        until(lambda: outage.attempts >= 3)
+        assert not saved.done()
+        hooks.late = True
+        with pytest.raises(StorageError, match="gone"):
+            saved.result(30)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,18 @@ def test_a_unit_that_shares_a_parameter_is_not_read(tmp_path: Path) -> None:
     assert sorted(reader.units) == [1, 2]
 
 
+def test_a_member_reads_no_more_and_holds_nothing_that_was_read(tmp_path: Path) -> None:
+    write(tmp_path, 4, boundary=1)
+    reader = prefetcher(tmp_path)
+    reader.look()
+    assert reader.units
+
+    reader.stop()
+    reader.look()
+
+    assert reader.units == {}
+
+
 def test_a_joiner_that_has_read_ahead_trains_as_if_it_had_been_sent_everything(tmp_path: Path) -> None:
     stayed = run_job(make_spec(ADAMW), STAY_ALONE, tmp_path / "stay")
     spec = make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 1})

@@ -1,6 +1,8 @@
 """The order of samples and their dealing to pipelines."""
 
+import errno
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch.utils.data import TensorDataset
 from pipetransformer.data import (
     DataInfo,
     Dataset,
+    Dealer,
     EpochOrder,
     Task,
     TensorSplit,
@@ -26,11 +29,13 @@ from pipetransformer.data import (
     lengths_of,
     load_dataset,
     own_dataset,
+    padded_lengths,
     read_batch,
     shards_of,
     weights_of,
 )
 from pipetransformer.data.order import pipelines_of
+from pipetransformer.elastic.transport.watchdog import FLOOR_SECONDS
 from pipetransformer.errors import SpecError
 from pipetransformer.job.load import load_job
 from pipetransformer_contract.spec import Data, Model, Pipeline, TrainerSpec, Training
@@ -244,6 +249,15 @@ def test_a_pipeline_without_samples_gets_one_padded_micro_batch() -> None:
     assert only[0].sample_ids == (7, 7, 7)
 
 
+def test_a_pipeline_pads_with_a_sample_of_its_own_because_its_cache_keeps_that_anyway() -> None:
+    assert [[each.sample_ids for each in own] for own in deal([[7], [8]], 2, 3)] == [[(7, 7, 7)], [(8, 8, 8)]]
+
+
+def test_a_probe_has_all_samples_of_a_small_dataset() -> None:
+    dealer = Dealer(tiny("", torch.float32), order(4, 2, 2), total_steps=1)
+    assert sorted(i for each in dealer.probe(3) for i in each.real_ids) == [0, 1, 2, 3]
+
+
 def test_digits_are_split_by_class_and_scaled() -> None:
     dataset = load_dataset(Data(name="digits"), dtype=torch.float64)
     assert len(dataset.train) + len(dataset.test) == 1797
@@ -309,9 +323,113 @@ def test_a_split_that_returns_something_else_is_refused(function: Callable[[Tens
         def batch(self, ids: Sequence[int]) -> Any:
             return function(self.inputs[list(ids)])
 
-    with pytest.raises(SpecError, match=f"one of the samples 1, 0, 2 cannot be read: TypeError: .*{words}") as refused:
-        read_batch(Broken(torch.zeros(4, 1), torch.zeros(4)), [1, 0, 2], None)
-    assert refused.value.reason == "DataUnreadable"
+        def augmented_batch(self, ids: Sequence[int], step: int) -> Any:
+            return self.batch(ids)
+
+        def augmentation_key(self, sample_id: int, step: int) -> None: ...
+
+    for step in (None, 3):
+        message = f"one of the samples 1, 0, 2 cannot be read: TypeError: .*{words}"
+        with pytest.raises(SpecError, match=message) as refused:
+            read_batch(Broken(torch.zeros(4, 1), torch.zeros(4)), [1, 0, 2], step)
+        assert refused.value.reason == "DataUnreadable"
+
+
+class Failing(TensorSplit):
+    """Raises these errors in turn, and then reads."""
+
+    failures: list[Exception]
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if self.failures:
+            raise self.failures.pop(0)
+        return super().batch(ids)
+
+    def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
+        return self.batch(ids)
+
+    def augmentation_key(self, sample_id: int, step: int) -> int:
+        return 0
+
+    def lengths(self, ids: Sequence[int]) -> Tensor:
+        return self.batch(ids)[1]
+
+
+def failing(*failures: Exception) -> Failing:
+    split = Failing(torch.zeros(4, 1), torch.ones(4))
+    vars(split)["failures"] = list(failures)
+    return split
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts are left out. Returns those that were asked for."""
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    return pauses
+
+
+STALE = OSError(errno.ESTALE, "Stale file handle")
+
+
+def test_samples_are_read_again_after_an_error_that_passes(
+    no_pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    errors = STALE, OSError(errno.EIO, "I/O"), ConnectionResetError("reset by peer"), TimeoutError("no answer")
+    info = DataInfo((4,), 1, lengths=(1, 4))
+    reads: list[Callable[[Failing], object]] = [
+        lambda split: read_batch(split, [2], None),
+        lambda split: read_batch(split, [2], 3),
+        lambda split: lengths_of(split, [2], torch.device("cpu")),
+        lambda split: padded_lengths(split, info)([2]),  # type: ignore[misc]
+    ]
+    for read in reads:
+        assert str(read(failing(*errors))) == str(read(failing()))
+    assert no_pauses == [0.5, 1, 2, 4] * len(reads)
+    assert "data: OSError: [Errno 116] Stale file handle; trying again" in caplog.text
+
+
+def test_an_error_of_a_sample_that_stays_ends_the_job_before_other_workers_give_up(no_pauses: list[float]) -> None:
+    split = failing(*[STALE] * 100)
+    with pytest.raises(SpecError, match=r"samples 1 cannot be read: OSError: .* Stale file handle") as error:
+        read_batch(split, [1], None)
+    assert error.value.reason == "DataUnreadable" and isinstance(error.value.__cause__, OSError)
+    assert len(split.failures) == 94 and 10 < sum(no_pauses) < FLOOR_SECONDS / 1.5
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FileNotFoundError(errno.ENOENT, "no such file"), OSError("image file is truncated"), ValueError("no size")],
+)
+def test_an_error_of_a_sample_that_does_not_pass_ends_the_job_at_once(error: Exception, no_pauses: list[float]) -> None:
+    split = failing(error, STALE)
+    with pytest.raises(SpecError, match=re.escape(str(error))):
+        read_batch(split, [1], None)
+    assert split.failures == [STALE] and no_pauses == []
+
+
+ATTEMPTS: list[None] = []
+
+
+def load_at_the_second_attempt(path: str, dtype: torch.dtype) -> Dataset:
+    ATTEMPTS.append(None)
+    if len(ATTEMPTS) == 1:
+        raise STALE
+    return tiny(path, dtype)
+
+
+def test_a_dataset_is_loaded_again_after_an_error_that_passes(no_pauses: list[float]) -> None:
+    ATTEMPTS.clear()
+    data = Data(name=f"{__name__}:load_at_the_second_attempt")
+    assert len(load_dataset(data, dtype=torch.float32).train) == 4
+    assert len(ATTEMPTS) == 2 and len(no_pauses) == 1
+
+
+def test_samples_that_are_not_in_host_memory_are_refused() -> None:
+    for inputs, targets in (("meta", "cpu"), ("cpu", "meta")):
+        split = TensorSplit(torch.zeros(4, 1, device=inputs), torch.zeros(4, device=targets))
+        with pytest.raises(SpecError, match=f"tensors on {inputs} and {targets}: keep them on the CPU"):
+            read_batch(split, [1], None)
 
 
 def test_a_dataset_refuses_parts_of_other_types() -> None:
@@ -335,6 +453,18 @@ def test_inputs_that_are_augmented_at_random_are_noticed() -> None:
     assert not Dataset(plain, plain, info).inputs_change
     assert Dataset(flipped, plain, info).inputs_change
     assert Dataset(plain, flipped, info).inputs_change
+
+
+def test_missing_values_do_not_count_as_inputs_that_change() -> None:
+    class Forgetful(TensorSplit):
+        def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+            inputs, targets = super().batch(ids)
+            return torch.where(torch.rand(len(inputs), 1) < 0.5, inputs, torch.nan), targets
+
+    gaps = TensorSplit(torch.tensor([[1.0, torch.nan], [torch.nan, 2.0]]), torch.arange(2))
+    numbers = TensorSplit(torch.ones(40, 3), torch.arange(40))
+    assert not Dataset(gaps, gaps, DataInfo((2,), 2)).inputs_change
+    assert Dataset(Forgetful(numbers.inputs, numbers.targets), gaps, DataInfo((3,), 40)).inputs_change
 
 
 def test_a_class_that_only_held_out_samples_have_counts() -> None:
@@ -442,6 +572,8 @@ def test_masked_text_hides_other_positions_at_every_step_and_asks_for_what_was_t
     assert torch.equal(targets[chosen], tokens[chosen]) and torch.equal(inputs[~chosen], tokens[~chosen])
     assert 0.1 < chosen.double().mean() < 0.2
     assert 0.7 < (inputs[chosen] == 259).double().mean() < 0.9
+    assert 0.07 < (inputs[chosen] == tokens[chosen]).double().mean() < 0.13, "and as many hold another token"
+    assert not torch.equal(chosen[0], chosen[1])
     assert torch.equal(read_batch(dataset.train, ids[2:4], 3)[0], inputs[2:4])
     assert not torch.equal(read_batch(dataset.train, ids, 4)[0], inputs)
 
@@ -495,6 +627,13 @@ def test_targets_of_any_type_have_a_digest(dtype: torch.dtype) -> None:
     assert digest(LastOfRow(inputs, ones)) == digest(TensorSplit(inputs, ones[:, -1]))
 
 
+def test_a_digest_is_of_targets_from_all_over_the_split() -> None:
+    inputs, targets = torch.zeros(100, 1), torch.zeros(100)
+    changed = targets.clone()
+    changed[96] = 1
+    assert digest(TensorSplit(inputs, targets)) != digest(TensorSplit(inputs, changed))
+
+
 def test_facts_about_data_are_plain_values_whatever_they_come_from() -> None:
     given: dict[str, Any] = {
         "input_shape": [np.int64(3)], "num_classes": torch.tensor([0, 1]).max() + 1, "labels": ["cat", "dog"],
@@ -505,3 +644,6 @@ def test_facts_about_data_are_plain_values_whatever_they_come_from() -> None:
     assert {type(each) for each in (info.num_classes, info.pad_id, *info.input_shape)} == {int}
     with pytest.raises(ValueError, match="2 labels for 3 classes"):
         DataInfo((3,), 3, labels=("cat", "dog"))
+    for lengths in ((3, 1), (1, 3, 3), (1, 2), (1, 2, 4)):  # samples would be cut, or take the wrong length
+        with pytest.raises(ValueError, match="they must ascend to that of input_shape"):
+            DataInfo((3,), 2, lengths=lengths)

@@ -100,6 +100,9 @@ def test_a_row_without_tokens_has_no_target() -> None:
     for rows in ({"input_ids": [[], [4, 5]]}, {"input_ids": [[6, 7], [4, 5]], "attention_mask": [[0, 0], [1, 1]]}):
         inputs, targets = own(datasets.Dataset.from_dict(rows), task=Task.NEXT_TOKEN).train.batch([0, 1])
         assert inputs.tolist() == [[0, 0], [4, 5]] and targets.tolist() == [[-100, -100], [5, -100]]
+        split = own(datasets.Dataset.from_dict(rows), task=Task.NEXT_TOKEN).train
+        lengths = lengths_of(split, [0, 1], torch.device("cpu"))
+        assert lengths is not None and lengths.tolist() == [1, 2], "an attention to no position would be no number"
 
 
 def test_labels_leave_out_the_tokens_of_a_prompt() -> None:
@@ -205,7 +208,10 @@ def test_the_scaling_of_pictures_is_saved_and_no_processor_that_did_not_make_the
         own(table, tokenizer)
     vit = transformers.ViTImageProcessorPil(size={"height": 8, "width": 8})
     assert own(table, vit).processor is vit, "it scales to [-1, 1], too"
-    others: list[dict[str, Any]] = [{"image_mean": [0.4] * 3}, {"rescale_factor": 1 / 127.5}, {"do_normalize": False}]
+    others: list[dict[str, Any]] = [
+        {"image_mean": [0.4] * 3}, {"image_std": [0.4] * 3}, {"rescale_factor": 1 / 127.5}, {"do_normalize": False},
+        {"do_rescale": False}, {"do_center_crop": True}, {"size": {"height": 8, "width": 16}},
+    ]  # fmt: skip
     for change in (*others, {"size": {"height": 16, "width": 16}}, {"size": {"shortest_edge": 8}}):
         with pytest.raises(SpecError, match="processor: does not make the inputs"):
             own(table, transformers.ViTImageProcessorPil(**{"size": {"height": 8, "width": 8}} | change))
@@ -231,6 +237,7 @@ def test_all_pictures_are_read_in_the_mode_of_the_first() -> None:
         (palette, (colours, grey, colours.convert("RGBA"), colours.convert("CMYK")), "RGB"),
         (grey, (bits, grey.convert("RGB")), "L"),
         (bits, (grey,), "L"),
+        (grey.convert("LA"), (grey,), "L"),
         (colours.convert("RGBA"), (palette,), "RGBA"),
     ):
         dataset = own(modes(first, *others))
@@ -255,6 +262,8 @@ def test_pictures_of_more_than_eight_bits_are_refused() -> None:
     deep = Image.fromarray(np.full((4, 5), 40_000, dtype=np.uint16))
     with pytest.raises(SpecError, match=r"the pixels of a picture are no bytes .mode I;16 of PIL.: scale them"):
         own(modes(deep))
+    with pytest.raises(SpecError, match=r"the pixels of a picture are no bytes .mode F of PIL.: scale them"):
+        own(modes(Image.fromarray(np.full((4, 5), 0.5, dtype=np.float32))))
     later = own(modes(Image.fromarray(np.full((4, 5), 156, dtype=np.uint8)), deep))
     with pytest.raises(SpecError, match=r"one of the samples 1 cannot be read: .* are no bytes"):
         read_batch(later.train, [1], None)
@@ -306,6 +315,23 @@ def test_classes_are_whole_numbers_of_the_type_that_losses_take(kind: str) -> No
     ):
         targets = dataset.train.batch([1, 0])[1]
         assert targets.dtype == torch.int64 and targets.tolist() == [1, 0] and dataset.info.num_classes == 2
+
+
+def test_a_batch_selects_no_columns_because_that_takes_longer_the_larger_the_table_is(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ragged = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4, 5]], "label": [0, 1]})
+    masked = datasets.Dataset.from_dict({"input_ids": [[1, 2], [4, 0]], "attention_mask": [[1, 1], [1, 0]]})
+    answers = masked.add_column("labels", [[-100, 2], [-100, 0]])
+    numbers = datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": [0, 1]})
+    splits = [own(table).train for table in (ragged, masked, answers, numbers)]
+    monkeypatch.setattr(datasets.Dataset, "select_columns", None)
+
+    for split in splits:
+        assert len(split.batch([1, 0])[0]) == 2
+    for split in splits[:3]:
+        lengths = lengths_of(split, [1], torch.device("cpu"))
+        assert lengths is not None and lengths.tolist() == ([2] if split is splits[0] else [1])
 
 
 def test_a_program_trains_on_its_table_and_leaves_a_model_that_reads_texts(tokenizer: Any, tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ def test_texts_of_hugging_face_are_padded_with_their_classes(rows: str) -> None:
     assert inputs[1].tolist() == [1, *(byte + 3 for byte in b"word "), 2, 0, 0, 0, 0, 0]
 
 
+def test_lengths_are_read_without_selecting_columns(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the library longer the larger the table is, and each micro-batch asks."""
+    train = load(rows, text="body", label="kind", length=12).train
+    monkeypatch.setattr(datasets.Dataset, "select_columns", None)
+    lengths = lengths_of(train, [4, 0], torch.device("cpu"))
+    assert lengths is not None and lengths.tolist() == [12, 7]
+
+
 def test_texts_of_hugging_face_are_packed_with_a_tokenizer(rows: str, tmp_path: Path) -> None:
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"word": 0, "?": 1}, unk_token="?"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -184,6 +192,16 @@ def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
     assert targets.tolist() == [1, 0]
     assert inputs.dtype == torch.float64
     assert inputs[0, :, 0, 0].tolist() == [1, -1, -1]
+
+
+def test_arrays_are_images_if_their_pixels_are_bytes(tmp_path: Path) -> None:
+    pixels: Any = [[[0, 255], [51, 102]]] * 2
+    images = load(save_rows(tmp_path / "bytes", picture=pixels, kind=[0, 1]), image="picture", label="kind")
+    assert images.info.input_shape == (1, 2, 2)
+    torch.testing.assert_close(images.train.batch([1])[0][0, 0], torch.tensor([[-1, 1], [-0.6, -0.2]]))
+    scaled = [[[value / 255 for value in row] for row in picture] for picture in pixels]
+    with pytest.raises(SpecError, match="pixels of a picture are floating-point numbers: scale them to 0 to 255"):
+        load(save_rows(tmp_path / "scaled", picture=scaled, kind=[0, 1]), image="picture", label="kind")
 
 
 @pytest.mark.parametrize(

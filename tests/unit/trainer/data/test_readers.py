@@ -3,15 +3,19 @@
 import multiprocessing.forkserver
 import os
 import pickle
+import random
 import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,6 +28,7 @@ from pipetransformer_contract.spec import Data, TrainerSpec
 from tests.testkit import ROOT, forked
 from tests.testkit.trainer.harness import Ran, Scripted, run_job
 from tests.testkit.trainer.script import run
+from tests.testkit.trainer.storing import until
 from tests.testkit.user_code.lazy_data import BATCH, STEPS_PER_EPOCH, Lazy, lazy, noted
 from tests.testkit.user_code.linear_model import model
 
@@ -202,6 +207,54 @@ def test_what_was_begun_for_another_deal_is_taken_by_sample_or_dropped(log: Path
     assert torch.equal(inputs, expected[0]) and torch.equal(targets, expected[1])
     read = [(step, sample) for _, step, sample in noted(log)]
     assert len(read) == len(set(read)), "none was read twice"
+
+
+class Held(Lazy):
+    """Its sample 2 is read once a file exists."""
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        if 2 in ids:
+            until(self.log.with_name("go").exists)
+        return super().batch(ids)
+
+
+def test_what_is_needed_no_longer_is_not_read_before_what_is(log: Path) -> None:
+    readers = Readers(lazy(Held(log)), 1)
+    with readers, ThreadPoolExecutor(1) as thread:
+        readers.read("train", [0], None, following=[(None, sample) for sample in (2, 3, 4)])
+        late = thread.submit(readers.read, "train", [9], None, [(None, 6)])
+        until(lambda: list(readers._ahead["train", True]) == [(None, 6)])
+        log.with_name("go").touch()
+        late.result(30)
+        readers.read("train", [6], None)
+
+    assert [sample for _, _, sample in noted(log)] == [0, 2, 9, 6]
+
+
+class Drawn(Lazy):
+    """Samples are random numbers."""
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        numbers = [[torch.rand(()).item(), np.random.rand(), random.random()] for _ in ids]
+        return torch.tensor(numbers), torch.full((len(ids),), os.getpid())
+
+
+def test_processes_draw_other_random_numbers(log: Path) -> None:
+    with (readers := Readers(lazy(Drawn(log)), READERS)):
+        numbers, processes = readers.read("train", range(8 * READERS), None)
+    assert len(set(processes.tolist())) == READERS
+    for each in numbers.T:
+        assert len(set(each.tolist())) == len(each)
+
+
+def test_processes_leave_an_interrupt_to_the_worker(log: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (readers := Readers(lazy(Lazy(log)), 1)):
+        [process] = multiprocessing.active_children()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        readers.read("train", [1], None)
+        assert process.is_alive()
+    assert "died" not in caplog.text
 
 
 def test_rows_of_tensors_need_no_process() -> None:

@@ -99,6 +99,16 @@ def test_what_another_has_written_is_seen_whoever_has_listed_the_folder_meanwhil
         assert folder.names() == ["a", "b"] and folder.sizes("a") == {"file": 6}
 
 
+def test_a_folder_within_a_model_is_no_file_of_it(object_store: "ObjectStore", tmp_path: Path) -> None:
+    (tmp_path / "vocabulary").mkdir()
+    (tmp_path / "config.json").write_bytes(b"{}")
+    assert Folder(str(tmp_path)).sizes("") == {"config.json": 2}
+    bucket = object_store.new_bucket()
+    object_store.put(f"{bucket}/model/vocabulary/words")
+    object_store.put(f"{bucket}/model/config.json", b"{}")
+    assert Folder(f"s3://{bucket}/model").sizes("") == {"config.json": 2}
+
+
 def test_an_empty_folder_of_the_stores_console_is_no_file(object_store: "ObjectStore") -> None:
     bucket = object_store.new_bucket()
     object_store.put(f"{bucket}/model/")
