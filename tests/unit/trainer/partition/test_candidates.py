@@ -35,7 +35,7 @@ from pipetransformer.schedules import (
 from pipetransformer_contract.choose import Packing, Present, pays_to_recut
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer, StepTime
-from pipetransformer_contract.spec import ScheduleName
+from pipetransformer_contract.spec import FrozenForward, ScheduleName
 from tests.testkit.trainer.longest_paths import longest_paths
 
 GPIPE = Option(ScheduleName.GPIPE)
@@ -281,6 +281,77 @@ def test_a_layout_whose_own_schedule_refuses_frozen_spans_is_predicted_as_the_pl
 
     assert predicted == model.predict(6, replace(cut, schedule=ScheduleName.ONE_FORWARD_ONE_BACKWARD), 1)
     assert predicted != with_own.predict(0, cut, 1)
+
+
+class OfOneLength(GPipe):
+    """Runs rounds of 40 chunks, and no others."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        if shape.chunks != 40:
+            raise ScheduleError(f"not {shape.chunks} chunks")
+        return super().actions(shape)
+
+
+def test_a_schedule_that_runs_only_the_rounds_of_the_job_is_predicted_by_them() -> None:
+    """Other long rounds are predicted from shorter ones."""
+    model = make_model(even(8), options=(Option(ScheduleName.SCRIPT),), micro_batch_size=1, global_batch=40)
+    own, gpipe = replace(model, own=OfOneLength()), replace(model, options=(GPIPE,))
+
+    cut = own.cut(0, 8, 1)
+
+    assert (cut.schedule, cut.why_schedule) == (ScheduleName.SCRIPT, "")
+    assert own.step_seconds(0, cut, 1) == pytest.approx(gpipe.step_seconds(0, gpipe.cut(0, 8, 1), 1))
+
+
+def test_a_cut_for_an_asynchronous_schedule_has_room_for_the_chunks_of_several_steps() -> None:
+    """With one micro-batch a step, the first of four workers keeps those of four steps."""
+    options = (Option(ScheduleName.PIPE_OPTIM),)
+    model = make_model(even(8, saved=20), options=options, micro_batch_size=24, worker_bytes=2200)
+    model = replace(model, steps_per_round=16)
+
+    cut = model.cut(0, 4, 1)
+
+    assert cut.schedule is ScheduleName.PIPE_OPTIM
+    assert model.bytes_per_worker(0, cut, 1) <= 2200
+
+
+def test_no_search_stops_at_the_bound_of_a_round_where_steps_share_one() -> None:
+    """A step of an asynchronous round takes less than the way of a chunk through the pipeline."""
+    units = [UnitCost(0, 0, 0), *[UnitCost(each, 2 * each, each) for each in (3, 1, 1, 1, 1, 3)], UnitCost(0, 0, 0)]
+    model = replace(
+        make_model(units, options=(Option(ScheduleName.PIPE_OPTIM),), micro_batch_size=24, fixed=0),
+        steps_per_round=16,
+    )
+    cuts = [[range(a + 1), range(a + 1, b + 1), range(b + 1, 8)] for a in range(1, 5) for b in range(a + 1, 6)]
+    seconds = [model.step_seconds(0, replace(model.cut(0, 3, 1), spans=each), 1) for each in cuts]
+
+    best = best_cut(model, 0, 3, 1)
+
+    assert best is not None and best.exact
+    assert best.seconds == pytest.approx(min(seconds))
+
+
+def test_a_layout_is_cut_alike_whichever_layouts_were_asked_for_before() -> None:
+    """What frozen layers make ahead takes memory on the first worker, less of it in more pipelines."""
+    model = make_model(even(8), options=(ONE_F_ONE_B,), micro_batch_size=1, worker_bytes=210)
+    model = replace(model, frozen_forward=FrozenForward.AHEAD, sample_bytes=2, last_sharing=range(10))
+
+    def ask(*pipelines: int) -> list[list[range]]:
+        fresh = replace(model)
+        return [fresh.cut(3, 2, each).spans for each in pipelines]
+
+    assert ask(1, 4) == ask(4, 1)[::-1] == [*ask(1), *ask(4)]
+
+
+def test_halves_that_repeat_a_forward_are_computed_at_once_and_fill_no_wait() -> None:
+    """With activation checkpointing the first half of a backward does all of it."""
+    zero_bubble = Option(ScheduleName.ZERO_BUBBLE)
+    model = make_model(even(8), options=(ONE_F_ONE_B, zero_bubble), micro_batch_size=3, fixed=0)
+
+    choices = {each: replace(model, recompute=each).candidates(0, 4, 1)[0] for each in (False, True)}
+
+    assert choices[False].option == zero_bubble
+    assert choices[True].option == ONE_F_ONE_B
 
 
 @pytest.mark.parametrize("stages", [4, 16])

@@ -123,3 +123,13 @@ def test_auto_compares_each_schedule_in_place_and_ahead() -> None:
 
     assert {(one.option, one.holders > 0) for one in found} == {(option, ahead) for option in AUTO for ahead in (0, 1)}
     assert found[0].holders
+
+
+def test_a_layout_without_memory_for_copies_says_what_a_worker_has_and_would_need() -> None:
+    found = make_model(FrozenForward.AUTO, 160).candidates(FROZEN, STAGES, 1)
+
+    (why,) = (one.why_not for one in found if one.holders == STAGES)
+
+    assert why.endswith("but a worker has 160")
+    needed = int(why.split("would need ")[1].split()[0])
+    assert 160 < needed <= (FROZEN + 1) * FROZEN_BYTES + 4 * TRAINED_BYTES

@@ -98,6 +98,9 @@ def test_more_stages_than_items_are_refused() -> None:
 def test_what_does_not_fit_says_which_stage_needs_how_much() -> None:
     with pytest.raises(MemoryBoundError, match=r"stage 1 .* 30 bytes .* item 3, but a worker has 20"):
         partition([1] * 4, 2, MemoryBound([[10, 10, 10, 20]] * 2, 20))
+    with pytest.raises(MemoryBoundError, match=r"stage 0 would need 35 bytes with item 0, but a worker has 20"):
+        partition([1] * 4, 2, MemoryBound([[10] * 4] * 2, 20, held=25))
+    assert partition([1] * 4, 2, MemoryBound([[10] * 4] * 2, 25, held=5)) == [range(2), range(2, 4)]
 
 
 def test_frozen_units_cost_forward_only_and_the_first_active_one_no_input_gradient() -> None:
