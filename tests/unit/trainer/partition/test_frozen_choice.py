@@ -116,6 +116,18 @@ def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more() -> Non
     assert more is None
 
 
+def test_each_computation_of_a_cut_that_runs_ahead_takes_the_seconds_of_an_action_too() -> None:
+    model = make_model(FrozenForward.AHEAD)
+    model = replace(model, costs=model.costs.model_copy(update={"seconds_per_action": 0.5}))
+    cut = model.cut(FROZEN, STAGES, 1)
+
+    ahead = model.ahead(FROZEN, cut)
+
+    layers = len(cut.spans[1])
+    assert ahead is not None
+    assert (ahead.seconds.forward[1], ahead.seconds.backward[1]) == (layers + 0.5, 2 * layers + 0.5)
+
+
 def test_auto_compares_each_schedule_in_place_and_ahead() -> None:
     model = replace(make_model(FrozenForward.AUTO), options=AUTO)
 
