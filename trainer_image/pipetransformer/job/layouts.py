@@ -186,6 +186,7 @@ class Layouts:
             last_sharing=self._last_sharing,
             first_stages=self.spec.pipeline.stages,
             steps_per_round=self.spec.pipeline.most_steps,
+            recompute=self.spec.training.activation_checkpointing,
         )
 
     def _frozen_forward(self, costs: ModelCosts | None) -> FrozenForward:

@@ -59,7 +59,7 @@ class _Search:
     """The search in one layout. `best` is the best cut so far, and `seconds` the seconds of its step."""
 
     def __init__(self, model: StepModel, boundary: int, stages: int, pipelines: int) -> None:
-        self._model, self._boundary = model, boundary
+        self.model, self._boundary = model, boundary
         self._stages, self._pipelines = stages, pipelines
         self.best: Cut | None = None
         self.seconds = math.inf
@@ -70,18 +70,18 @@ class _Search:
     def start(self) -> None:
         """Begin with the cut that the trainer would choose. Most other cuts can then be ruled out by their bound."""
         try:
-            cut = self._model.cut(self._boundary, self._stages, self._pipelines)
+            cut = self.model.cut(self._boundary, self._stages, self._pipelines)
         except MemoryBoundError:
             return
-        found = self._model.predict(self._boundary, cut, self._pipelines)
+        found = self.model.predict(self._boundary, cut, self._pipelines)
         if found.bytes_per_worker <= self.limit:
             self.best, self.seconds = cut, found.seconds
 
     def option(self, option: Option) -> bool:
         """Look at each cut for one schedule. Returns whether the layout can run it, and `best` is set by now."""
         ran = False
-        for size in self._model.sizes(self._stages, self._pipelines):
-            step = self._model.step(self._boundary, size, self._pipelines)
+        for size in self.model.sizes(self._stages, self._pipelines):
+            step = self.model.step(self._boundary, size, self._pipelines)
             num_layers = len(step.state_bytes) - 2
             fitted = fit(option.schedule, self._stages, option.spans_per_worker, step.micro_batches, num_layers)
             if not fitted.reason:
@@ -92,7 +92,7 @@ class _Search:
     def compare(self, option: Option, step: Step, cut: Cut) -> None:
         """Simulate a cut, and keep it if it is the best so far."""
         try:
-            found = step.predict(self._model.schedule(option), cut.owners, cut.spans)
+            found = step.predict(self.model.schedule(option), cut.owners, cut.spans)
         except ScheduleError:  # a program's own schedule may refuse a round
             return
         if found.seconds < self.seconds and found.bytes_per_worker <= self.limit:
@@ -137,7 +137,8 @@ class _Cuts:
     def _try(self, spans: list[range]) -> None:
         work = self._step.units.of_spans(self._owners[: len(spans)], spans)
         bound = work.bound(halves=self._option.schedule in IN_HALVES)
-        if bound.at(self._step.micro_batches) >= self._search.seconds:
+        steps = self._step.steps_of(self._search.model.schedule(self._option))
+        if bound.at(self._step.micro_batches * steps) / steps >= self._search.seconds:
             return
         if len(spans) < len(self._owners):
             self.extend(spans)

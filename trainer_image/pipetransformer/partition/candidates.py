@@ -226,9 +226,12 @@ class Search:
         units = step.units
         peaks: tuple[int, ...] = ()
         if self.limit is not None and len(owners) == self.stages:
-            peaks = _not_rising(peak_chunks(self.schedules[option], self.stages, step.micro_batches))
+            schedule = self.schedules[option]
+            chunks = step.micro_batches * step.steps_of(schedule)
+            peaks = _not_rising(peak_chunks(schedule, self.stages, chunks))
         halves = option.schedule in IN_HALVES
-        key = (size, owners, halves, units.boundary, units.miss_share, step.off_units, prefix, peaks)
+        made_bytes = step.made_bytes if peaks and prefix.holders else 0.0  # depends on the number of pipelines
+        key = (size, owners, halves, units.boundary, units.miss_share, step.off_units, prefix, peaks, made_bytes)
         if key not in self.kept:
             seconds = units.cached_seconds if prefix.together else units.seconds
             spans = cut_units(
@@ -243,7 +246,7 @@ class Search:
     def _memory(self, step: Step, peaks: Sequence[int], prefix: _Prefix) -> MemoryBound:
         """The bytes that each unit needs in each stage, with one span a worker.
 
-        If all workers hold the frozen units, the bytes of these units are subtracted from the limit instead.
+        If all workers hold the frozen units, the bytes of these units count as `held` instead.
 
         Args:
             step: the work of a step.
@@ -260,7 +263,7 @@ class Search:
             needs.append([held + chunks * saved for held, saved in each])
         # The embedding is always on the first worker.
         needs[0][0] += (step.made_bytes if prefix.holders else 0.0) + (0.0 if copied else step.brought_bytes)
-        return MemoryBound(needs, self.limit - held_by_all)
+        return MemoryBound(needs, self.limit, held_by_all)
 
     def _simulated(self, candidate: Candidate, errors: list[MemoryBoundError]) -> Candidate:
         """Simulate a candidate. Return it with `why_not` if it does not fit the memory or its schedule cannot run.

@@ -18,10 +18,17 @@ class MemoryBound:
             1F1B an earlier stage keeps activations of more micro-batches. They do rise if the first stage keeps frozen
             layers in host memory. Then the search may miss partitions that fit.
         limit: bytes that one worker may use.
+        held: bytes that each worker holds in addition to its items.
     """
 
     needs: Sequence[Sequence[float]]
     limit: float
+    held: float = 0.0
+
+    @property
+    def room(self) -> float:
+        """Bytes that the items of one worker may use; negative if a worker has less than `held`."""
+        return self.limit - self.held
 
 
 class MemoryBoundError(ValueError):
@@ -98,7 +105,7 @@ class _Search:
             start = end
             end = _furthest_end(self.upto, start, bound)
             if self.memory is not None:
-                fits = _furthest_end(self.bytes_upto[stage], start, self.memory.limit)
+                fits = _furthest_end(self.bytes_upto[stage], start, self.memory.room)
                 if fits <= end:
                     ends.append(end := fits)
                     continue
@@ -133,8 +140,8 @@ class _Search:
         for stage, (run, upto) in enumerate(zip(runs, self.bytes_upto, strict=False)):
             assert self.memory is not None
             needed = upto[run.stop] - upto[run.start]
-            if needed > self.memory.limit:
-                raise MemoryBoundError(self.stages, stage, run.stop - 1, needed, self.memory.limit)
+            if needed > self.memory.room:
+                raise self._error_of(stage, run.stop - 1, needed)
 
     def _kept(self, ends: Sequence[int]) -> bool:
         """Whether non-empty runs can cover all items, if run i ends at `ends[i]` or before."""
@@ -144,7 +151,7 @@ class _Search:
         start = _earliest_start(self.upto, end, bound)
         if self.memory is None:
             return start
-        return max(start, _earliest_start(self.bytes_upto[stage], end, self.memory.limit))
+        return max(start, _earliest_start(self.bytes_upto[stage], end, self.memory.room))
 
     def _error(self) -> MemoryBoundError:
         assert self.memory is not None
@@ -153,13 +160,17 @@ class _Search:
         start = ends[short - 1] if short else 0
         item = min(ends[short], self.num_items - 1)
         needed = self.bytes_upto[short][item + 1] - self.bytes_upto[short][start]
-        return MemoryBoundError(self.stages, short, item, needed, self.memory.limit)
+        return self._error_of(short, item, needed)
+
+    def _error_of(self, stage: int, item: int, needed: float) -> MemoryBoundError:
+        assert self.memory is not None
+        return MemoryBoundError(self.stages, stage, item, needed + self.memory.held, self.memory.limit)
 
 
 def _furthest_end(upto: Sequence[float], start: int, bound: float) -> int:
-    """Largest `end` with `upto[end] - upto[start] <= bound`. The bisection for `upto[start] + bound` may be off by a
-    rounding error, so the loops after it compare the differences."""
-    end = bisect_right(upto, upto[start] + bound) - 1
+    """Largest `end` with `upto[end] - upto[start] <= bound`; `start` if there is none. The bisection for
+    `upto[start] + bound` may be off by a rounding error, so the loops after it compare the differences."""
+    end = max(start, bisect_right(upto, upto[start] + bound) - 1)
     while end > start and upto[end] - upto[start] > bound:
         end -= 1
     while end + 1 < len(upto) and upto[end + 1] - upto[start] <= bound:

@@ -18,6 +18,7 @@ from pipetransformer.schedules import (
     RoundSeconds,
     RoundShape,
     Schedule,
+    ScheduleError,
     lists_of,
 )
 
@@ -60,6 +61,7 @@ class UnitWork:
         miss_share: float = 1.0,
         message_seconds: float = 0.0,
         action_seconds: float = 0.0,
+        recompute: bool = False,
     ) -> None:
         """
         Args:
@@ -68,6 +70,8 @@ class UnitWork:
             miss_share: share of the frozen forwards that the first worker computes.
             message_seconds: seconds to send an activation or a gradient from one worker to another.
             action_seconds: seconds that each computation takes in addition to those of its units.
+            recompute: whether units run their forward again for their backward. Then the first half of a backward does
+                the work of both, because each half would repeat the forward.
         """
         self.boundary, self.miss_share = boundary, miss_share
         self.first_active = boundary + 1 if boundary else 0
@@ -80,7 +84,8 @@ class UnitWork:
         trains = [unit >= self.first_active for unit in range(len(units))]
         self.saved_bytes = [unit.saved_bytes * active for unit, active in zip(units, trains, strict=True)]
         self._forward, self._cached, self._backward = _Sums(forward), _Sums(cached), _Sums(backward)
-        self._weights = _Sums([unit.weights_backward * active for unit, active in zip(units, trains, strict=True)])
+        weights = [0.0 if recompute else unit.weights_backward for unit in units]
+        self._weights = _Sums([seconds * active for seconds, active in zip(weights, trains, strict=True)])
         self._saved = _Sums(self.saved_bytes)
         self._message, self._action = message_seconds, action_seconds
 
@@ -116,7 +121,7 @@ class SpanWork:
         first_trained: number of leading spans that train nothing.
         forward: seconds of each span's forward.
         backward: seconds of each span's backward.
-        weights: the part of `backward` that makes the gradients of weights.
+        weights: the part of `backward` that the second half of a backward takes.
         saved: bytes that each span keeps for a backward.
         message: seconds to send an activation or a gradient from one worker to another.
         action: seconds that each computation takes in addition to those of its units.
@@ -336,12 +341,15 @@ class _Played:
 
 def _play(schedule: Schedule, chunks: int, work: SpanWork) -> _Played:
     """Simulate a round. For a long one simulate two rounds of K, 2 K or 3 K chunks, and assume that it continues at the
-    same pace."""
+    same pace. If the schedule cannot run these, simulate the whole round."""
     workers = max(work.owners) + 1
     if chunks <= workers or chunks * len(work.owners) <= _WHOLE:
         return _simulated(schedule, chunks, work)
     short = workers * min((chunks - 1) // workers, _PACE - 1)
-    first, second = (_simulated(schedule, some, work) for some in (short, short + workers))
+    try:
+        first, second = (_simulated(schedule, some, work) for some in (short, short + workers))
+    except ScheduleError:
+        return _simulated(schedule, chunks, work)
     return second.after(first, (chunks - short - workers) / workers)
 
 

@@ -1,6 +1,7 @@
 """Cuts units into stages. Each stage has at least one layer; embedding and head stay with the layer next to them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .contiguous import MemoryBound, partition
 from .costs import assumed_costs, training_seconds
@@ -32,7 +33,7 @@ def cut_units(
         ValueError: there are fewer layers outside of the prefix than stages.
     """
     if memory is not None:
-        memory = MemoryBound([_by_block(row, prefix) for row in memory.needs], memory.limit)
+        memory = replace(memory, needs=[_by_block(row, prefix) for row in memory.needs])
     cut = partition(_by_block(unit_costs, prefix), stages, memory)
     starts = [0, *(run.start + prefix for run in cut[1:])]
     ends = [*starts[1:], len(unit_costs)]

@@ -41,6 +41,7 @@ class StepModel:
         last_sharing: for each unit, the last unit that shares a parameter with it, or the unit itself.
         first_stages: number of stages of the job's first layout (K).
         steps_per_round: steps of a round, if the schedule is asynchronous.
+        recompute: whether units run their forward again for their backward (activation checkpointing).
     """
 
     costs: ModelCosts
@@ -61,6 +62,7 @@ class StepModel:
     last_sharing: Sequence[int] = ()
     first_stages: int = 1
     steps_per_round: int = 1
+    recompute: bool = False
     _schedules: dict[Option, Schedule] = field(default_factory=dict, init=False, repr=False)
     _units: dict[tuple[int, int, float], UnitWork] = field(default_factory=dict, init=False, repr=False)
     _kept: dict[object, Kept] = field(default_factory=dict, init=False, repr=False)
@@ -265,6 +267,7 @@ class StepModel:
                 miss_share=miss_share,
                 message_seconds=self.costs.seconds_per_byte * self.sample_bytes * size,
                 action_seconds=self.costs.seconds_per_action,
+                recompute=self.recompute,
             )
         return self._units[key]
 

@@ -85,23 +85,24 @@ class FromTorch:
         """The class's order, as `Schedule.actions` returns it."""
         if shape.slices > 1:
             raise ScheduleError(f"{self.name} has no order for slices of tokens")
-        self._check_chunks(shape.workers, shape.chunks)
         owners = self.owners(shape.workers)
         if shape.owners != owners:
             raise ScheduleError(f"{self.name} needs the spans on the workers {owners}, not {shape.owners}")
-        made = _lists(self.schedule, self.spans, shape.workers, shape.chunks)
-        return [[kept for action in mine for kept in _without_frozen(action, shape)] for mine in made]
+        made = _lists(self.schedule, self.spans, shape.workers, self._runnable(shape.workers, shape.chunks))
+        # Chunks do not wait for each other, so the order is still right without some of them.
+        return [
+            [kept for action in mine if action.chunk < shape.chunks for kept in _without_frozen(action, shape)]
+            for mine in made
+        ]
 
-    def _check_chunks(self, workers: int, chunks: int) -> None:
-        rounds = max(1, chunks // workers)
-        if issubclass(self.schedule, _IN_ROUNDS) and chunks % rounds:
-            raise ScheduleError(
-                f"{self.name} cannot run {chunks} chunks on {workers} workers: the number of chunks must be a multiple "
-                f"of {rounds} (chunks // workers)"
-            )
-        fewest = workers * self.spans
-        if issubclass(self.schedule, ScheduleDualPipeV) and chunks < fewest:
-            raise ScheduleError(f"{self.name} needs at least {fewest} chunks on {workers} workers, not {chunks}")
+    def _runnable(self, workers: int, chunks: int) -> int:
+        """The smallest number of chunks that the class can run and that is at least `chunks`."""
+        if issubclass(self.schedule, ScheduleDualPipeV):
+            return max(chunks, workers * self.spans)
+        if issubclass(self.schedule, _IN_ROUNDS):
+            while chunks % max(1, chunks // workers):
+                chunks += 1
+        return chunks
 
 
 def has_several_spans(schedule: type) -> bool:

@@ -6,9 +6,10 @@ The answer depends only on the arguments of `fit`, so all workers, `pipetransfor
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import ScheduleName
 
-from .operations import Schedule
+from .operations import Schedule, ScheduleError
 
 #: Schedules of torch that need the micro-batches in equal rounds: M must be a multiple of max(1, M // K).
 _IN_ROUNDS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE})
@@ -67,13 +68,14 @@ def fit(
 
     Raises:
         ScheduleError: `own` cannot run with this number of workers.
+        SpecError: `own` fails, or gives spans to other workers than there are.
     """
     if spans_per_worker == 1 and schedule not in _IN_ROUNDS:
         return Fitted(schedule, owners_of(schedule, stages, 1))
     if reason := _why_not(schedule, stages, spans_per_worker, micro_batches, num_layers):
         return one_each(stages, f"{schedule} {reason}")
     if schedule is ScheduleName.SCRIPT and isinstance(own, OwnsSpans):
-        return Fitted(schedule, own.owners(stages))
+        return Fitted(schedule, _owners_by(own, stages))
     return Fitted(schedule, owners_of(schedule, stages, spans_per_worker))
 
 
@@ -89,6 +91,19 @@ def owners_of(schedule: ScheduleName, stages: int, spans_per_worker: int) -> tup
     if schedule is ScheduleName.ZERO_BUBBLE_V:
         return (*there, *reversed(there))
     return (*there,) * spans_per_worker
+
+
+def _owners_by(own: OwnsSpans, stages: int) -> tuple[int, ...]:
+    """The owners that the user's schedule returns."""
+    try:
+        owners = tuple(int(worker) for worker in own.owners(stages))
+    except ScheduleError:
+        raise
+    except Exception as error:
+        raise SpecError("schedule", f"{own}: {type(error).__name__}: {error}") from error
+    if set(owners) != set(range(stages)):
+        raise SpecError("schedule", f"{own} gives its spans to the workers {owners}, but there are {stages} workers")
+    return owners
 
 
 def _why_not(schedule: ScheduleName, stages: int, spans_per_worker: int, micro_batches: int, num_layers: int) -> str:

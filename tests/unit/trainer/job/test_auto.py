@@ -30,12 +30,21 @@ def test_a_choice_and_a_schedule_of_the_spec_need_no_reason() -> None:
     assert load_job(make_spec("OneForwardOneBackward")).layouts.cut(0, 4, 1, None).why_schedule == ""
 
 
-def make_spec(schedule: str) -> TrainerSpec:
+def test_checkpointed_activations_leave_nothing_to_gain_by_halves_of_backwards() -> None:
+    """The executor computes both halves at once then."""
+    chosen = [
+        load_job(make_spec("Auto", activationCheckpointing=each)).layouts.cut(0, 4, 1, COSTS).schedule
+        for each in (False, True)
+    ]
+    assert chosen == ["ZeroBubble", "Interleaved"]
+
+
+def make_spec(schedule: str, **training: bool) -> TrainerSpec:
     return TrainerSpec.model_validate(
         {
             "model": {"name": "vit", "numLayers": LAYERS, "hiddenSize": 16, "numHeads": 2, "patchSize": 4},
             "data": {"name": "digits"},
-            "training": {"steps": 4, "globalBatchSize": 16},
+            "training": {"steps": 4, "globalBatchSize": 16, **training},
             "freeze": {"policy": "None"},
             "pipeline": {"stages": 4, "schedule": schedule, "packing": "Measured"},
         }

@@ -99,6 +99,14 @@ class Loose:
         return [["forward", "backward"]]
 
 
+@dataclass
+class Changing:
+    """A schedule that cannot be hashed."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return []
+
+
 @dataclass(frozen=True)
 class Odd:
     """A schedule whose actions are all like this one.
@@ -168,6 +176,13 @@ class Pair(nn.Linear):
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x), x
+
+
+class Half(nn.Linear):
+    """Gives a shorter type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).half()
 
 
 class NoSamples(nn.Linear):
@@ -447,6 +462,16 @@ class Unreadable(TorchDataset[Any]):
             r"blocks\.0 .* the shape and type of their input",
         ),
         (
+            {"model": around(Half(8, 8), nn.Linear(8, 8))},
+            ModelError,
+            r"blocks\.0 .* in torch\.float16 for .* in torch\.float32: all layers must keep the shape and type",
+        ),
+        (
+            {"model": lambda: [Half(4, 8), nn.Identity(), nn.Linear(8, 2)]},
+            ModelError,
+            r"embedding .* in torch\.float16 for a sample, but the model's activation is \(8,\) in torch\.float32",
+        ),
+        (
             {"model": around(spectral_norm(nn.Linear(8, 8)))},
             SpecError,
             r"blocks\.0\.parametrizations\.weight\.0\._u cha",
@@ -563,6 +588,7 @@ class Unreadable(TorchDataset[Any]):
         ({"checkpoint": Checkpoint(location="nope://x")}, SpecError, "nope://x cannot be reached from here"),
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
         ({"freeze": Numbers()}, SpecError, "Numbers failed: TypeError: Object of type int64 is not JSON"),
+        ({"schedule": Changing()}, SpecError, "schedule: Changing must be hashable: make it a frozen dataclass"),
         ({"schedule": Clumsy()}, SpecError, r"schedule: Clumsy\(\): IndexError: list index out of range"),
         *(
             (

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -35,7 +36,7 @@ from pipetransformer.schedules import (
 from pipetransformer_contract.choose import Packing, Present, pays_to_recut
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer, StepTime
-from pipetransformer_contract.spec import ScheduleName
+from pipetransformer_contract.spec import FrozenForward, ScheduleName
 from tests.testkit.trainer.longest_paths import longest_paths
 
 GPIPE = Option(ScheduleName.GPIPE)
@@ -191,6 +192,18 @@ def test_a_candidate_above_the_memory_is_not_chosen_and_says_what_it_needs() -> 
         make_model(units, worker_bytes=100).cut(0, 4, 1)
 
 
+def test_where_the_fastest_candidates_do_not_fit_more_are_tried() -> None:
+    """Only micro-batches of two samples fit. Larger ones are faster."""
+    options = [Option(ScheduleName.INTERLEAVED, spans) for spans in range(2, 7)]
+    model = make_model(even(12, saved=10), options=options, fixed=5, worker_bytes=600)
+
+    choice, *others = model.candidates(0, 2, 1)
+
+    assert choice.cut is not None and choice.predicted is not None
+    assert (choice.cut.schedule, choice.cut.micro_batch_size) == (ScheduleName.INTERLEAVED, 2)
+    assert sum("do not fit the memory" in one.why_not for one in others) > 12, "the most that are simulated otherwise"
+
+
 def test_what_a_worker_holds_is_its_units_and_its_chunks_in_flight() -> None:
     model = make_model(even(8, saved=3), micro_batch_size=2, options=(ONE_F_ONE_B,))
     cut = model.cut(0, 4, 1)
@@ -281,6 +294,95 @@ def test_a_layout_whose_own_schedule_refuses_frozen_spans_is_predicted_as_the_pl
 
     assert predicted == model.predict(6, replace(cut, schedule=ScheduleName.ONE_FORWARD_ONE_BACKWARD), 1)
     assert predicted != with_own.predict(0, cut, 1)
+
+
+class OfOneLength(GPipe):
+    """Runs rounds of 40 chunks, and no others."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        if shape.chunks != 40:
+            raise ScheduleError(f"not {shape.chunks} chunks")
+        return super().actions(shape)
+
+
+def test_a_schedule_that_runs_only_the_rounds_of_the_job_is_predicted_by_them() -> None:
+    """Other long rounds are predicted from shorter ones."""
+    model = make_model(even(8), options=(Option(ScheduleName.SCRIPT),), micro_batch_size=1, global_batch=40)
+    own, gpipe = replace(model, own=OfOneLength()), replace(model, options=(GPIPE,))
+
+    cut = own.cut(0, 8, 1)
+
+    assert (cut.schedule, cut.why_schedule) == (ScheduleName.SCRIPT, "")
+    assert own.step_seconds(0, cut, 1) == pytest.approx(gpipe.step_seconds(0, gpipe.cut(0, 8, 1), 1))
+
+
+def test_a_cut_for_an_asynchronous_schedule_has_room_for_the_chunks_of_several_steps() -> None:
+    """With one micro-batch a step, the first of four workers keeps those of four steps."""
+    options = (Option(ScheduleName.PIPE_OPTIM),)
+    model = make_model(even(8, saved=20), options=options, micro_batch_size=24, worker_bytes=2200)
+    model = replace(model, steps_per_round=16)
+
+    cut = model.cut(0, 4, 1)
+
+    assert cut.schedule is ScheduleName.PIPE_OPTIM
+    held = model.predict(0, cut, 1).bytes_by_worker
+    assert max(held) <= 2200
+    assert held[0] == len(cut.spans[0]) * 40 + 4 * cut.stage_layers[0] * 20 * 24
+
+
+def test_steps_of_an_asynchronous_round_share_its_bubble() -> None:
+    model = make_model(even(8), options=(Option(ScheduleName.PIPE_OPTIM),), micro_batch_size=24, fixed=0)
+    seconds = [replace(model, steps_per_round=steps).step_seconds(0, model.cut(0, 4, 1), 1) for steps in (1, 16)]
+    assert seconds == pytest.approx([6 * 24 * (1 + 3), 6 * 24 * (16 + 3) / 16])
+
+
+def test_no_search_stops_at_the_bound_of_a_round_where_steps_share_one() -> None:
+    """A step of an asynchronous round takes less than the way of a chunk through the pipeline."""
+    units = [UnitCost(0, 0, 0), *[UnitCost(each, 2 * each, each) for each in (3, 1, 1, 1, 1, 3)], UnitCost(0, 0, 0)]
+    model = replace(
+        make_model(units, options=(Option(ScheduleName.PIPE_OPTIM),), micro_batch_size=24, fixed=0),
+        steps_per_round=16,
+    )
+    cuts = [[range(a + 1), range(a + 1, b + 1), range(b + 1, 8)] for a in range(1, 5) for b in range(a + 1, 6)]
+    seconds = [model.step_seconds(0, replace(model.cut(0, 3, 1), spans=each), 1) for each in cuts]
+
+    best = best_cut(model, 0, 3, 1)
+
+    assert best is not None and best.exact
+    assert best.seconds == pytest.approx(min(seconds))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"frozen_forward": FrozenForward.AHEAD, "sample_bytes": 2},
+        {"cache_bytes": 25},
+        {"cache_bytes": 25, "offloads": True, "cached_layers": 5, "cold_share": 1.0, "unit_bytes": [30] * 10},
+    ],
+    ids=["bytes made ahead", "share of the cache", "layers off the device"],
+)
+def test_a_layout_is_cut_alike_whichever_layouts_were_asked_for_before(changes: dict[str, Any]) -> None:
+    """In more pipelines each first worker makes less ahead, and its cache holds a larger share."""
+    model = make_model(even(8), options=(ONE_F_ONE_B,), micro_batch_size=1, worker_bytes=210)
+    model = replace(model, last_sharing=range(10), **changes)
+
+    def ask(*pipelines: int) -> list[list[range]]:
+        fresh = replace(model)
+        return [fresh.cut(5 if "cache_bytes" in changes else 3, 2, each).spans for each in pipelines]
+
+    assert ask(1, 4) == ask(4, 1)[::-1] == [*ask(1), *ask(4)]
+    assert ask(1) != ask(4)
+
+
+def test_halves_that_repeat_a_forward_are_computed_at_once_and_fill_no_wait() -> None:
+    """With activation checkpointing the first half of a backward does all of it."""
+    zero_bubble = Option(ScheduleName.ZERO_BUBBLE)
+    model = make_model(even(8), options=(ONE_F_ONE_B, zero_bubble), micro_batch_size=3, fixed=0)
+
+    choices = {each: replace(model, recompute=each).candidates(0, 4, 1)[0] for each in (False, True)}
+
+    assert choices[False].option == zero_bubble
+    assert choices[True].option == ONE_F_ONE_B
 
 
 @pytest.mark.parametrize("stages", [4, 16])
@@ -382,6 +484,6 @@ def test_offers_of_16_lengths_and_64_widths_take_no_more_than_a_moment() -> None
         return Prediction(found.bytes_per_worker, found.seconds)
 
     started = time.process_time()
-    make_offers(predict, initial_stages=16, max_workers=1024, max_pipelines=64, pause_seconds=1.0)
+    make_offers(predict, initial_stages=16, max_workers=1024, max_pipelines=1024, pause_seconds=1.0)
     assert layouts == 16 * 64
     assert time.process_time() - started < 5

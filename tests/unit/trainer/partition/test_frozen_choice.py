@@ -107,13 +107,25 @@ def test_an_embedding_that_trains_with_the_head_is_no_part_of_what_runs_ahead() 
 
 
 def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more() -> None:
-    model = make_model(FrozenForward.AHEAD)
+    model = replace(make_model(FrozenForward.AHEAD), cache_bytes=50)
     cut = model.cut(FROZEN, STAGES, 1)
 
     fewer, more = model.ahead(FROZEN - 2, cut), model.ahead(FROZEN + 1, cut)
 
-    assert fewer is not None and len(fewer.seconds.prefix) == FROZEN - 1
+    assert fewer is not None and fewer.seconds.prefix == (0.0, *[1.0] * (FROZEN - 2)), "whatever the cache holds"
     assert more is None
+
+
+def test_each_computation_of_a_cut_that_runs_ahead_takes_the_seconds_of_an_action_too() -> None:
+    model = make_model(FrozenForward.AHEAD)
+    model = replace(model, costs=model.costs.model_copy(update={"seconds_per_action": 0.5}))
+    cut = model.cut(FROZEN, STAGES, 1)
+
+    ahead = model.ahead(FROZEN, cut)
+
+    layers = len(cut.spans[1])
+    assert ahead is not None
+    assert (ahead.seconds.forward[1], ahead.seconds.backward[1]) == (layers + 0.5, 2 * layers + 0.5)
 
 
 def test_auto_compares_each_schedule_in_place_and_ahead() -> None:
@@ -123,3 +135,13 @@ def test_auto_compares_each_schedule_in_place_and_ahead() -> None:
 
     assert {(one.option, one.holders > 0) for one in found} == {(option, ahead) for option in AUTO for ahead in (0, 1)}
     assert found[0].holders
+
+
+def test_a_layout_without_memory_for_copies_says_what_a_worker_has_and_would_need() -> None:
+    found = make_model(FrozenForward.AUTO, 160).candidates(FROZEN, STAGES, 1)
+
+    (why,) = (one.why_not for one in found if one.holders == STAGES)
+
+    assert why.endswith("but a worker has 160")
+    needed = int(why.split("would need ")[1].split()[0])
+    assert 160 < needed <= (FROZEN + 1) * FROZEN_BYTES + 4 * TRAINED_BYTES

@@ -90,6 +90,23 @@ def test_a_cut_within_the_memory_counts_what_has_left() -> None:
     assert two.bytes_per_worker(9, two.cut(9, 2, 1), 1) <= 2 * TRAINED
 
 
+@pytest.mark.parametrize("frozen_forward", [FrozenForward.IN_PLACE, FrozenForward.AHEAD])
+def test_a_cut_leaves_room_for_the_layer_that_comes_back(frozen_forward: FrozenForward) -> None:
+    """By time the first stage would train four layers."""
+    cheap = [UnitCost(0, 0, 0), *[UnitCost(0.5, 1.0, 0.5)] * 10, *[UnitCost(1.0, 2.0, 1.0)] * 2, UnitCost(0, 0, 0)]
+    room = FROZEN + 4 * TRAINED - 1
+    costs = ModelCosts(micro_batch_sizes=(1, 2), small=cheap, large=cheap, worker_bytes=room)
+    model = make_model(costs=costs, cached_layers=6, frozen_forward=frozen_forward)
+    assert replace(model, costs=costs.model_copy(update={"worker_bytes": None})).cut(6, 2, 1).spans[0].stop == 11
+
+    cut = model.cut(6, 2, 1)
+
+    assert [len(span) for span in cut.spans] == [10, 4]
+    assert cut.holders == ((0, 1) if frozen_forward is FrozenForward.AHEAD else ())
+    assert model.bytes_per_worker(6, cut, 1) <= room
+    assert not any("do not fit" in one.why_not for one in model.candidates(6, 2, 1))
+
+
 def test_copies_that_compute_ahead_leave_too() -> None:
     ahead = make_model(cached_layers=6, frozen_forward=FrozenForward.AHEAD)
     cut = ahead.cut(6, 3, 1)

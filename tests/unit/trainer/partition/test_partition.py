@@ -98,6 +98,9 @@ def test_more_stages_than_items_are_refused() -> None:
 def test_what_does_not_fit_says_which_stage_needs_how_much() -> None:
     with pytest.raises(MemoryBoundError, match=r"stage 1 .* 30 bytes .* item 3, but a worker has 20"):
         partition([1] * 4, 2, MemoryBound([[10, 10, 10, 20]] * 2, 20))
+    with pytest.raises(MemoryBoundError, match=r"stage 0 would need 35 bytes with item 0, but a worker has 20"):
+        partition([1] * 4, 2, MemoryBound([[10] * 4] * 2, 20, held=25))
+    assert partition([1] * 4, 2, MemoryBound([[10] * 4] * 2, 25, held=5)) == [range(2), range(2, 4)]
 
 
 def test_frozen_units_cost_forward_only_and_the_first_active_one_no_input_gradient() -> None:
@@ -194,7 +197,7 @@ def test_an_offer_predicts_every_width_that_fits_and_what_never_fits_is_not_offe
     def predict(stages: int, pipelines: int) -> Prediction:
         if stages * pipelines < 4:
             raise MemoryBoundError(stages, 0, 0, needed=1, limit=0)
-        return Prediction(100 // stages, 1 / pipelines)
+        return Prediction(100 // stages + pipelines, 1 / pipelines)
 
     found = make_offers(predict, initial_stages=4, max_workers=6, max_pipelines=5, pause_seconds=0.5)
     assert [(offer.stages, [time.pipelines for time in offer.step_seconds]) for offer in found] == [
@@ -203,7 +206,8 @@ def test_an_offer_predicts_every_width_that_fits_and_what_never_fits_is_not_offe
         (2, [2, 3]),
         (1, [4, 5]),
     ]
-    assert (found[-1].bytes_per_worker, found[-1].pause_seconds) == (100, 0.5)
+    assert [offer.bytes_per_worker for offer in found] == [26, 35, 53, 105], "of the width that needs the most"
+    assert found[-1].pause_seconds == 0.5
 
 
 @pytest.mark.parametrize(("case", "percent"), list(zip(CASES, (12.7, 6.5, 9.1), strict=True)))

@@ -144,6 +144,8 @@ def test_slices_are_equal_until_costs_are_measured() -> None:
     spans = [range(2), range(2, 4), range(4, 6)]
     lengths = choose_slices(None, spans, 0, samples=2, micro_batches=2, total=100, grain=10)
     assert lengths == (10, 20, 20, 10, 20, 20)
+    several = [choose_slices(None, spans, 0, samples=2, micro_batches=each, total=100, grain=10) for each in (5, 20)]
+    assert several == [(30, 30, 40), (100,)], "at least four chunks for each stage"
     assert choose_slices(None, spans[:1], 0, samples=2, micro_batches=2, total=100, grain=10) == (100,)
     unit = SliceCost(fixed=1e-4, token=1e-5, pair=1e-6, square=5e-7)
     costs = SliceCosts(forward=[unit] * 6, backward=[unit + unit] * 6)

@@ -227,6 +227,9 @@ def test_a_schedule_that_leaves_a_frozen_layer_out_is_refused() -> None:
     for left in (range(2), range(1, 3), range(0)):
         with pytest.raises(ScheduleError, match=r"chunk 1 runs the frozen units .* on the workers \[0\]"):
             planned(Fixed([(*others, replace(last, units=left))]), shape)
+    for actions, ran in ((others, r"\[\]"), ([*others, last, replace(last, chunk=0)], r"\[0, 1\]")):
+        with pytest.raises(ScheduleError, match=rf"frozen units run for the chunks {ran}, not for \[1\]"):
+            planned(Fixed([tuple(actions)]), shape)
 
 
 @pytest.mark.parametrize(

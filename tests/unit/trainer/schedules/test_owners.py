@@ -1,10 +1,15 @@
 """Who owns which span, and what runs where a layout cannot run the schedule of the spec."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.schedules import fit
+from pipetransformer.errors import SpecError
+from pipetransformer.schedules import Action, RoundShape, fit
 from pipetransformer_contract.spec import ScheduleName
 
 INTERLEAVED, ZERO_BUBBLE, ZERO_BUBBLE_V = (
@@ -54,6 +59,39 @@ def test_a_layout_that_cannot_run_the_schedule_runs_1f1b_and_says_why(
     assert fitted.schedule is ScheduleName.ONE_FORWARD_ONE_BACKWARD
     assert fitted.owners == tuple(range(stages))
     assert fitted.reason == reason
+
+
+@dataclass(frozen=True)
+class Own:
+    """A schedule of the user's program, which says who owns its spans."""
+
+    says: Callable[[int], Any]
+    spans: int = 2
+
+    def owners(self, workers: int) -> Any:
+        return self.says(workers)
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return []
+
+
+def test_the_users_schedule_says_who_owns_its_spans() -> None:
+    fitted = fit(ScheduleName.SCRIPT, 2, 2, 4, 4, own=Own(lambda workers: [1, 0, 0, 1]))
+
+    assert (fitted.owners, hash(fitted)) == ((1, 0, 0, 1), hash(replace(fitted)))
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        (lambda workers: (0,) * 4, r"gives its spans to the workers \(0, 0, 0, 0\), but there are 2 workers"),
+        (lambda workers: (0, 1, 2, 2), "but there are 2 workers"),
+        (lambda workers: {3: (0, 1)}[workers], "KeyError: 2"),
+    ],
+)
+def test_owners_that_cannot_be_right_are_the_fault_of_the_users_schedule(says: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        fit(ScheduleName.SCRIPT, 2, 2, 4, 4, own=Own(says))
 
 
 @given(

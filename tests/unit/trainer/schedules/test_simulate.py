@@ -57,6 +57,7 @@ def test_gpipe_with_unequal_stages_waits_for_its_slowest_forward_and_backward() 
     costs = RoundCosts.by_span([1.0, 4.0, 2.0], [3.0, 2.0, 7.0])
     found = simulate(planned(GPipe(), even(3, 6)), even(3, 6), costs)
     assert found.seconds == pytest.approx((1 + 4 + 2) + 5 * 4 + (3 + 2 + 7) + 5 * 7)
+    assert found.mean_idle_share == pytest.approx(1 - sum(found.busy) / 3 / found.seconds)
 
 
 def test_two_spans_a_worker_halve_the_bubble() -> None:
@@ -101,6 +102,11 @@ def test_any_action_takes_its_constant_seconds_too() -> None:
     found = simulate(planned(GPipe(), shape), shape, replace(costs, action_seconds=0.5))
     assert found.seconds == pytest.approx((8 + 3) * (3.5 + 5.5))
     assert found.busy == pytest.approx([8 * 9] * 4)
+    ahead = Ahead(GPipe(), RoundSeconds((3.0,) * 4, (5.0,) * 4, (1.0, 1.0)), (0, 1, 2, 3))
+    shape = replace(shape, prefix_units=2, prefix_made=True, next_chunks=8)
+    lists, costs = ahead.actions(shape), replace(costs, prefix=(1.0, 1.0))
+    free, dear = (sum(simulate(lists, shape, replace(costs, action_seconds=each)).busy) for each in (0.0, 0.5))
+    assert dear - free == pytest.approx(0.5 * sum(map(len, lists))), "also those that compute frozen units"
 
 
 def test_a_round_without_backwards_takes_m_and_k_less_one_forwards() -> None:

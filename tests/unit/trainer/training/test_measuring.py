@@ -137,6 +137,15 @@ def test_frozen_units_have_no_backward_to_measure(model: PipelineModel, groups: 
     assert second == UnitCost(2, 4, 0, saved_bytes=128)
 
 
+def test_the_input_of_a_unit_counts_although_its_backward_needs_only_its_output(
+    model: PipelineModel, groups: GenerationGroups
+) -> None:
+    """The span keeps it until the backward."""
+    model.blocks[0] = nn.Tanh()
+
+    assert make_runner(model, groups, 0).measure(4, Samples())[1].saved_bytes == 2 * 128
+
+
 def test_measuring_leaves_no_trace(model: PipelineModel, groups: GenerationGroups) -> None:
     weights = [parameter.clone() for unit in model.units for parameter in unit.parameters()]
     state = torch.get_rng_state()
