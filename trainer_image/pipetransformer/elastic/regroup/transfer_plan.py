@@ -191,13 +191,11 @@ def assign_roles(
         (pipeline, stage) of each member, by rank.
     """
     roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(len(needed))]
-    missing = [
-        [sum(unit_bytes[unit] for unit in needed[stage] if unit not in units) for _, stage in roles] for units in held
-    ]
+    missing = [[sum(unit_bytes[unit] for unit in stage if unit not in units) for stage in needed] for units in held]
     # Among assignments that move the same bytes, prefer roles in the order of ranks, as at a fresh start.
-    cost = np.array(missing, dtype=float)
+    cost = np.tile(np.array(missing, dtype=float), pipelines)
     order = np.abs(np.subtract.outer(np.arange(len(held)), np.arange(len(roles))))
-    ranks, columns = linear_sum_assignment(cost * 4 * len(held) ** 2 + order)
+    ranks, columns = linear_sum_assignment(cost * len(held) ** 2 + order)
     chosen = dict(zip(ranks.tolist(), columns.tolist(), strict=True))
     return [roles[chosen[rank]] for rank in range(len(held))]
 
