@@ -69,6 +69,7 @@ class Alone:
                     raise SpecError("spec.checkpoint.location", message) from error
         # Add what no checkpoint contains, and freeze units.
         new.control.costs = self.plan.costs
+        new.control.round_ended_at = max(new.control.round_ended_at, self.plan.round_ended_at)
         new.set_apart(self.copies)
         new.apply_boundary()
         return new

@@ -112,6 +112,8 @@ class TransferPlan(_Message):
         cached_layers: `Control.cached_layers` of the state, which no checkpoint contains.
         inputs_change: whether any participant knows that inputs change between two reads. Then no worker caches.
         costs: `Control.costs` for `Fresh` and `Checkpoint`, because no checkpoint contains them.
+        round_ended_at: `Control.round_ended_at` for `Fresh` and `Checkpoint`. A checkpoint has an older one, because
+            the workers have trained since.
     """
 
     origin: Origin
@@ -127,6 +129,7 @@ class TransferPlan(_Message):
     cached_layers: int = 0
     inputs_change: bool = False
     costs: dict[str, Any] | None = None
+    round_ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +298,7 @@ def make_plan(
         checkpoint=durable.name,
         cached_layers=start.cached_layers,
         costs=start.costs,
+        round_ended_at=start.round_ended_at,
     )
 
 
