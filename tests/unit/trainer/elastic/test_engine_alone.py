@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipetransformer.checkpoint.best_model import best_location
 from pipetransformer.checkpoint.checkpointer import Checkpointer
@@ -87,6 +87,8 @@ def enter(
     state: WorkerState | None = None,
     unsettled: Unsettled | None = None,
     run_dir: Path = Path("no-record"),
+    *,
+    in_group: bool = False,
 ) -> Regrouped:
     """The only generation of a worker. By default it holds nothing but mirrors."""
     store, address = hosted
@@ -106,7 +108,7 @@ def enter(
     )
     state = state or WorkerState(job.num_layers, job.model.ties)
     unsettled = unsettled or mock.Mock(pending=None, pending_steps=1, in_doubt=None)
-    return regroup(tools, state, unsettled, in_group=False)
+    return regroup(tools, state, unsettled, in_group=in_group)
 
 
 def mirrored(job: Job, control: Control) -> Mirrors:
@@ -171,11 +173,18 @@ def test_a_mirror_stays_as_it_was_when_the_worker_trains_on_from_it(hosted: tupl
         assert all(map(torch.equal, parts, before[index])), index
 
 
-def test_a_stage_that_no_plan_can_use_is_freed_before_another_is_read(
-    job: Job, hosted: tuple[TCPStore, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("returns_to", "in_group", "frees"), [("checkpoint", False, True), ("mirror", False, True), ("mirror", True, False)]
+)
+def test_a_stage_that_no_plan_can_use_is_freed_before_another_is_made(
+    returns_to: str, in_group: bool, frees: bool, job: Job, hosted: tuple[TCPStore, str], tmp_path: Path
 ) -> None:
-    """Otherwise an accelerator that is more than half full could not return to the checkpoint."""
-    write_checkpoint(job, Control(step=5, job_uid="job"))
+    """Otherwise an accelerator that is more than half full could not return to an earlier state. But a group that is
+    whole trains on if the regroup fails."""
+    earlier = Control(step=5, job_uid="job")
+    mirrors = mirrored(job, earlier) if returns_to == "mirror" else Mirrors(None, job.codec, [], CPU)
+    if returns_to == "checkpoint":
+        write_checkpoint(job, earlier)
     state = WorkerState(job.num_layers, job.model.ties, Control(step=8, job_uid="job", last_generation=3))
     state.units = job.build_units(range(2))  # the others are lost
     state.apply_boundary()
@@ -191,17 +200,18 @@ def test_a_stage_that_no_plan_can_use_is_freed_before_another_is_read(
     held = list(map(weakref.ref, [*tensors, *gradients.of_unit.values()]))
     del tensors, gradients
     alive: list[int] = []
-    load_unit = Checkpointer.load_unit
+    blank_unit = Job.blank_unit
 
-    def load(checkpointer: Checkpointer, index: int) -> dict[str, Tensor]:
+    def make(job: Job, index: int) -> nn.Module:
         alive.append(sum(one() is not None for one in held))
-        return load_unit(checkpointer, index)
+        return blank_unit(job, index)
 
-    with mock.patch.object(Checkpointer, "load_unit", load):
-        entered = enter(job, Mirrors(None, job.codec, [], CPU), hosted, state, committer.unsettled(state))
+    with mock.patch.object(Job, "blank_unit", make):
+        entered = enter(job, mirrors, hosted, state, committer.unsettled(state), in_group=in_group)
 
-    assert alive == [0] * (job.num_layers + 2)
-    assert entered.state.control.step == 5
+    assert alive == [0 if frees else len(held)] * (job.num_layers + 2)
+    assert (entered.state.control.step, state.control.step) == (5, 8)
+    assert set(state.units) == (set() if frees else {0, 1})
 
 
 def test_the_record_of_another_run_numbers_no_generations(
