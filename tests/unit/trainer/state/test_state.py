@@ -235,6 +235,13 @@ def test_a_job_keeps_the_layout_in_which_it_began_until_another_job_resumes_it()
     assert (resumed.began_in, resumed.earlier_job) == (Layout(2, 4), "job")
 
 
+@pytest.mark.parametrize(("step", "earlier"), [(0, "job"), (7, "")], ids=["from the beginning", "of an unknown job"])
+def test_a_job_that_names_no_earlier_one_began_at_the_beginning(step: int, earlier: str) -> None:
+    control = Control(step=step)
+    control.begin_job("job", 3, Layout(1, 1))
+    assert (control.earlier_job, control.lasting_generation(2)) == (earlier, 5)
+
+
 def test_copies_are_kept_while_they_stay_frozen_and_a_unit_that_freezes_loses_its_moments() -> None:
     units = {index: nn.Linear(2, 2) for index in range(5)}
     state = WorkerState(3, units=dict(units))
