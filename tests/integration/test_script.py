@@ -113,15 +113,16 @@ async def test_as_a_pods_command_the_script_is_a_worker_of_the_operator(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("on_pack", "pipelines"), [("Widen", 2), ("Release", 1)])
 async def test_agents_with_our_rendezvous_start_again_from_the_checkpoint_at_the_size_that_the_operator_says(
-    tmp_path: Path,
+    on_pack: str, pipelines: int, tmp_path: Path
 ) -> None:
     agent = (*TORCHRUN, "--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=pipetransformer")
-    status = await operate(script_job().checkpoint(), tmp_path, *agent)
+    status = await operate(script_job().checkpoint().on_pack(on_pack), tmp_path, *agent)
 
     assert status.is_true(ConditionType.COMPLETE), logs(tmp_path)
     check_run(tmp_path)
-    assert layouts(tmp_path) == [(2, 1), (1, 2)]
+    assert layouts(tmp_path) == [(2, 1), (1, pipelines)]
 
 
 class DueOnceItRuns(MemoryStore):

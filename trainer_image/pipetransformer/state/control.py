@@ -145,13 +145,15 @@ class Control:
             self.awaited_layers = self.boundary
 
     def return_with(self, workers: Sequence["Control"]) -> None:
-        """Take from later control states what is still true after the workers went back to this state: the newest
-        costs, and which layers are in host memory. The present layout may have no room for these layers on the device.
+        """Take from later control states what is still true after the workers went back to this state: when the last
+        round ended, the newest costs, and which layers are in host memory. The present layout may have no room for
+        these layers on the device.
 
         Args:
             workers: the control states that the workers had.
         """
         self.note_cached(min(self.boundary, max((each.cached_layers for each in workers), default=0)))
+        self.round_ended_at = max([self.round_ended_at, *(each.round_ended_at for each in workers)])
         measured = [each for each in workers if each.costs is not None and each.visit == self.visit]
         if measured:
             self.costs = max(measured, key=lambda each: each.point).costs

@@ -90,6 +90,12 @@ class WorkerState:
             bring_back(unit, device)
         return bytes_off(self.held.values())
 
+    def drop_units(self) -> None:
+        """Drop all units with their moments. The control state stays."""
+        self.units.clear()
+        self.copies.clear()
+        self.moments.clear()
+
     def go_on_from(self, control: Control) -> None:
         """Take over the control state of other workers. They are at the same committed step, but may have decided
         since, for example to freeze layers."""

@@ -90,6 +90,12 @@ class Committer:
         committed state."""
         self.pending = self._round_start = None
 
+    def forget_all(self) -> None:
+        """Forget pending steps, the state in doubt, and all that steps a stage. Call this when the workers return to an
+        earlier state, so that its memory is free before that state is loaded."""
+        self.forget_pending()
+        self.in_doubt = self.optimizer = self.gradients = None
+
     def hold(self, control: Control, steps: int = 1) -> None:
         """Note that a round is computed, so its steps are pending until the vote. Also drop the state in doubt, because
         no member has committed it: otherwise that member would not have taken part in this round.
@@ -272,3 +278,7 @@ class UnsettledStep:
 
     def commit_late(self, control: Control) -> None:
         self.committer.commit_late(self.state, control)
+
+    def drop(self) -> None:
+        self.committer.forget_all()
+        self.state.drop_units()

@@ -43,8 +43,9 @@ class OneGeneration:
     """Gives the agent's generation (`GenerationSource`). The next one goes to another process."""
 
     def __init__(self, generation: Generation) -> None:
-        # A nonce of their own, because the agents have used this one's keys in the same store.
-        self._generation = generation.model_copy(update={"nonce": f"{generation.nonce}-processes"})
+        # A nonce of their own, because the agents have used this one's keys in the same store. Agents that leave start
+        # no process.
+        self._generation = generation.model_copy(update={"nonce": f"{generation.nonce}-processes", "leavers": []})
         self._stopped = threading.Event()
 
     @classmethod

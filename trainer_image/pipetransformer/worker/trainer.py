@@ -149,9 +149,11 @@ class Trainer:
     def stages_too_few(self) -> int | None:
         """The number of stages that was too small for this worker's memory; None if it may be enough after all."""
         member = self._member
-        layout = self._kit.committer.layout if member is None else member.layout
+        generation = self._kit.handler.generation if member is None else member.layout.generation
         first_step = self.step if member is None else member.first_step
-        return None if layout is None else stages_too_few(self._job, self._state.control, layout.stages, first_step)
+        if generation is None:  # in the warm-up
+            return None
+        return stages_too_few(self._job, self._state.control, generation.stages, first_step)
 
     @property
     def lost_peers(self) -> list[str]:

@@ -1,6 +1,7 @@
 """The worker's side of the channel: it waits out an absent operator and says everything again until it is heard."""
 
 import datetime
+import gzip
 import socket
 import threading
 import time
@@ -33,7 +34,17 @@ from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousH
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import HashStore, PrefixStore
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import Generation, Heartbeat, Member, Outcome, Ready, Report, ResizeReason
+from pipetransformer_contract.messages import (
+    Generation,
+    Heartbeat,
+    HeartbeatReply,
+    Member,
+    Outcome,
+    Ready,
+    Report,
+    ReportReply,
+    ResizeReason,
+)
 from tests.testkit.trainer.stub_channel import StubChannel
 
 pytestmark = pytest.mark.timeout(120)
@@ -130,11 +141,13 @@ def test_answers_to_heartbeats_and_reports_ask_for_a_checkpoint(stub: StubChanne
 
 
 class TooMany(BaseHTTPRequestHandler):
-    """Asks everybody to come again in seven seconds."""
+    """Asks everybody to come again later."""
+
+    later = "7"
 
     def do_GET(self) -> None:
         self.send_response(429)
-        self.send_header("Retry-After", "7")
+        self.send_header("Retry-After", self.later)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -153,7 +166,12 @@ class Impatient(threading.Event):
         return True
 
 
-def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> None:
+@pytest.mark.parametrize(("later", "seconds"), [("7", 7.0), ("700", 60.0), ("tomorrow", 0.5)])
+def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says(
+    later: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not longer than a minute."""
+    monkeypatch.setattr(TooMany, "later", later)
     stop = Impatient()
     backoff = Backoff(stop)
     with HTTPServer(("127.0.0.1", 0), TooMany) as server:
@@ -161,8 +179,12 @@ def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says() -> No
         with pytest.raises(ChannelUnavailableError, match="429") as caught:
             Channel(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0").generation(0, 1)
     backoff.wait(caught.value.retry_after)
+    for _ in range(6):
+        backoff.wait()
+    assert stop.waits == [seconds, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    backoff.reset()
     backoff.wait()
-    assert stop.waits == [7.0, 1.0]
+    assert stop.waits[-1] == 0.5
 
 
 class Beating:
@@ -183,16 +205,78 @@ class Beating:
         """Go on."""
 
 
-def test_a_heartbeat_that_is_refused_waits_as_long_too() -> None:
-    refused = ChannelUnavailableError("HTTP 429", retry_after=7.0)
+@pytest.mark.parametrize(
+    ("answer", "seconds"),
+    [
+        (ChannelUnavailableError("HTTP 429", retry_after=7.0), 7.0),
+        (ChannelUnavailableError("HTTP 429", retry_after=1.0), operator_channel.HEARTBEAT_SECONDS),
+        (HeartbeatReply(layout_generation=1, next_seconds=30.0), 30.0),
+        (HeartbeatReply(layout_generation=1), operator_channel.HEARTBEAT_SECONDS),
+    ],
+    ids=["refused", "refused for less", "asked to beat rarely", "asked for nothing"],
+)
+def test_a_heartbeat_waits_as_long_as_the_operator_says(answer: Exception | HeartbeatReply, seconds: float) -> None:
     sender = HeartbeatSender(
-        mock.Mock(heartbeat=mock.Mock(side_effect=[refused, JobEndedError("it has ended")])),
+        mock.Mock(heartbeat=mock.Mock(side_effect=[answer, JobEndedError("it has ended")])),
         mock.Mock(),
         Beating(mock.Mock()),
     )
     sender._wake = wake = Impatient()
     sender._run()
-    assert wake.waits == [7.0]
+    assert wake.waits == [seconds]
+
+
+def sending(answer: Callable[[Report], ReportReply]) -> ReportSender:
+    """Sends reports to an operator that answers so."""
+    sender = ReportSender(mock.Mock(report=answer), mock.Mock(), Beating(mock.Mock()))
+    sender.start()
+    return sender
+
+
+def test_a_report_of_mere_progress_waits_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is urgent does not, and stays so if another one replaces it."""
+    monkeypatch.setattr(operator_channel, "REPORT_SECONDS", 0.0)
+    heard: list[int] = []
+    hears, goes_on = threading.Event(), threading.Event()
+
+    def answer(report: Report) -> ReportReply:
+        heard.append(report.step)
+        if report.step == 3:
+            hears.set()
+            goes_on.wait(10)
+        return ReportReply(layout_generation=1, next_seconds=3600.0)
+
+    sender = sending(answer)
+    sender.submit(make_report(1), urgent=True)
+    assert sender.flush(10)
+    sender.submit(make_report(2), urgent=False)
+    assert not sender.flush(0.2)
+    sender.submit(make_report(3), urgent=True)
+    assert hears.wait(10)
+    sender.submit(make_report(4), urgent=True)
+    sender.submit(make_report(5), urgent=False)
+    goes_on.set()
+    assert sender.flush(10)
+    sender.stop()
+    assert heard == [1, 3, 5]
+
+
+def test_a_leader_that_was_followed_by_another_repeats_no_report() -> None:
+    tried = threading.Event()
+
+    def refuse(report: Report) -> ReportReply:
+        tried.set()
+        raise ChannelUnavailableError("HTTP 503")
+
+    sender = sending(refuse)
+    sender.submit(make_report(1), urgent=True)
+    assert tried.wait(10)
+    assert not sender.flush(0)
+
+    sender.forget()
+
+    assert sender.flush(0), "nothing is left to send"
+    sender.stop()
 
 
 def test_a_server_that_does_not_take_connections_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +330,27 @@ def test_an_unreadable_authority_is_read_again_with_the_next_request(tmp_path: P
             authority.write_text(broken)
         with pytest.raises(ChannelUnavailableError):
             operator_channel.report(make_report(1))
+
+
+class Zips(BaseHTTPRequestHandler):
+    """Answers each heartbeat with a packed body, because the worker says that it can read one."""
+
+    def do_POST(self) -> None:
+        body = HeartbeatReply(layout_generation=7).model_dump_json(by_alias=True).encode()
+        self.send_response(200 if self.headers["Accept-Encoding"] == "gzip" else 406)
+        self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        self.wfile.write(gzip.compress(body))
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_a_packed_answer_is_read() -> None:
+    with HTTPServer(("127.0.0.1", 0), Zips) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        speaks = Channel(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0")
+        assert speaks.heartbeat(Heartbeat(layout_generation=1, step=1)).layout_generation == 7
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -365,6 +470,8 @@ def test_members_and_leavers_meet_at_the_leaders_store() -> None:
     assert handler.num_nodes_waiting() == 0
     info.store.set("key", "value")
     assert caught[0].store.get("key") == b"value"
+    for store in (info.store, caught[0].store):
+        assert getattr(store, "timeout") == SECONDS, "they agree on a plan there"  # noqa: B009 - torch's stub lacks it
 
 
 def test_a_worker_in_no_group_says_above_which_generation_it_waits() -> None:
@@ -418,6 +525,7 @@ def test_who_has_come_and_left_is_not_waited_for() -> None:
     published = generation("a", ["a", "b"], [], address)
     other_store, _ = host_store("127.0.0.1", SECONDS)
     joiner = GenerationRendezvousHandler("b", other_store, OneGeneration(published), timeout=SECONDS)
+    joiner.patient = True  # which does not outlast its connection
     with ThreadPoolExecutor() as threads:
         comes = threads.submit(joiner.next_rendezvous)
         inspector = PrefixStore("uid/3/nonce", store)
@@ -460,6 +568,26 @@ def test_a_generation_that_does_not_name_the_worker_is_refused() -> None:
 
     with pytest.raises(RendezvousStateError, match="'z'"):
         handler.next_rendezvous()
+
+
+def test_the_others_are_named_in_a_circle_from_the_next_one_on() -> None:
+    """A report of lost peers may be cut, and a worker most often notices those that follow it."""
+    store, address = host_store("127.0.0.1", SECONDS)
+    published = generation("a", ["a", "b", "c"], ["d"], address)
+    handlers = [GenerationRendezvousHandler(name, store, OneGeneration(published), timeout=SECONDS) for name in "bz"]
+    assert handlers[0].others == [], "before the first generation"
+    for handler in handlers:
+        handler.find_next()
+
+    assert [handler.others for handler in handlers] == [["c", "d", "a"], []]
+
+
+def test_the_newest_generation_is_the_highest_that_was_seen() -> None:
+    """Answers to heartbeats and reports may come out of order."""
+    source = ChannelSource(mock.Mock(), "127.0.0.1:1", HashStore())
+    for number in (2, 3, 2):
+        source.saw(number)
+    assert source.newest() == 3
 
 
 def test_addresses_split_with_and_without_brackets() -> None:

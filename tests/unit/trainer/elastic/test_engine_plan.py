@@ -101,7 +101,11 @@ def test_a_step_that_one_has_committed_is_committed_by_all() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("further", [{"decided_step": 8}, {"evaluated_step": 8}], ids=["decided", "evaluated"])
+@pytest.mark.parametrize(
+    "further",
+    [{"decided_step": 8}, {"evaluated_step": 8}, {"visit_done": True}],
+    ids=["decided", "evaluated", "ended-a-visit"],
+)
 def test_a_decision_is_not_lost_with_a_worker_that_broke_before_it(further: dict[str, int], place: int) -> None:
     inventories = [bring(span, 8) for span in cut(3)]
     for number, inventory in enumerate(inventories):
@@ -285,6 +289,19 @@ def test_layers_that_are_off_the_device_stay_off_in_a_return_to_a_mirror() -> No
     assert control.costs == {"boundary": 5}
 
 
+def test_a_pause_begins_at_the_end_of_the_last_round_wherever_the_workers_return_to() -> None:
+    """Training that is redone is no part of it."""
+    survivors = [mirror(bring(range(4), 9), range(8), 6), bring(range(4), 9), bring([], -1)]
+    for inventory, ended in zip(survivors, (90.0, 91.0, 0.0), strict=True):
+        inventory.control["round_ended_at"] = ended
+    survivors[0].mirrors[0].control["round_ended_at"] = 60.0
+
+    assert plan_for(survivors, 1, 3).control["round_ended_at"] == 91.0
+    plan = plan_for(survivors, 1, 3, DurablePoint(8, 0))
+    assert (plan.origin, plan.round_ended_at) == (Origin.CHECKPOINT, 91.0)
+    assert plan_for([bring(range(4), 9)], 1, 1).round_ended_at == 0.0, "as its control state says"
+
+
 def test_a_checkpoint_that_is_newer_than_the_mirrors_counts() -> None:
     survivors = [mirror(bring(range(4), 9), range(8), 6)]
 
@@ -349,11 +366,29 @@ def test_what_is_no_longer_frozen_or_was_not_all_the_time_moves() -> None:
     assert [move.unit for move in plan.moves] == [2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize(("boundary", "moved"), [(3, range(4, 8)), (2, range(8))])
+def test_copies_of_frozen_units_count_once_their_holder_knows_the_boundary(boundary: int, moved: range) -> None:
+    """A worker that broke before the decision takes it over first, and may drop copies then."""
+    first, second = bring(range(4), 8, boundary=3), bring(range(4, 8), 8, boundary=boundary)
+    first.control["decided_step"] = 8
+    second = second.model_copy(update={"copies": [0, 1, 2, 3]})
+
+    plan = plan_for([first, second], 1, 2)
+
+    assert sorted(move.unit for move in plan.moves) == [*moved]
+
+
 def test_a_joiner_gets_the_stage_whose_frozen_units_it_has_read() -> None:
     plan = plan_for([bring(range(4, NUM_UNITS), 8, boundary=3), joiner_that_read(range(4)), bring(range(4), 8)], 2, 1)
 
     assert plan.roles == [(0, 1), (0, 0)]
     assert not plan.moves
+
+    leaver = bring(range(NUM_UNITS), 8, boundary=3)
+    plan = plan_for([bring([], -1), joiner_that_read(range(4)), leaver], 2, 1)
+
+    assert plan.roles == [(0, 1), (0, 0)]
+    assert [(move.unit, move.target) for move in plan.moves] == [(unit, 0) for unit in range(4, 8)]
 
 
 @pytest.mark.parametrize(
@@ -382,6 +417,10 @@ def test_sending_is_spread_over_the_holders() -> None:
     moves = plan_moves([{0, 1}, {0, 1}, set(), set()], [set(), set(), {0, 1}, {0, 1}], [4, 4])
 
     assert sorted(move.source for move in moves) == [0, 0, 1, 1]
+
+    moves = plan_moves([{0, 1, 2}, {0, 1, 2}, set()], [set(), set(), {0, 1, 2}], [8, 4, 4])
+
+    assert [move.source for move in moves] == [0, 1, 1], "by bytes"
 
 
 def test_a_unit_that_nobody_holds_is_refused() -> None:

@@ -9,16 +9,18 @@ import torch
 from torch import nn
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-from pipetransformer.elastic.regroup import assemble
-from pipetransformer.elastic.regroup.agreement import RegroupError
+from pipetransformer.elastic.regroup import assemble, transaction
+from pipetransformer.elastic.regroup.agreement import Agreement, RegroupError
 from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
 from pipetransformer.elastic.regroup.transaction import regroup
 from pipetransformer.elastic.regroup.transfer import UNHEARD, Transfer
-from pipetransformer.elastic.regroup.transfer_plan import Inventory, make_plan
+from pipetransformer.elastic.regroup.transfer_plan import Inventory, Move, Origin, TransferPlan, make_plan
 from pipetransformer.elastic.transport.connections import Connections
-from pipetransformer.elastic.transport.watchdog import Watchdog
+from pipetransformer.elastic.transport.groups import HashStore
+from pipetransformer.elastic.transport.watchdog import Deadline, Watchdog
+from pipetransformer.errors import WorkersDifferError
 from pipetransformer.hooks import Hooks
 from pipetransformer.models import unit_name
 from pipetransformer.partition import Cut
@@ -26,7 +28,7 @@ from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.read_ahead import ReadUnit
 from pipetransformer.state.worker_state import WorkerState
-from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_contract.spec import Optimizer
 
 CPU = torch.device("cpu")
@@ -110,29 +112,43 @@ def test_a_mirror_is_of_a_step_as_one_generation_did_it() -> None:
     assert (mirrors.at((6, 1, 0)), mirrors.at((6, 2, 0)), mirrors.at((6, 3, 0))) == (old, new, None)
 
 
+class Handler:
+    """Finds one generation, and meets its participants if they come."""
+
+    def __init__(self, reason: ResizeReason, *, they_come: bool) -> None:
+        self.patient = False
+        self.connections = Connections()
+        self._reason, self._they_come = reason, they_come
+
+    def find_next(self) -> Any:
+        return SimpleNamespace(layout_generation=3, reason=self._reason)
+
+    def next_rendezvous(self) -> Any:
+        if not self._they_come:
+            raise RendezvousTimeoutError
+        return SimpleNamespace(rank=0, store=None)
+
+    def given_up(self) -> bool:
+        return False
+
+    is_closed = given_up
+
+
 @pytest.mark.parametrize(
-    ("trained", "in_doubt", "patient"),
-    [(False, False, True), (False, True, True), (True, False, False), (True, True, False)],
+    ("trained", "in_doubt", "reason", "patient"),
+    [
+        (False, False, ResizeReason.CLAIM, True),
+        (False, True, ResizeReason.CLAIM, True),
+        (True, False, ResizeReason.CLAIM, False),
+        (True, True, ResizeReason.CLAIM, False),
+        (False, False, ResizeReason.START, False),
+    ],
 )
 def test_a_joiner_waits_for_an_evaluation_even_with_state_in_doubt(
-    trained: bool, in_doubt: bool, patient: bool
+    trained: bool, in_doubt: bool, reason: ResizeReason, patient: bool
 ) -> None:
-    class Handler:
-        patient = False
-        connections = Connections()
-
-        def find_next(self) -> Any:
-            return SimpleNamespace(layout_generation=3, reason=ResizeReason.CLAIM)
-
-        def next_rendezvous(self) -> None:
-            raise RendezvousTimeoutError
-
-        def given_up(self) -> bool:
-            return False
-
-        is_closed = given_up
-
-    handler = Handler()
+    """At a start nobody evaluates."""
+    handler = Handler(reason, they_come=False)
     tools = SimpleNamespace(handler=handler, hooks=Hooks(), watchdog=Watchdog())
     some = WorkerState(LAYERS, units={0: unit(1.0)})
 
@@ -145,3 +161,60 @@ def test_a_joiner_waits_for_an_evaluation_even_with_state_in_doubt(
         )
 
     assert handler.patient == patient
+
+
+def test_a_joiner_waits_no_longer_than_others_once_all_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    past: list[bool] = []
+    monkeypatch.setattr(transaction._Attempt, "enter", lambda attempt: past.append(attempt.deadline.is_past()))
+    for seconds in (-1.0, 60.0):
+        watchdog = Watchdog(floor_seconds=seconds, first_seconds=seconds)
+        handler = Handler(ResizeReason.CLAIM, they_come=True)
+        tools = SimpleNamespace(handler=handler, hooks=Hooks(), watchdog=watchdog)
+        regroup(cast(RegroupTools, tools), WorkerState(LAYERS), mock.Mock(), in_group=False)
+
+    assert past == [True, False]
+
+
+def test_a_move_may_take_as_long_as_its_bytes_on_a_slow_network() -> None:
+    """Both workers allow the time of all moves, because each waits for the other."""
+    plan = TransferPlan(
+        origin=Origin.PEERS, step=9, control={"boundary": 0}, roles=[(0, 0), (0, 1)], cut=Cut([range(4)], 1),
+        moves=[Move(unit=unit, source=unit % 2, target=1 - unit % 2) for unit in range(3)],
+    )  # fmt: skip
+    watchdog = mock.Mock(limit_to_move=mock.Mock(return_value=60.0))
+    tools = mock.Mock(codec_for=lambda _: CODEC, shells=[unit(0.0)] * 4, watchdog=watchdog)
+    attempt = transaction._Attempt(
+        tools, WorkerState(LAYERS), mock.Mock(), mock.Mock(), 0, mock.Mock(), mock.Mock(), mock.Mock(), Deadline(-1.0)
+    )  # fmt: skip
+
+    attempt._expect(plan, None)
+
+    size = CODEC.size(0, unit(0.0), 0)
+    watchdog.limit_to_move.assert_called_once_with(3 * size)
+    assert attempt.transfers == [(0, 1, 2 * size), (1, 0, size)]
+    assert not attempt.deadline.is_past()
+
+
+@pytest.mark.parametrize(
+    ("held", "error", "told"),
+    [
+        ([[0], [1], []], RegroupError, True),
+        ([[0], [1], [2]], WorkersDifferError, False),
+        ([[], [], []], WorkersDifferError, False),
+    ],
+    ids=["a-joiner", "a-worker-with-state", "before-the-start"],
+)
+def test_other_data_end_a_job_unless_only_a_joiner_sees_them(
+    held: list[list[int]], error: type[Exception], told: bool
+) -> None:
+    """The workers that train return to their layout. But a start would fail in the same way again and again."""
+    members = [Member(name=name, uid=name, address="127.0.0.1:1") for name in ("a", "b", "c")]
+    store, generation = HashStore(), mock.Mock(members=members)
+    agreement = Agreement(mock.Mock(), generation, 0, store, mock.Mock(), Deadline(60.0))
+    data = zip(held, ("here", "here", "elsewhere"), strict=True)
+
+    with pytest.raises(error, match="differ between workers"):
+        agreement._compare_data([Inventory(units=units, step=9, control={}, data=seen) for units, seen in data])
+
+    assert store.check(["plan"]) is told
+    assert not told or store.get("plan").startswith(b"none: c would train on other data")

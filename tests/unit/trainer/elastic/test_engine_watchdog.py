@@ -192,6 +192,7 @@ def test_what_is_no_tcp_connection_and_was_opened_meanwhile_is_left_alone(store:
             listens.bind(("127.0.0.1", 0))
             asks = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
             asks.connect(listens.getsockname())
+            serves = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # as a cache that others ask
             client = TCPStore("127.0.0.1", store.port, is_master=False, timeout=TRANSPORT.timeout)
 
         connections.shut()
@@ -202,6 +203,9 @@ def test_what_is_no_tcp_connection_and_was_opened_meanwhile_is_left_alone(store:
         assert theirs.recv(4) == b"pipe"
         asks.send(b"query")
         assert listens.recv(5) == b"query"
+        with socket.create_connection(serves.getsockname()):
+            serves.settimeout(10)
+            serves.accept()[0].close()
 
 
 def test_a_wait_for_peers_is_left_behind_and_its_late_result_dropped(watchdog: Watchdog) -> None:

@@ -19,13 +19,17 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer import Checkpoint, Training
 from pipetransformer.data import EpochOrder
-from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, GenerationSource
+from pipetransformer.elastic.generations.rendezvous import (
+    GenerationRendezvousHandler,
+    GenerationSource,
+    host_store,
+)
 from pipetransformer.elastic.generations.standalone_world import Chooser, Follower, World, worker_name
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.worker.torchrun_agent import GENERATION, OneGeneration
 from pipetransformer_contract.choose import Bounds, Packing
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import Generation, Offer, Outcome, Report, ResizeReason, StepTime
+from pipetransformer_contract.messages import Generation, Member, Offer, Outcome, Report, ResizeReason, StepTime
 from tests.testkit.trainer.ranks import run_ranks
 from tests.testkit.trainer.script import run
 from tests.testkit.trainer.torchrun import set_rank
@@ -119,7 +123,7 @@ def test_a_layout_that_was_not_committed_is_chosen_again_ever_later() -> None:
     chooser.submit(report(1), urgent=True)  # on the way to the second
     assert chooser.newest() == 2
 
-    for failed, pause in ((2, 60), (3, 120)):
+    for failed, pause in enumerate((60, 120, 240, 480, 960, 1920, 3600, 3600), start=2):
         looking = go_back(chooser, failed)
         chooser.submit(report(1), urgent=True)
         now += pause - 1
@@ -265,6 +269,20 @@ def test_a_process_under_an_agent_lives_for_one_generation(monkeypatch: pytest.M
     source.close()
     with pytest.raises(RendezvousClosedError):
         source.next_generation(3)
+
+
+def test_processes_do_not_wait_for_a_leaver_whose_agent_starts_none() -> None:
+    store, address = host_store("127.0.0.1", datetime.timedelta(seconds=20))
+    stays, leaves = (Member(name=name, uid=name, address=address) for name in ("a", "b"))
+    published = Generation(
+        job_uid="uid", layout_generation=2, stages=1, pipelines=1, members=[stays], leavers=[leaves], leader="a",
+        nonce="n", reason=ResizeReason.RELEASE,
+    )  # fmt: skip
+    soon = datetime.timedelta(seconds=1)
+
+    process = GenerationRendezvousHandler("a", store, OneGeneration(published), timeout=soon)
+
+    assert process.next_rendezvous().world_size == 1
 
 
 def train_twice(group: dist.ProcessGroup, port: int, folder: str) -> list[int]:

@@ -175,20 +175,53 @@ def test_units_of_a_checkpoint_that_stay_off_the_device_are_never_on_it() -> Non
     def load_unit(index: int) -> dict[str, torch.Tensor]:
         return {f"{unit_name(index, 2)}.{name}": tensor for name, tensor in units[index].state_dict().items()}
 
-    checkpoints = mock.Mock(load_control=lambda name: Control(step=6, boundary=2), load_unit=load_unit)
+    found = Control(step=6, boundary=2, kept_step=4)
+    checkpoints = mock.Mock(load_control=lambda name: found, load_unit=load_unit)
     sources: Any = mock.Mock(codec=codec, job=job, checkpoints=checkpoints)
     plan = TransferPlan(
         origin=Origin.CHECKPOINT, step=6, control={}, roles=[(0, 0)], cut=Cut([range(4)], 1), moves=[],
-        cached_layers=1, costs={"boundary": 2},
+        cached_layers=1, costs={"boundary": 2}, round_ended_at=9.0,
     )  # fmt: skip
     meta = torch.device("meta")
 
-    made = Alone(sources, plan, range(4), (), off_device(plan, 0), meta, threading.Event()).make()
+    given_up = threading.Event()
+    alone = Alone(sources, plan, range(4), [1], off_device(plan, 0), meta, given_up)
 
-    assert [is_off(unit) for _, unit in sorted(made.units.items())] == [True, True, False, False]
-    assert [next(unit.parameters()).device.type for unit in made.units.values()] == ["cpu", "cpu", "meta", "meta"]
+    made = alone.make()
+
+    assert [is_off(unit) for _, unit in sorted(made.held.items())] == [True, True, False, False]
+    devices = [next(unit.parameters()).device.type for _, unit in sorted(made.held.items())]
+    assert devices == ["cpu", "cpu", "meta", "meta"]
+    assert (set(made.copies), set(made.units)) == ({1}, {0, 2, 3})
     assert (made.control.cached_layers, made.control.awaited_layers) == (1, 2)
     assert made.control.costs == {"boundary": 2}
+    assert made.control.round_ended_at == 9.0, "the end of the last round, which the checkpoint does not know"
+    assert made.control.kept_step == 0, "the best model of that time has been replaced"
+    given_up.set()
+    checkpoints.load_unit = mock.Mock(side_effect=AssertionError)
+    with pytest.raises(ConnectionAbortedError):
+        alone.make()
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError),
+        (RuntimeError("Connection closed by peer"), RuntimeError),
+    ],
+)
+def test_an_accelerator_without_room_for_a_stage_from_the_seed_is_said_to_have_too_little_memory(
+    failure: Exception, kind: type[Exception]
+) -> None:
+    """No worker holds a state to continue with, so trying again would not help."""
+    job = mock.Mock(build_units=mock.Mock(side_effect=failure))
+    sources: Any = mock.Mock(codec=mock.Mock(num_layers=2, ties=Ties()), job=job)
+    plan: Any = mock.Mock(origin=Origin.FRESH)
+
+    with pytest.raises(kind, match=str(failure)) as caught:
+        Alone(sources, plan, range(4), (), (), torch.device("cpu"), threading.Event()).make()
+
+    assert type(caught.value) is kind
 
 
 def test_layers_that_leave_in_a_step_that_breaks_the_generation_are_recorded(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from pipetransformer.checkpoint.checkpointer import Checkpointer
 from pipetransformer.elastic.regroup.mirrors import Mirror
 from pipetransformer.elastic.regroup.phases import Phases
 from pipetransformer.elastic.regroup.transaction import Regrouped
@@ -241,6 +242,20 @@ def test_a_regroup_that_returns_to_a_step_drops_later_mirrors(tmp_path: Path) ->
         worker.regroup(1, range(8), 1)
 
     assert [mirror.step for mirror in mirrors.kept] == [4, 6]
+
+
+@pytest.mark.parametrize(("step", "asked"), [(0, ["give_up"]), (6, ["give_up", "want"])])
+def test_a_new_generation_drops_the_checkpoint_of_the_one_before_and_writes_its_own(
+    step: int, asked: list[str], tmp_path: Path
+) -> None:
+    """Members that wrote other parts may have left. No accelerator is released before the new one is durable."""
+    calls = mock.Mock()
+    with Held() as held, mock.patch.multiple(Checkpointer, give_up=calls.give_up, want=calls.want):
+        worker = Worker(load_job(spec_of(SMALL, ADAMW)), tmp_path, held)
+        worker.trainer._state.control.step = step
+        worker.regroup(1, range(8), 1)
+
+    assert [call[0] for call in calls.mock_calls] == asked
 
 
 def spec_of(model: dict[str, Any], optimizer: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ def layout(rank: int, owners: tuple[int, ...]) -> StageLayout:
     """Two pipelines of two workers; the workers of the second have their roles the other way round."""
     members = [Member(name=f"w{number}", uid="u", address="127.0.0.1:1") for number in range(4)]
     generation = Generation(
-        job_uid="job", layout_generation=1, stages=2, pipelines=2, members=members, leader="w0", nonce="n",
+        job_uid="job", layout_generation=1, stages=2, pipelines=2, members=members, leader="w2", nonce="n",
         reason=ResizeReason.START,
     )  # fmt: skip
     cut = Cut(SPANS, 4, owners, ScheduleName.INTERLEAVED)
@@ -44,3 +44,8 @@ def test_the_holder_of_a_unit_is_found_in_each_pipeline() -> None:
 
     assert [here.holder(0, unit) for unit in (0, 3, 6, 9)] == [0, 1, 0, 1]
     assert [here.holder(1, unit) for unit in (0, 3, 6, 9)] == [3, 2, 3, 2]
+
+
+def test_any_member_may_lead() -> None:
+    assert [layout(rank, (0, 1, 0, 1)).is_leader for rank in range(4)] == [False, False, True, False]
+    assert layout(0, (0, 1, 0, 1)).leader_rank == 2

@@ -48,6 +48,29 @@ def test_only_the_others_decay(spec: dict[str, Any], no_decay: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize(
+    ("spec", "kind", "options"),
+    [
+        ({"name": "AdamW", "beta1": 0.7, "beta2": 0.8, "epsilon": 0.3}, torch.optim.AdamW, {"betas": (0.7, 0.8)}),
+        ({"name": "Adam", "beta1": 0.7, "beta2": 0.8, "epsilon": 0.3}, torch.optim.Adam, {"betas": (0.7, 0.8)}),
+        ({"name": "RMSprop", "alpha": 0.7, "epsilon": 0.3}, torch.optim.RMSprop, {"alpha": 0.7}),
+        ({"name": "SGD", "momentum": 0.7}, torch.optim.SGD, {"momentum": 0.7}),
+    ],
+    ids=["adamw", "adam", "rmsprop", "sgd"],
+)
+def test_an_optimizer_has_all_that_the_spec_says(
+    spec: dict[str, Any], kind: type[torch.optim.Optimizer], options: dict[str, Any]
+) -> None:
+    asked = Optimizer.model_validate(spec | {"learningRate": 0.25, "weightDecay": 0.5})
+
+    optimizer = make_optimizer(asked, {"a": nn.Parameter(torch.ones(2))}.items(), {})
+
+    assert type(optimizer) is kind
+    (group,) = optimizer.param_groups
+    expected = options | {"lr": 0.25, "weight_decay": 0.5} | ({"eps": 0.3} if "epsilon" in spec else {})
+    assert {name: group[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
     ("shape", "rates"),
     [
         ("Constant", [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),

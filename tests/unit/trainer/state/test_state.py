@@ -7,6 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.models import Ties
+from pipetransformer.models.off_device import is_off
+from pipetransformer.models.ties import Tie
 from pipetransformer.state.codec import UnitCodec
 from pipetransformer.state.control import Control
 from pipetransformer.state.optimizer import make_optimizer
@@ -85,6 +88,33 @@ def test_a_unit_that_travelled_trains_on_bit_for_bit(optimizer: Optimizer, steps
     expected = everything(stepped(stayed, optimizer))
     assert everything(arrived).keys() == expected.keys()
     assert all(torch.equal(everything(arrived)[name], expected[name]) for name in expected)
+
+
+def test_tensors_to_send_are_contiguous_whatever_their_parameters_are() -> None:
+    """They are sent as memory, and arrive in tensors that are contiguous."""
+    unit = Unit()
+    unit.wide.weight = nn.Parameter(torch.arange(256.0 * 256).view(256, 256).t())
+    assert not unit.wide.weight.is_contiguous()
+
+    given = UnitCodec(OPTIMIZERS[0], 1).give(holding(unit), BLOCK, CPU)
+
+    assert all(part.is_contiguous() for part in given)
+    assert any(torch.equal(part, unit.wide.weight) for part in given)
+
+
+def test_a_unit_that_shares_a_parameter_with_one_that_trains_stays_on_the_device() -> None:
+    shares, alone, trains = (nn.Linear(2, 2) for _ in range(3))
+    state = WorkerState(1, Ties((Tie(((0, "weight"), (2, "weight"))),)), Control(boundary=1))
+    state.units = {0: shares, 1: alone, 2: trains}
+    state.apply_boundary()
+
+    moved = state.keep_off_device([0, 1], CPU)
+
+    assert [is_off(unit) for unit in state.units.values()] == [False, True, False]
+    assert moved == sum(parameter.nbytes for parameter in alone.parameters())
+    state.set_apart([0, 1])
+    state.apply_boundary()
+    assert set(state.copies) == {1}, "a copy of what changes would not change with it"
 
 
 def test_a_parameter_with_two_names_stays_one() -> None:
@@ -178,9 +208,17 @@ def test_evaluations_are_counted_since_the_best_one() -> None:
 
 def test_a_checkpoints_marker_has_camel_case_alone_and_gives_the_state_back() -> None:
     last = {"step": 4, "gradient_norm": 0.5}
-    control = Control(step=5, fell_step=2, best={"f1_score": 0.9}, policy={"of_the_user": 1}, last_step=last)
+    control = Control(
+        step=5,
+        fell_step=2,
+        best={"f1_score": 0.9},
+        policy={"of_the_user": 1},
+        last_step=last,
+        earlier_steps=[last | {"step": 3}],
+    )
     kept = control.to_file()
     assert (kept["fellStep"], kept["lastStep"]) == (2, {"step": 4, "gradientNorm": 0.5})
+    assert kept["earlierSteps"] == [{"step": 3, "gradientNorm": 0.5}]
     assert not [name for name in (*kept, *kept["lastStep"]) if "_" in name]
     assert Control.from_file(kept) == control
 
@@ -195,6 +233,13 @@ def test_a_job_keeps_the_layout_in_which_it_began_until_another_job_resumes_it()
     assert resumed.began_in == Layout(4, 1)
     resumed.begin_job("another", 5, Layout(2, 4))
     assert (resumed.began_in, resumed.earlier_job) == (Layout(2, 4), "job")
+
+
+@pytest.mark.parametrize(("step", "earlier"), [(0, "job"), (7, "")], ids=["from the beginning", "of an unknown job"])
+def test_a_job_that_names_no_earlier_one_began_at_the_beginning(step: int, earlier: str) -> None:
+    control = Control(step=step)
+    control.begin_job("job", 3, Layout(1, 1))
+    assert (control.earlier_job, control.lasting_generation(2)) == (earlier, 5)
 
 
 def test_copies_are_kept_while_they_stay_frozen_and_a_unit_that_freezes_loses_its_moments() -> None:

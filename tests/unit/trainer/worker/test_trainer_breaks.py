@@ -12,6 +12,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.errors import StorageError
 from pipetransformer.job.load import load_job
+from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
@@ -56,6 +57,33 @@ def test_a_member_that_cannot_write_the_checkpoint_of_a_leaver_drops_the_group(
     assert trainer._member is None
     refused.assert_called_once()
     passed.assert_not_called()
+
+
+def test_a_job_without_checkpoints_says_of_no_step_that_it_is_saved(trainer: Trainer) -> None:
+    trainer.control.step = 5
+
+    assert trainer.has_left
+    assert trainer.saved_step == 0
+
+
+def test_a_worker_in_no_group_names_the_stages_of_the_generation_that_it_tried_to_enter(trainer: Trainer) -> None:
+    """It ran out of memory when it made its first stage."""
+    trainer._member = None
+    handler: Any = trainer._kit.handler
+
+    for generation, stages in ((None, None), (mock.Mock(stages=3), 3)):
+        handler.generation = generation
+        assert trainer.stages_too_few == stages
+
+
+def test_a_generation_that_is_whole_says_no_longer_why_one_broke(trainer: Trainer) -> None:
+    trainer._abandon("a peer has died")
+    assert trainer.why_broken == "a peer has died"
+    whole = mock.Mock(state=WorkerState(6))
+
+    trainer._take_over(whole)
+
+    assert (trainer.why_broken, trainer._state) == ("", whole.state)
 
 
 @pytest.mark.parametrize("stepped", [False, True])

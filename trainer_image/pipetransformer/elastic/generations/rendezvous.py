@@ -244,8 +244,8 @@ class GenerationRendezvousHandler(RendezvousHandler):
         while True:
             try:
                 return store.wait(keys, self._timeout)
-            except dist.DistStoreError as error:
-                if not self.patient or isinstance(error, dist.DistNetworkError):
+            except dist.DistStoreError:  # no DistNetworkError is one
+                if not self.patient:
                     raise
 
     def is_closed(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipetransformer.errors import SpecError
+from pipetransformer.errors import DeviceMemoryError, SpecError, fault_of
 from pipetransformer.state.worker_state import WorkerState
 
 from .assemble import StateSources, put_unit
@@ -44,9 +44,18 @@ class Alone:
 
         Raises:
             SpecError: the model cannot be built, or the checkpoint belongs to another model.
+            DeviceMemoryError: the accelerator has too little memory. No other state is there to continue with.
             StorageError, LookupError: a unit cannot be read from the checkpoint.
             ConnectionAbortedError: the regroup failed meanwhile.
         """
+        try:
+            return self._make()
+        except RuntimeError as error:
+            if isinstance(fault := fault_of(error), DeviceMemoryError):
+                raise fault from fault.__cause__
+            raise
+
+    def _make(self) -> WorkerState:
         # Make the units from the seed, or read them from the checkpoint.
         new = WorkerState(self.sources.codec.num_layers, self.sources.codec.ties)
         if self.plan.origin is Origin.FRESH:
@@ -69,6 +78,7 @@ class Alone:
                     raise SpecError("spec.checkpoint.location", message) from error
         # Add what no checkpoint contains, and freeze units.
         new.control.costs = self.plan.costs
+        new.control.round_ended_at = max(new.control.round_ended_at, self.plan.round_ended_at)
         new.set_apart(self.copies)
         new.apply_boundary()
         return new

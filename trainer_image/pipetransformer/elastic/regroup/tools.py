@@ -104,6 +104,10 @@ class Unsettled(Protocol):
         """Commit the pending steps, because other workers have. `control` is the control state of these workers."""
         ...
 
+    def drop(self) -> None:
+        """Free what this worker holds: its state, gradients, optimizer and pending steps."""
+        ...
+
 
 class Condition(Protocol):
     """What must be so before the members vote for a level change. `checkpoint.best_model.Saving` implements it."""

@@ -1,9 +1,9 @@
 """Takes a worker from one generation to the next, as a transaction. A job's first generation takes the same path.
 
-The workers meet, make groups beside the old ones, and agree on the leader's plan. They follow it: they
-move units into new buffers, and vote. A failure before the vote costs only time, because state and old groups are
-unchanged. A worker whose connections break in the vote cannot know its result. It keeps both its old and its assembled
-state, until the next regroup or round shows which one counts.
+The workers meet, make groups beside the old ones, and agree on the leader's plan. They follow it: they move units into
+new buffers, and vote. A failure before the vote costs only time, because state and old groups are unchanged. But if the
+plan returns to an earlier state, the present one is dropped first. A worker whose connections break in the vote cannot
+know its result. It keeps both its old and its assembled state, until the next regroup or round shows which one counts.
 """
 
 import math
@@ -70,10 +70,11 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
 
     Args:
         tools: what this worker regroups with.
-        state: what this worker holds. It changes only if this worker catches up with others (`catch_up`).
+        state: what this worker holds. It changes if this worker catches up with others (`catch_up`). It is dropped if
+            the plan returns to an earlier state.
         unsettled: work that other workers may have committed.
         in_group: whether the present generation is whole, so that its members rely on this worker. If not, this worker
-            leaves the rendezvous once the job has ended.
+            leaves the rendezvous once the job has ended, and may drop its state.
 
     Raises:
         RegroupError: this worker did not commit the generation; `__cause__` has the reason.
@@ -97,7 +98,9 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
         deadline.put_off(tools.watchdog.limit(ROUND))
     with tools.watchdog.watching(handler.connections, _Void(handler, deadline)):
         groups = GenerationGroups(connections=handler.connections)
-        attempt = _Attempt(tools, state, unsettled, generation, rank, store, groups, phases, deadline)
+        attempt = _Attempt(
+            tools, state, unsettled, generation, rank, store, groups, phases, deadline, in_group=in_group
+        )  # fmt: skip
         return attempt.enter()
 
 
@@ -221,6 +224,7 @@ class _Attempt(Progress):
         phases: times the attempt.
         deadline: when the watchdog ends the attempt.
         condition: what the members of a level change wait for before they vote; otherwise None.
+        in_group: as for `regroup`.
         transfers: (source rank, target rank, bytes) for each pair of ranks between which units move.
         failed: set when the attempt has failed.
         assembled: the state of the new role; None until this worker votes.
@@ -236,6 +240,7 @@ class _Attempt(Progress):
     phases: Phases
     deadline: Deadline
     condition: Condition | None = None
+    in_group: bool = True
     transfers: list[tuple[int, int, int]] = field(default_factory=list)
     failed: threading.Event = field(default_factory=threading.Event)
     assembled: WorkerState | None = None
@@ -327,6 +332,10 @@ class _Attempt(Progress):
         tools, state, device = self.tools, self.state, self.tools.transport.device
         if state_map is not None:
             self.pass_barrier(partial(state_map.prepare, units_of(plan, self.rank)))
+        # The participants lack units of the present state, and its memory is needed.
+        if plan.origin is not Origin.PEERS and not self.in_group:
+            self.unsettled.drop()
+            state.drop_units()
         if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
             transfer = self.groups.transfer
             return Assembly(tools, state, plan, self.rank, transfer, device, state_map, progress=self).assemble()

@@ -112,6 +112,8 @@ class TransferPlan(_Message):
         cached_layers: `Control.cached_layers` of the state, which no checkpoint contains.
         inputs_change: whether any participant knows that inputs change between two reads. Then no worker caches.
         costs: `Control.costs` for `Fresh` and `Checkpoint`, because no checkpoint contains them.
+        round_ended_at: `Control.round_ended_at` for `Fresh` and `Checkpoint`. A checkpoint has an older one, because
+            the workers have trained since.
     """
 
     origin: Origin
@@ -127,6 +129,7 @@ class TransferPlan(_Message):
     cached_layers: int = 0
     inputs_change: bool = False
     costs: dict[str, Any] | None = None
+    round_ended_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +194,11 @@ def assign_roles(
         (pipeline, stage) of each member, by rank.
     """
     roles = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(len(needed))]
-    missing = [
-        [sum(unit_bytes[unit] for unit in needed[stage] if unit not in units) for _, stage in roles] for units in held
-    ]
+    missing = [[sum(unit_bytes[unit] for unit in stage if unit not in units) for stage in needed] for units in held]
     # Among assignments that move the same bytes, prefer roles in the order of ranks, as at a fresh start.
-    cost = np.array(missing, dtype=float)
+    cost = np.tile(np.array(missing, dtype=float), pipelines)
     order = np.abs(np.subtract.outer(np.arange(len(held)), np.arange(len(roles))))
-    ranks, columns = linear_sum_assignment(cost * 4 * len(held) ** 2 + order)
+    ranks, columns = linear_sum_assignment(cost * len(held) ** 2 + order)
     chosen = dict(zip(ranks.tolist(), columns.tolist(), strict=True))
     return [roles[chosen[rank]] for rank in range(len(held))]
 
@@ -297,6 +298,7 @@ def make_plan(
         checkpoint=durable.name,
         cached_layers=start.cached_layers,
         costs=start.costs,
+        round_ended_at=start.round_ended_at,
     )
 
 
