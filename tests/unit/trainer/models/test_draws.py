@@ -115,16 +115,23 @@ def test_uniform_numbers_are_spread_over_the_interval_and_below_its_end(dtype: t
         {"scale": 0.3},
         {"attn_mask": torch.ones(6, 6, dtype=torch.bool).tril(1)},
         {"attn_mask": torch.linspace(-1, 1, 36).view(6, 6)},
+        {"attn_mask": torch.ones(6, 6, dtype=torch.bool).tril(-1)},
+        {"attn_mask": torch.full((6, 6), -math.inf, dtype=torch.float64).triu()},
         {"enable_gqa": True},
     ],
 )
 def test_attention_that_drops_next_to_nothing_is_torchs(how: dict[str, Any]) -> None:
     heads = 2 if "enable_gqa" in how else 4
-    q, k, v = (torch.randn(3, number, 6, 8, dtype=torch.float64) for number in (4, heads, heads))
+    q, k, v = (torch.randn(3, number, 6, 8, dtype=torch.float64, requires_grad=True) for number in (4, heads, heads))
     expected = functional.scaled_dot_product_attention(q, k, v, **how)
 
     unit = Drawing(lambda *_: functional.scaled_dot_product_attention(q, k, v, dropout_p=1e-12, **how))
-    torch.testing.assert_close(forward(unit, [4, 2, 9]), expected)
+    found = forward(unit, [4, 2, 9])
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(
