@@ -94,6 +94,12 @@ def test_a_draw_belongs_to_its_sample_and_leaves_the_process_random_state_alone(
     assert torch.equal(forward(unit.eval(), [4, 2]), torch.ones(2, 4, 8))
 
 
+def test_a_generator_of_the_units_own_draws_as_in_torch() -> None:
+    own, same = (torch.Generator().manual_seed(3) for _ in range(2))
+    unit = Drawing(lambda x, _: x * torch.rand(len(x), 1, 1, generator=own))
+    assert torch.equal(forward(unit, [4, 2]), torch.ones(2, 4, 8) * torch.rand(2, 1, 1, generator=same))
+
+
 def test_two_draws_of_a_unit_differ() -> None:
     both = forward(Drawing(lambda x, _: torch.stack([torch.rand_like(x), torch.rand_like(x)], dim=1)), [4, 2])
     assert not torch.equal(both[:, 0], both[:, 1])

@@ -257,6 +257,7 @@ def test_a_dropout_mask_belongs_to_the_sample_whatever_its_micro_batch(dropout: 
         ({"kdim": 6, "vdim": 6, "bias": False}, {"key_padding_mask": torch.arange(5).expand(3, 5) > 3}),
         ({"batch_first": True}, {"attn_mask": torch.ones(5, 5).triu().bool(), "need_weights": False}),
         ({}, {"attn_mask": torch.full((5, 5), -math.inf).triu(), "need_weights": False}),
+        ({}, {"attn_mask": torch.linspace(-1, 1, 150).view(6, 5, 5), "average_attn_weights": False}),
     ],
 )
 def test_attention_with_keyed_dropout_is_torchs_and_what_it_drops_belongs_to_samples(

@@ -12,6 +12,7 @@ from pipetransformer.errors import StorageError
 from pipetransformer.job.levels import level_map
 from pipetransformer.models import PipelineModel
 from pipetransformer.multilevel import Groups, LevelMap, Levels
+from pipetransformer.state.control import Control
 from pipetransformer_contract.spec import Grouping
 from tests.testkit.trainer.levels import CASES, level_job, logits, random_state
 
@@ -87,6 +88,17 @@ def test_a_level_that_grows_back_has_its_own_constants() -> None:
     up.prepare([3])
 
     assert up.make(3, state)["blocks.2.scale"] == 3.0
+
+
+def test_the_next_visit_keeps_nothing_that_was_measured_or_decided_for_the_model_before(tmp_path: Path) -> None:
+    old = Control(
+        step=6, visit=1, visit_done=True, evaluations_since_best=3, costs={"boundary": 0}, slice_costs={"boundary": 0},
+        last_vote=[1.0], last_similarities=[1.0], policy={"policy": "NoFreeze"},
+    )  # fmt: skip
+
+    new = level_map(level_job("own-vit", tmp_path), 1, Kept(0.0, {})).control(old)
+
+    assert new == Control(step=6, visit=2, boundary_step=6, decided_step=6, policy={"policy": "NoFreeze"})
 
 
 def test_going_down_reads_nothing(tmp_path: Path) -> None:
