@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer import storage
-from pipetransformer.data import Split, lengths_of, load_dataset
+from pipetransformer.data import Split, Task, lengths_of, load_dataset
 from pipetransformer.errors import SpecError
 from pipetransformer.models import MicroBatchContext, ModelFunction, PipelineModel, import_huggingface, run_unit
 from pipetransformer.models.metrics import accuracy_of
@@ -160,16 +160,25 @@ def _score(location: str, config: ModelConfig) -> dict[str, float]:
     return {"samples": len(dataset.test), "accuracy": accuracy(storage.load_model(location), dataset.test)}
 
 
+def _lengths(inputs: Tensor, config: ModelConfig) -> Tensor | None:
+    """(samples,) number of leading positions that are not padding; None if the model was trained without padding."""
+    if config.task not in (None, Task.CLASS) or config.pad_id is None or not config.vocab_size:
+        return None
+    places = torch.arange(1, inputs.shape[1] + 1)
+    return ((inputs != config.pad_id) * places).amax(dim=1).clamp(min=1)
+
+
 def _predict(location: str, config: ModelConfig, file: str) -> list[dict[str, Any]]:
     inputs = torch.from_numpy(np.load(file, allow_pickle=False))
-    model = load_model(location)
+    model, lengths = load_model(location), _lengths(inputs, config)
     if config.kind is Kind.TRANSFORMERS:
         floating = inputs.is_floating_point()
+        mask = {} if lengths is None else {"attention_mask": torch.arange(inputs.shape[1]) < lengths[:, None]}
         with torch.no_grad():
-            outputs = model(inputs.to(config.torch_dtype) if floating else inputs).logits
+            outputs = model(inputs.to(config.torch_dtype) if floating else inputs, **mask).logits
         found = _prediction(outputs, config.labels)
     else:
-        found = model.predict(inputs)
+        found = model.predict(inputs, lengths)
     labels: Sequence[str | None] = found.labels or [None] * len(inputs)
     return [
         {"class": number, **({} if label is None else {"label": label}), "score": score}

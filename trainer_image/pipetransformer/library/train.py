@@ -258,12 +258,13 @@ def _spec(parts: Parts, said: Mapping[str, Any], loader_processes: int) -> Train
 
 
 def _near(fields: Mapping[str, FieldInfo], path: Sequence[int | str]) -> tuple[str, list[str]]:
-    """The last name of `path`, a path of fields, and the names of all fields beside it."""
-    for part in path[:-1]:
-        model = fields[str(part)].annotation
+    """The last name of `path`, a path of fields and places in lists, and the names of all fields beside it."""
+    *above, last = [part for part in path if isinstance(part, str)]
+    for part in above:
+        model = next(field.annotation for name, field in fields.items() if part in (name, field.alias))
         kinds = [kind for kind in (model, *get_args(model)) if isinstance(kind, type) and issubclass(kind, SpecModel)]
         fields = kinds[0].model_fields if kinds else {}
-    return str(path[-1]), [name for own, field in fields.items() for name in {own, field.alias or own}]
+    return last, [name for own, field in fields.items() for name in {own, field.alias or own}]
 
 
 def _absolute(location: str) -> str:

@@ -4,6 +4,7 @@ Only hidden states are sent between stages. Each worker makes the context itself
 of a micro-batch: their ids (random draws depend on them) and their lengths (for attention masks).
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -70,13 +71,13 @@ class MicroBatchContext:
         return torch.arange(start, start + count, device=device)
 
 
-_current: MicroBatchContext | None = None
+#: Of each thread, because a program's callback may run a finished model while this process trains.
+_of_thread = threading.local()
 
 
 def set_micro_batch(context: MicroBatchContext) -> None:
-    """Set the context that `current_micro_batch` returns in this process from now on."""
-    global _current
-    _current = context
+    """Set the context that `current_micro_batch` returns in this thread from now on."""
+    _of_thread.context = context
 
 
 def current_micro_batch() -> MicroBatchContext:
@@ -85,6 +86,7 @@ def current_micro_batch() -> MicroBatchContext:
     Raises:
         RuntimeError: `set_micro_batch` was not called.
     """
-    if _current is None:
+    context: MicroBatchContext | None = getattr(_of_thread, "context", None)
+    if context is None:
         raise RuntimeError("set_micro_batch was not called")
-    return _current
+    return context

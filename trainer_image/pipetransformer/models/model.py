@@ -104,7 +104,8 @@ class PipelineModel:
         """A copy of this model with only its first `count` layers. It shares their weights: replace them."""
         model = copy.copy(self)
         model.blocks = self.blocks[:count]
-        model.ties = Ties.of(model.units)
+        kept = {**{unit: unit for unit in range(count + 1)}, self.num_layers + 1: count + 1}
+        model.ties = self.ties.among(kept)
         return model
 
     def shell(self) -> "PipelineModel":

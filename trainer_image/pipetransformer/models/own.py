@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import SpecError, building
 
+from .context import MicroBatchContext, set_micro_batch
 from .dtype import cast
 from .model import PipelineModel
 from .randomness.keyed import with_keyed_dropout
@@ -75,6 +76,8 @@ class OwnModel:
                 f"not {type(given).__name__}",
             )
         embedding = cast(modules[0], self._dtype).eval()
+        lengths = torch.tensor(self._sample.shape[1:2]) if self._sample.dim() > 1 else None
+        set_micro_batch(MicroBatchContext(0, (0,), lengths))  # the embedding may ask for it
         with torch.no_grad(), building("model", "the embedding fails on the first sample"):
             activation = embedding(self._sample.clone())  # the embedding may change its input in place
         if not isinstance(activation, Tensor):

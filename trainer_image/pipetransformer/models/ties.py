@@ -5,7 +5,7 @@ The copies stay bit-identical: in each step all of them get the same gradient, t
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -47,6 +47,11 @@ class Ties:
             for name, parameter in unit.named_parameters():
                 places[id(parameter)].append((index, name))
         return cls(tuple(Tie(tuple(found)) for found in places.values() if len(found) > 1))
+
+    def among(self, kept: Mapping[int, int]) -> "Ties":
+        """The ties of a model that has only some of these units. `kept` maps each of them to its index there."""
+        left = [tuple((kept[unit], name) for unit, name in tie.places if unit in kept) for tie in self.all]
+        return Ties(tuple(Tie(places) for places in left if len(places) > 1))
 
     def find(self, unit: int, name: str) -> Tie | None:
         """The tie of the parameter `name` (inside the unit) of a unit; None if no other unit shares it."""

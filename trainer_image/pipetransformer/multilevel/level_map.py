@@ -151,7 +151,12 @@ class LevelMap:
             full = f"{self._new.unit_name(unit)}.{name}"
             sources = [old[f"{prefix}.{name}"] for prefix in prefixes if f"{prefix}.{name}" in old]
             _check(sources, len(prefixes), full)
-            made[full] = sources[0].clone() if name in constants else self._parameter(unit, name, full, sources)
+            if name not in constants:
+                made[full] = self._parameter(unit, name, full, sources)
+            elif unit in self._kept:
+                made[full] = self._kept[unit].pop(full).to(sources[0])
+            else:
+                made[full] = sources[0].clone()
         return made
 
     def _parameter(self, unit: int, name: str, full: str, sources: Sequence[Tensor]) -> Tensor:

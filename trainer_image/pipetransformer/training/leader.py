@@ -324,7 +324,7 @@ class CallbackTeller:
             case BoundaryMoved():
                 teller.tell(Callback.on_freeze, control.step, control.boundary)
             case Evaluated():
-                teller.tell(Callback.on_evaluate, control.step, control.metrics)
+                teller.tell(Callback.on_evaluate, control.step, dict(control.metrics))  # the program may change it
             case Finished(summary=summary):
                 teller.tell(Callback.on_end, summary)
                 teller.catch_up()

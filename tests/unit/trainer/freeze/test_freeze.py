@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -63,10 +64,16 @@ def test_paper_schedule_gives_the_papers_tables(num_layers: int, alpha: float, e
     assert run(PaperSchedule(alpha, EVERY_STEP), num_layers, len(expected)) == expected
 
 
+def test_the_paper_schedule_thaws_nothing() -> None:
+    """As in a run that resumes with a smaller alpha."""
+    assert PaperSchedule(1 / 12, EVERY_STEP).decide(observe(1, 5)) == 5
+
+
 def test_policies_act_only_at_their_instants() -> None:
     instants = Instants(start=20, interval=30)
     acting = {step: number for step in range(120) if (number := instants.number(step)) is not None}
     assert acting == {50: 1, 80: 2, 110: 3}
+    assert [instants.after(step) for step in (0, 19, 20, 49, 50, 51)] == [50, 50, 50, 50, 80, 80]
 
 
 def test_gradient_norm_freezes_up_to_the_stillest_block_when_the_bound_allows() -> None:
@@ -112,6 +119,7 @@ def test_explicit_boundaries_may_fall_and_may_be_given_in_any_order() -> None:
 def test_explicit_boundaries_hold_from_their_step_on() -> None:
     policy = Explicit([FreezePoint(step=0, boundary=1), FreezePoint(step=5, boundary=4)])
     assert [policy.decide(observe(step)) for step in (0, 4, 5, 9)] == [1, 1, 4, 4]
+    assert [policy.next_decision(step) for step in (0, 4, 5)] == [5, 5, None]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +209,11 @@ def test_norm_change_leaves_out_blocks_that_have_nothing_to_train() -> None:
     assert change_norms(policy, [[0, 0, 0, 0], [0, 0, 0, 0]]) == [0, 0]
 
 
+def test_norm_change_takes_a_block_that_trains_again_for_one_that_changes() -> None:
+    policy = NormChange(100, Instants(0, 2))
+    assert change_norms(policy, [[0, 10, 10, 10], [10, 11, 12, 13]], boundary=0) == [0, 0]
+
+
 def test_norm_change_neither_counts_skipped_steps_nor_those_before_its_start() -> None:
     policy = NormChange(100, Instants(start=4, interval=2))
     boundary = 0
@@ -249,6 +262,27 @@ def test_all_blocks_train_again_when_the_learning_rate_has_dropped_since_the_fir
 def test_plasticity_asks_for_similarities_only_when_it_decides() -> None:
     policy = Plasticity(0.5, 2, 10.0, Instants(start=10, interval=5))
     assert [step for step in range(30) if policy.needs_similarities(step)] == [15, 20, 25]
+
+
+def test_plasticity_leaves_out_similarities_that_are_not_finite() -> None:
+    policy = Plasticity(0.5, 2, 10.0, EVERY_STEP)
+    assert plasticities(policy, [1.0, 1.0, math.nan, math.nan, 1.0]) == [0] * 5
+    assert policy.state_dict()["history"] == [1.0]
+
+
+def test_a_policy_that_decides_next_at_the_same_step_is_refused() -> None:
+    class Stuck(NoFreeze):
+        def next_decision(self, step: int) -> int:  # type: ignore[override]
+            return step
+
+    with pytest.raises(SpecError, match=r"next_decision\(5\) is 5, which is not later"):
+        PolicyCopy(Stuck(), {}).next_decision(5)
+
+
+def test_a_run_that_resumes_with_another_policy_begins_that_anew() -> None:
+    before = PolicyCopy(NormChange(50, EVERY_STEP), {})
+    before.decide(observe(1))
+    assert PolicyCopy(Plasticity(0.5, 2, 10.0, EVERY_STEP), before.state_dict()).decide(observe(2)) == 0
 
 
 class EveryOther(FreezePolicy):

@@ -1,5 +1,6 @@
 """A freeze on trial, with losses that are drawn: a bad freeze thaws, a harmless one stays."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -142,6 +143,53 @@ def test_after_a_failure_at_most_the_layers_that_failed_freeze() -> None:
     run = Run(policy, noise=0.0).take(160)
 
     assert moves(run) == [(90, 2), (110, 0), (150, 2)]
+
+
+def test_a_freeze_that_stays_ends_the_series_of_failures() -> None:
+    """The first trial fails, its second try does not, and then more layers may freeze, which wait as after a first
+    failure."""
+    asked = itertools.count()
+
+    def harm(frozen: int) -> float:
+        return HARM if (next(asked) < 130 and frozen) or frozen == 5 else 0.0
+
+    points = [FreezePoint(step=100, boundary=3), FreezePoint(step=200, boundary=5)]
+    run = Run(Explicit(points), harm=harm, noise=0.0).take(270)
+
+    assert moves(run) == [(100, 3), (120, 0), (160, 3), (200, 5), (220, 3), (260, 5)]
+    assert [verdict.kept for _, verdict in run.verdicts] == [False, True, False]
+
+
+def decided(losses: Callable[[int], float], steps: int, evaluated: Sequence[int] = ()) -> tuple[Trial, int]:
+    """A trial after these steps, in which three layers are to freeze after step 100, and the boundary."""
+    trial, boundary = Trial(SPEC), 0
+    for step in range(1, steps + 1):
+        loss, held_out = losses(step), 2.0 if step in evaluated else None
+        observation = FreezeObservation(step, 0, boundary, LAYERS, (), loss=loss, held_out_loss=held_out)
+        boundary = trial.decide(observation, 3 if step >= 100 else 0)
+    return trial, boundary
+
+
+def test_the_trend_is_that_of_four_trials_before_the_freeze_until_the_trial_ends() -> None:
+    trial, boundary = decided(lambda step: 2.0 * step**-0.3, 119)
+    steps, _ = trial.state_dict()["training"]
+    assert boundary == 3 and steps == list(range(100 + 1 - 4 * SPEC.steps, 120))
+
+
+def test_losses_without_a_logarithm_do_not_count() -> None:
+    assert decided(lambda step: -1.0, 110)[1] == decided(lambda step: 0.0, 110)[1] == 0
+
+
+def test_held_out_losses_judge_only_if_there_are_enough_before_the_freeze() -> None:
+    for first, held_out in ((90, False), (85, True)):
+        trial, _ = decided(lambda step: 2.0 * step**-0.3, 120, evaluated=range(first, 121, 5))
+        assert trial.verdict is not None and trial.verdict.held_out is held_out
+
+
+def test_a_failed_trial_leaves_no_losses_to_the_next() -> None:
+    trial, boundary = decided(lambda step: 2.0 if step > 100 else 2.0 / step, 120, evaluated=[80, 90, 110])
+    state = trial.state_dict()
+    assert boundary == 0 and state["training"] == state["held_out"] == [[], []]
 
 
 def test_a_freeze_waits_for_a_trend() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import pipetransformer
-from pipetransformer import DataInfo, Dataset, SpecError, Training, load_model, train
+from pipetransformer import DataInfo, Dataset, SpecError, Training, current_micro_batch, load_model, train
 from pipetransformer.data import TensorSplit, load_dataset
 from pipetransformer.data.tokens import encode_bytes
 from pipetransformer.library import predict
@@ -311,6 +311,44 @@ def test_the_command_says_the_class_of_each_input(tmp_path: Path) -> None:
     assert [line["class"] for line in lines] == found.classes.tolist()
     assert [line["label"] for line in lines] == list(found.labels)
     assert [line["score"] for line in lines] == pytest.approx(found.scores.tolist(), abs=1e-6)
+
+
+class Pooled(nn.Module):
+    """The mean over the positions that are no padding."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = current_micro_batch().lengths
+        assert lengths is not None
+        used = (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
+        return (x * used).sum(dim=1) / lengths[:, None]
+
+
+def pooling(info: DataInfo) -> pipetransformer.PipelineModel:
+    head = nn.Sequential(Pooled(), nn.Linear(8, info.num_classes))
+    return pipetransformer.PipelineModel(nn.Embedding(info.vocab_size, 8), [nn.Linear(8, 8)], head, (24, 8))
+
+
+@pytest.mark.parametrize("name", ["bert", "pooling"])
+def test_the_command_tells_padding_from_tokens_as_the_training_did(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = transformer("bert") if name == "bert" else Model(name=f"{__name__}:pooling", num_layers=1)
+    data = Data(name="text", options={"task": "Class", "length": 24, "packages": ["json", "dbm"]})
+    folder = finish(tmp_path / "run", model=model, data=data)
+    rows = [torch.tensor([encode_bytes(text)]) for text in ("decode", "a database of keys")]
+    padded = [nn.functional.pad(row, (0, 24 - row.shape[1])) for row in rows]
+    np.save(tmp_path / "inputs.npy", torch.cat(padded).numpy())
+
+    predict.main([str(folder), "--inputs", str(tmp_path / "inputs.npy")])
+
+    trained = load_model(folder)
+    with torch.no_grad():
+        outputs = [
+            trained(row).logits if name == "bert" else trained(row, torch.tensor([row.shape[1]])) for row in rows
+        ]
+    wanted = [float(each.softmax(dim=-1).max()) for each in outputs]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["score"] for line in lines] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_an_evaluation_takes_few_samples_at_a_time_if_they_have_many_positions() -> None:

@@ -125,6 +125,16 @@ def small_run(run_dir: Path, /, **parts: Any) -> None:
         ("training", Evaluation(), r"Input should be .* instance of Training; got Evaluation\("),
         ("pipeline", 2, "Input should be .* instance of Pipeline; got 2"),
         ("pipeline.stages", {"stages": "two"}, "Input should be a valid integer, .*; got 'two'"),
+        (
+            "freeze.boundaries.0.boundry",
+            {"policy": "Explicit", "boundaries": [{"step": 1, "boundary": 1, "boundry": 2}]},
+            r'there is no such field \(did you mean "boundary"\?\)',
+        ),
+        (
+            "training.learningRateSchedule.shap",
+            {"steps": 2, "learningRateSchedule": {"shap": "Linear"}},
+            r'there is no such field \(did you mean "shape"\?\)',
+        ),
         ("checkpoint", "/path", "Input should be .* instance of Checkpoint; got '/path'"),
         ("freeze", "GradientNorm", "must be a Freeze, or a FreezePolicy, not 'GradientNorm'"),
         ("model", 3, r"must be a Model, or a function without arguments .*, not 3"),

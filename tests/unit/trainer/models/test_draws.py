@@ -94,6 +94,12 @@ def test_a_draw_belongs_to_its_sample_and_leaves_the_process_random_state_alone(
     assert torch.equal(forward(unit.eval(), [4, 2]), torch.ones(2, 4, 8))
 
 
+def test_a_generator_of_the_units_own_draws_as_in_torch() -> None:
+    own, same = (torch.Generator().manual_seed(3) for _ in range(2))
+    unit = Drawing(lambda x, _: x * torch.rand(len(x), 1, 1, generator=own))
+    assert torch.equal(forward(unit, [4, 2]), torch.ones(2, 4, 8) * torch.rand(2, 1, 1, generator=same))
+
+
 def test_two_draws_of_a_unit_differ() -> None:
     both = forward(Drawing(lambda x, _: torch.stack([torch.rand_like(x), torch.rand_like(x)], dim=1)), [4, 2])
     assert not torch.equal(both[:, 0], both[:, 1])
@@ -115,16 +121,23 @@ def test_uniform_numbers_are_spread_over_the_interval_and_below_its_end(dtype: t
         {"scale": 0.3},
         {"attn_mask": torch.ones(6, 6, dtype=torch.bool).tril(1)},
         {"attn_mask": torch.linspace(-1, 1, 36).view(6, 6)},
+        {"attn_mask": torch.ones(6, 6, dtype=torch.bool).tril(-1)},
+        {"attn_mask": torch.full((6, 6), -math.inf, dtype=torch.float64).triu()},
         {"enable_gqa": True},
     ],
 )
 def test_attention_that_drops_next_to_nothing_is_torchs(how: dict[str, Any]) -> None:
     heads = 2 if "enable_gqa" in how else 4
-    q, k, v = (torch.randn(3, number, 6, 8, dtype=torch.float64) for number in (4, heads, heads))
+    q, k, v = (torch.randn(3, number, 6, 8, dtype=torch.float64, requires_grad=True) for number in (4, heads, heads))
     expected = functional.scaled_dot_product_attention(q, k, v, **how)
 
     unit = Drawing(lambda *_: functional.scaled_dot_product_attention(q, k, v, dropout_p=1e-12, **how))
-    torch.testing.assert_close(forward(unit, [4, 2, 9]), expected)
+    found = forward(unit, [4, 2, 9])
+    torch.testing.assert_close(found, expected)
+    for ours, theirs in zip(
+        *(torch.autograd.grad(y.square().sum(), (q, k, v)) for y in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Models as lists of units, the same on every worker."""
 
 import copy
+import math
 import random
 import threading
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,7 @@ from pipetransformer.models import (
     PipelineModel,
     build_model,
     build_units,
+    current_micro_batch,
     run_unit,
     set_micro_batch,
 )
@@ -253,10 +255,13 @@ def test_a_dropout_mask_belongs_to_the_sample_whatever_its_micro_batch(dropout: 
         ({"batch_first": True}, {}),
         ({"batch_first": True}, {"attn_mask": torch.ones(5, 5).triu(1).bool()}),
         ({"kdim": 6, "vdim": 6, "bias": False}, {"key_padding_mask": torch.arange(5).expand(3, 5) > 3}),
+        ({"batch_first": True}, {"attn_mask": torch.ones(5, 5).triu().bool(), "need_weights": False}),
+        ({}, {"attn_mask": torch.full((5, 5), -math.inf).triu(), "need_weights": False}),
+        ({}, {"attn_mask": torch.linspace(-1, 1, 150).view(6, 5, 5), "average_attn_weights": False}),
     ],
 )
 def test_attention_with_keyed_dropout_is_torchs_and_what_it_drops_belongs_to_samples(
-    attention: dict[str, Any], masks: dict[str, Tensor]
+    attention: dict[str, Any], masks: dict[str, Any]
 ) -> None:
     torchs = nn.MultiheadAttention(8, 2, **attention)
     keyed = copy.deepcopy(torchs)
@@ -267,7 +272,7 @@ def test_attention_with_keyed_dropout_is_torchs_and_what_it_drops_belongs_to_sam
     other = x if "kdim" not in attention else x[..., :6]
     set_micro_batch(MicroBatchContext(7, [10, 11, 12]))
     for ours, theirs in zip(keyed(x, other, other, **masks), torchs(x, other, other, **masks), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6)
+        assert ours is theirs is None or torch.allclose(ours, theirs, atol=1e-6)
 
     keyed.dropout = 0.5
     set_micro_batch(MicroBatchContext(7, [10, 11, 12]))
@@ -444,6 +449,34 @@ def test_an_embedding_of_a_function_may_change_its_input_in_place() -> None:
 
     assert own.shape().activation == (3, 8)
     assert len(own.build_units(range(3))) == 3
+
+
+class Masking(nn.Embedding):
+    """Asks for the length of samples."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        lengths = current_micro_batch().lengths
+        assert lengths is not None
+        return super().forward(ids) * (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
+
+
+def test_an_embedding_of_a_function_may_ask_for_the_micro_batch() -> None:
+    own = OwnModel(
+        lambda: [Masking(11, 8), nn.Linear(8, 8), nn.Linear(8, 2)], torch.ones(1, 3).long(), seed=0, dtype=torch.float32
+    )
+    set_micro_batch(MicroBatchContext(0, range(4), torch.ones(4)))  # of an earlier run
+
+    assert own.shape().activation == (3, 8)
+
+
+def test_the_micro_batch_of_a_thread_is_no_other_threads() -> None:
+    """A program's callback may run a finished model while its process trains."""
+    context = MicroBatchContext(7, (3,))
+    set_micro_batch(context)
+    other = threading.Thread(target=set_micro_batch, args=(MicroBatchContext(0, (0, 1)),))
+    other.start()
+    other.join(30)
+    assert current_micro_batch() is context
 
 
 def test_a_unit_that_moves_brings_its_state_and_finds_its_constants_without_building_the_model_again() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipetransformer import Pipeline, Training, train
 from pipetransformer.freeze.boundary import apply_boundary
 from pipetransformer.job.load import load_job
-from pipetransformer.models import PipelineModel, Tie, Ties
+from pipetransformer.models import OwnModel, PipelineModel, Tie, Ties
 from pipetransformer.training.after_step import norms_with_ties
 from pipetransformer_contract.spec import Freeze, TrainerSpec
 from tests.testkit.trainer.harness import Scripted, run_job
@@ -45,6 +45,31 @@ def model() -> PipelineModel:
 def test_ties_are_found_by_identity() -> None:
     assert model().ties == Ties((Tie((EMBEDDING, OUTPUT)),))
     assert PipelineModel(nn.Linear(2, 2), [nn.Linear(2, 2)], nn.Linear(2, 2), (2,)).ties == Ties()
+
+
+class Output(nn.Module):
+    """Holds the embedding itself, and not only its table."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.embedding.weight.T
+
+
+def test_a_shorter_model_keeps_the_ties_of_units_that_share_a_module() -> None:
+    """Such units are copies in the model, because each draws at places of its own."""
+
+    def shared() -> list[nn.Module]:
+        embedding, block = nn.Embedding(9, 8), nn.Linear(8, 8, bias=False)
+        return [embedding, block, block, nn.Linear(8, 8), block, Output(embedding)]
+
+    whole = OwnModel(shared, torch.zeros(1, 3, dtype=torch.long), seed=0, dtype=torch.float64).shape()
+
+    table = Tie(((0, "weight"), (3, "embedding.weight")))
+    assert whole.with_layers(2).ties == Ties((table, Tie(((1, "weight"), (2, "weight")))))
+    assert whole.with_layers(1).ties == Ties((Tie(((0, "weight"), (2, "embedding.weight"))),))
 
 
 def test_a_tie_knows_its_stages() -> None:

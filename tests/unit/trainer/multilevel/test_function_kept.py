@@ -1,14 +1,19 @@
 """A model that grows in width alone, without a share of earlier weights, computes what the small one did."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from pipetransformer.errors import StorageError
 from pipetransformer.job.levels import level_map
+from pipetransformer.models import PipelineModel
+from pipetransformer.multilevel import Groups, LevelMap, Levels
+from pipetransformer.state.control import Control
+from pipetransformer_contract.spec import Grouping
 from tests.testkit.trainer.levels import CASES, level_job, logits, random_state
 
 
@@ -61,6 +66,39 @@ def test_interpolation_takes_its_share_of_the_levels_own_earlier_weights(tmp_pat
     assert kept.asked == [(0, 2)], "only what this worker needs"
     for name, tensor in grown.make(2, small).items():
         torch.testing.assert_close(tensor, 0.75 * 8.0 + 0.25 * plain.make(2, small)[name], rtol=1e-12, atol=0)
+
+
+class Scaled(nn.Linear):
+    """Has a constant of its own, which is no parameter."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("scale", torch.tensor(scale))
+
+
+def test_a_level_that_grows_back_has_its_own_constants() -> None:
+    large = PipelineModel(nn.Linear(2, 2), [Scaled(0.0) for _ in range(4)], nn.Linear(2, 2), (2,))
+    small, halves = large.with_layers(2), Groups(2, Grouping.HALVES)
+    state = {f"blocks.0.{name}": tensor for name, tensor in Scaled(1.0).state_dict().items()}
+    earlier = Mock()
+    earlier.read.return_value = {f"blocks.2.{name}": tensor for name, tensor in Scaled(3.0).state_dict().items()}
+    levels = Levels(large, small, halves, Groups(1, Grouping.HALVES))
+    up = LevelMap(levels, down=False, level=0, alpha=0.5, earlier=earlier)
+
+    up.prepare([3])
+
+    assert up.make(3, state)["blocks.2.scale"] == 3.0
+
+
+def test_the_next_visit_keeps_nothing_that_was_measured_or_decided_for_the_model_before(tmp_path: Path) -> None:
+    old = Control(
+        step=6, visit=1, visit_done=True, evaluations_since_best=3, costs={"boundary": 0}, slice_costs={"boundary": 0},
+        last_vote=[1.0], last_similarities=[1.0], policy={"policy": "NoFreeze"},
+    )  # fmt: skip
+
+    new = level_map(level_job("own-vit", tmp_path), 1, Kept(0.0, {})).control(old)
+
+    assert new == Control(step=6, visit=2, boundary_step=6, decided_step=6, policy={"policy": "NoFreeze"})
 
 
 def test_going_down_reads_nothing(tmp_path: Path) -> None:

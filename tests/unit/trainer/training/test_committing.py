@@ -126,6 +126,16 @@ def test_a_step_moves_parameters_by_the_mean_gradient(worker: Worker) -> None:
     assert moved == pytest.approx(worker.control.last_step["learning_rate"] / 4)
 
 
+def test_the_last_step_of_an_epoch_is_noted_with_its_own_samples(worker: Worker) -> None:
+    worker.enter(1)
+    worker.control.step = worker.job.order.steps_per_epoch - 1
+
+    worker.step(Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0]))
+
+    (line,) = (json.loads(line) for path in worker.run_dir.rglob("*.jsonl") for line in path.read_text().splitlines())
+    assert worker.control.last_step["samples"] == len(line["samples"]) < worker.job.order.global_batch
+
+
 def test_skipped_steps_count_in_a_row_and_move_nothing(worker: Worker) -> None:
     worker.enter(1)
     counted = []

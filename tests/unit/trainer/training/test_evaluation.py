@@ -58,6 +58,16 @@ def test_callbacks_are_told_of_all_that_happens(tmp_path: Path) -> None:
     assert result.metrics["positives"] == pytest.approx(expected)
 
 
+def test_what_a_callback_does_with_metrics_is_its_own(tmp_path: Path) -> None:
+    class Taking(Callback):
+        def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
+            assert isinstance(metrics, dict)
+            metrics.clear()
+
+    result = run(tmp_path, callbacks=[Taking()])
+    assert result.metrics.keys() == result.best.keys() == {"loss", "accuracy"}
+
+
 def test_a_boundary_that_holds_from_the_first_step_on_is_told_too(tmp_path: Path) -> None:
     log = Log()
     boundaries = [FreezePoint(step=0, boundary=2), FreezePoint(step=3, boundary=1)]

@@ -217,6 +217,28 @@ def test_members_agree_after_the_first_part_of_longer_samples() -> None:
     assert reached_at_each == [1, 3, 5, 6, 8], "and begin again with one where the length changes"
 
 
+def test_members_agree_about_once_a_second_by_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part takes 0.4 s in one pipeline, and almost no time in the other, which has fewer."""
+    clock, reached_at_each = threading.local(), list[int]()
+
+    def take(seconds: float, part: int) -> None:
+        clock.now = getattr(clock, "now", 0.0) + seconds
+
+    def told(rank: int) -> bool:
+        if rank == 0:
+            reached_at_each.append(runners[0].done)
+        return False
+
+    monkeypatch.setattr(
+        "pipetransformer.training.evaluation.time", mock.Mock(perf_counter=lambda: getattr(clock, "now", 0.0))
+    )
+    runners = [Parts(partial(take, 0.4)), Parts(partial(take, 0.01))]
+    with two_pipelines([Watchdog(), Watchdog()], told, runners) as results:
+        assert all(result.result(30)[0] for result in results)
+
+    assert reached_at_each == [1, 3, 5, 7]
+
+
 def test_a_peer_that_hangs_in_the_first_evaluation_is_found() -> None:
     released = threading.Event()
 

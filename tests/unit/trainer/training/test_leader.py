@@ -17,7 +17,7 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.leader import Leader
 from pipetransformer.training.leader_reports import Offered
-from pipetransformer.training.vote import Vote
+from pipetransformer.training.vote import StepSums, Vote
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason, Upcoming
 from tests.testkit.trainer.harness import Reports
 from tests.testkit.trainer.levels import level_job
@@ -66,6 +66,11 @@ def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: 
 
     assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {expected}
 
+    leader.on_first_step(control, pause_seconds=3600.0, phases=phases, transfers=[(0, 1, 8)])
+    leader.on_frozen(control)
+    moved = expected + 60.0 if expected == 0.75 else expected
+    assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {moved}, "what was read came from a peer"
+
 
 def test_the_step_of_the_start_is_told_on_the_scale_of_the_measured_steps(tmp_path: Path) -> None:
     one_worker = {"pipeline": {"stages": 1, "microBatchSize": 22}, "numShards": 1, "workers": 1}
@@ -112,6 +117,7 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     teller.catch_up()
     assert told == [(None, job.total_steps, job.num_layers)] * 4 + [(left, job.total_steps, job.num_layers)]
     assert [report.seconds_left for report in reports.sent] == [None, left]
+    assert [report.samples_per_second for report in reports.sent] == [None, job.order.global_batch]
 
     control.boundary = 2
     take_steps(leader, control, 5)
@@ -232,6 +238,10 @@ def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
     leader.on_frozen(control)
     assert (reports.sent[-1].boundary, reports.sent[-1].offers) == (4, before)
 
+    take_steps(leader, control, 5)
+    assert (reports.sent[-1].step_seconds or 0.0) > 1.1, "as if the layers trained"
+    control.step = 5
+
     control.on_trial = 0
     leader.on_freeze_kept(control, "layers 0-3 stay frozen: training loss 0.1 % below its trend")
     assert reports.sent[-1].boundary == 4 and reports.sent[-1].offers != before
@@ -239,6 +249,89 @@ def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
         "kind": "FreezeKept", "step": 5, "frozenLayers": 4,
         "why": "layers 0-3 stay frozen: training loss 0.1 % below its trend",
     }.items()  # fmt: skip
+
+
+def test_offers_are_made_anew_as_soon_as_costs_are_measured_anew(tmp_path: Path) -> None:
+    job, reports = load_job(make_spec(ADAMW, pipeline={"stages": 2, "packing": "Measured"})), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control(costs=assumed_costs(job.num_layers).model_dump())
+    leader.on_committed(control, None)
+    take_steps(leader, control, 6)
+    sent = len(reports.sent)
+
+    control.costs = assumed_costs(job.num_layers).model_copy(update={"worker_bytes": 1 << 30}).model_dump()
+    take_steps(leader, control, 1)
+    take_steps(leader, control, 1)
+
+    assert [report.step for report in reports.sent[sent:]] == [7]
+
+
+@pytest.mark.parametrize(
+    ("control", "level", "holds"),
+    [
+        (Control(boundary=3, on_trial=1, cached_layers=1), 1, True),
+        (Control(boundary=3, on_trial=1, cached_layers=2), 1, False),
+        (Control(boundary=3, cached_layers=1), 1, False),
+        (Control(boundary=3, on_trial=1, cached_layers=1), 0, False),
+    ],
+)
+def test_offers_hold_for_one_level_boundary_and_cache(control: Control, level: int, holds: bool) -> None:
+    assert Offered(boundary=2, cached_layers=1, level=1).holds_for(control, level) is holds
+
+
+def test_a_round_of_two_steps_is_told_as_two_that_share_its_time(tmp_path: Path) -> None:
+    job, told = load_job(make_spec(ADAMW)), list[Any]()
+
+    class Log(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            told.append((line["step"], line["samples_per_second"], line["staleness"], line["staleness_largest"]))
+
+    reports, teller = Reports(), Teller([Log()])
+    leader = Leader(job, reports, teller, tmp_path, layout_of(job, ResizeReason.START), Offered())
+    line = {"epoch": 0, "samples": 100, "loss": 1.0, "gradient_norm": 1.0, "learning_rate": 0.1, "generation": 1}
+    control = Control(step=0)
+    for _ in range(3):
+        control.step += 2
+        *control.earlier_steps, control.last_step = (
+            {"step": control.step - before, "frozen_layers": 0, **line} for before in (2, 1)
+        )
+        vote = Vote(earlier=[StepSums()])
+        leader.on_round(control, vote, seconds=4.0, idle_share=0.0, ahead_share=0.0, staleness=[(0, 1), (1, 3)])
+    teller.catch_up()
+
+    assert told == [(step, 50.0, *((2.0, 3) if step % 2 else (0.5, 1))) for step in range(6)]
+    assert reports.sent[-1].samples_per_second == job.order.global_batch / 2.0
+
+
+def test_an_end_in_many_words_is_cut_for_the_report(tmp_path: Path) -> None:
+    job, reports = load_job(make_spec(ADAMW)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    leader.on_failed(Control(), "ModelFailed", "because " * 400)
+    assert len(reports.sent[-1].message) == 1024
+
+
+def test_a_metric_that_is_no_number_has_no_value_in_the_record(tmp_path: Path) -> None:
+    job = load_job(make_spec(ADAMW))
+    leader = Leader(job, Reports(), Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    control = Control(step=3)
+    control.note_evaluation({"loss": math.inf, "accuracy": 0.5}, better=False)
+    leader.on_evaluated(control, better=False)
+    (event,) = lines.read(tmp_path / "events.jsonl")
+    assert event["metrics"] == {"loss": None, "accuracy": 0.5}
+
+
+def test_a_larger_model_is_announced_two_minutes_ahead(tmp_path: Path) -> None:
+    levels = {"descentSteps": 2, "ascentSteps": 200}
+    job, control = level_job("own-vit", tmp_path, levels=levels, training={"steps": 400}), Control(step=2, visit=1)
+    leader, reports = lead_visit(job, 1, Offered(), tmp_path)
+    take_steps(leader, control, 5)
+    assert reports.sent[-1].upcoming is None
+    control.step = 82
+    leader.on_frozen(control)
+    assert reports.sent[-1].upcoming is None, "120 seconds"
+    control.step = 83
+    leader.on_frozen(control)
+    assert reports.sent[-1].upcoming == Upcoming(step=202, level=0)
 
 
 def lead_visit(job: Job, visit: int, offered: Offered, folder: Path) -> tuple[Leader, Reports]:

@@ -256,6 +256,33 @@ def test_actions_of_several_workers_are_measured_over_their_own_messages() -> No
     assert all(0 < seconds < 1 for seconds in run_ranks(3, action_seconds))
 
 
+def test_two_workers_agree_on_the_least_memory_and_on_what_a_byte_takes_in_a_ring() -> None:
+    found = run_ranks(2, measure_two)
+
+    assert found[0] == found[1] == (3_000_000, False, 4.0, pytest.approx(0.5 / (1 << 20)))
+
+
+def measure_two(group: dist.ProcessGroup) -> tuple[int | None, bool, float | None, float]:
+    """What both measure of one unit each; the first has more memory, and keeps its host's apart. An all-reduce, which
+    sends each byte once, takes half a second."""
+    rank, groups = group.rank(), GenerationGroups(group, group, group, group)
+    model = PipelineModel(nn.Linear(WIDTH, WIDTH), [nn.Linear(WIDTH, WIDTH)] * 2, nn.Linear(WIDTH, 3), (WIDTH,))
+    reduce = dist.all_reduce
+
+    def slow(*given: object, **named: object) -> object:
+        CLOCK.now += 0.5
+        return reduce(*given, **named)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("pipetransformer.training.cost_measurement.time", CLOCK)
+        patched.setattr("pipetransformer.training.cost_measurement.dist.all_reduce", slow)
+        costs = measure_costs(
+            make_runner(model, groups, 0), make_layout(), groups, Samples(), Control(step=2), (4.0, 3.0)[rank],
+            usable=(5e6, 3e6)[rank], host_apart=rank == 0,
+        )  # fmt: skip
+    return costs.worker_bytes, costs.host_apart, costs.step_seconds, costs.seconds_per_byte
+
+
 def action_seconds(group: dist.ProcessGroup) -> float:
     return _seconds_per_action(group, torch.device("cpu"))[0]
 

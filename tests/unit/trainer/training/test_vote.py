@@ -25,6 +25,7 @@ def test_gradients_are_divided_by_the_weight_and_clipped_by_their_norm() -> None
         (Vote(loss_sum=0.0, weight=0.0, square_norms=[0.0]), False),
         (Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0], earlier=[StepSums(1.0, 1.0, 1.0)]), True),
         (Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0], earlier=[StepSums(0.0, 0.0, 0.0)]), False),
+        (Vote(loss_sum=1.0, weight=1.0, square_norms=[1.0], earlier=[StepSums(1.0, 1.0, math.inf)]), False),
     ],
 )
 def test_a_step_counts_only_with_finite_mean_loss_and_gradients(vote: Vote, finite: bool) -> None:

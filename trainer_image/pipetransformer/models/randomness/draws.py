@@ -24,7 +24,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.models.context import current_micro_batch
 from pipetransformer.models.unchanged import watching
 
-from .dropout import keyed_dropout, keyed_uniform, watchers
+from .dropout import keyed_dropout, keyed_uniform, softmax_of, watchers
 
 _ATTRIBUTE = "_pipetransformer_draws"
 #: The file that runs units, also from torch's checkpoint, with the context of their micro-batch.
@@ -206,7 +206,7 @@ def _attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights, by_head = scores.softmax(dim=-1), scores.dim() == 4
+    weights, by_head = softmax_of(scores), scores.dim() == 4
     seed, place = randomness["seed"], randomness["place"]
     return keyed_dropout(weights, dropout_p, seed=seed, place=place, attention=by_head) @ value
 

@@ -6,6 +6,7 @@ state.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -59,6 +60,13 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int, attention: bool
         return x * 0.0  # as torch does
     bits = _bits(keys, x.shape, x.device, "dropout", attention=attention)
     return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
+
+
+def softmax_of(scores: Tensor) -> Tensor:
+    """Attention weights: the softmax over the last dimension of scores, which are -inf where a key is hidden. A query
+    from which all keys are hidden gets weights of 0, as in torch's `scaled_dot_product_attention`, and not NaN."""
+    hidden = (scores == -math.inf).all(dim=-1, keepdim=True)
+    return scores.masked_fill(hidden, 0.0).softmax(dim=-1).masked_fill(hidden, 0.0)
 
 
 def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *, seed: int, place: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from pipetransformer.models.model import PipelineModel
 
 from .draws import key_draws
-from .dropout import KeyedDropout, keyed_dropout
+from .dropout import KeyedDropout, keyed_dropout, softmax_of
 
 _PLACES_PER_UNIT = 1 << 20
 
@@ -109,7 +109,7 @@ class KeyedMultiheadAttention(nn.MultiheadAttention):
         if key_padding_mask is not None:
             scores = _masked(scores, key_padding_mask[:, None, None, :])
         seed, place = self.randomness
-        dropped = keyed_dropout(scores.softmax(dim=-1), self.dropout, seed=seed, place=place, attention=True)
+        dropped = keyed_dropout(softmax_of(scores), self.dropout, seed=seed, place=place, attention=True)
         output = self.out_proj((dropped @ v).transpose(1, 2).flatten(2))
         shown = (dropped.mean(dim=1) if average_attn_weights else dropped) if need_weights else None
         return output if self.batch_first else output.transpose(0, 1), shown
