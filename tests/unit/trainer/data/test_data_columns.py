@@ -96,6 +96,14 @@ def test_a_transform_of_tokens_is_refused() -> None:
         own(table.with_transform(lambda rows: {"input_ids": [row[::-1] for row in rows["input_ids"]]}))
 
 
+def test_all_rows_are_padded_to_the_longest_of_both_tables() -> None:
+    short, long = (datasets.Dataset.from_dict({"input_ids": rows}) for rows in ([[1, 2]], [[3, 4, 5]]))
+    for pair in ((short, long), (long, short)):
+        dataset = own(pair, task=Task.NEXT_TOKEN)
+        assert dataset.info.input_shape == (3,)
+        assert [split.batch([0])[0].shape for split in (dataset.train, dataset.test)] == [(1, 3), (1, 3)]
+
+
 def test_a_row_without_tokens_has_no_target() -> None:
     for rows in ({"input_ids": [[], [4, 5]]}, {"input_ids": [[6, 7], [4, 5]], "attention_mask": [[0, 0], [1, 1]]}):
         inputs, targets = own(datasets.Dataset.from_dict(rows), task=Task.NEXT_TOKEN).train.batch([0, 1])
