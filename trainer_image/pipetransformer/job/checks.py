@@ -190,9 +190,10 @@ def check_asynchronous(spec: Pipeline, model: PipelineModel) -> None:
 
 def check_model(model: PipelineModel) -> None:
     """Refuse a model without trainable parameters, with complex parameters, with sparse tensors, or with modules that
-    depend on the layout.
+    keep state beside tensors or depend on the layout.
 
-    The output or gradient of such a module changes with the other samples of a micro-batch, or with the worker.
+    The output or gradient of a module that depends on the layout changes with the other samples of a micro-batch, or
+    with the worker.
 
     Raises:
         SpecError: names the first such module or parameter.
@@ -222,6 +223,8 @@ def check_model(model: PipelineModel) -> None:
 
 def _complaint(module: nn.Module) -> str:
     """Why a module cannot be trained, as words that follow its class name; empty if it can."""
+    if type(module).get_extra_state is not nn.Module.get_extra_state:
+        return " with state beside its tensors (get_extra_state), which cannot move between workers: keep it in buffers"
     match module:
         case _NormBase() if isinstance(module, _BatchNorm) or module.track_running_stats:
             return (

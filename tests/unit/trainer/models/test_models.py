@@ -223,6 +223,19 @@ def test_a_state_without_imaginary_parts_of_an_older_trainer_is_refused() -> Non
         state.put_unit(1, Polar(), {f"blocks.0.{name}": tensor.real for name, tensor in old.items()})
 
 
+class Counted(nn.Linear):
+    """Keeps a number that is in no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+
+def test_state_beside_tensors_is_refused_with_the_layers_name() -> None:
+    model = PipelineModel(nn.Linear(2, 2), [nn.Sequential(Counted(2, 2))], nn.Linear(2, 2), (2,))
+    with pytest.raises(SpecError, match=r"blocks\.0\.0 is a Counted with state beside its tensors"):
+        check_model(model)
+
+
 def test_running_statistics_are_refused_with_the_layers_name() -> None:
     model = PipelineModel(nn.Linear(2, 2), [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))], nn.Linear(2, 2), (2,))
     with pytest.raises(SpecError, match=r"blocks\.0\.1 is a BatchNorm1d"):
