@@ -521,7 +521,11 @@ def test_a_closed_terminal_ends_the_workers_and_leaves_them_time_for_a_checkpoin
 
     monkeypatch.setattr(PlainView, "changed", changed)
     monkeypatch.setattr(PlainView, "told", closed)
-    assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end()}") == 130
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end()}") == 130
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert (tmp_path / "run" / "saved").exists()
 
 
