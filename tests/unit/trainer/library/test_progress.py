@@ -49,7 +49,7 @@ def test_a_terminal_has_one_line_that_is_redrawn() -> None:
     assert terminal.getvalue().count("\r") == 2, "it is redrawn more often than anybody reads"
     shown.on_end({})
     assert terminal.shown() == (
-        "step 3/400 (1%)  ETA 3m20s  loss 0.5000  held-out accuracy 0.7500  layout 4 x 2"[:79] + "\n"
+        "step 3/400 (0%)  ETA 3m20s  loss 0.5000  held-out accuracy 0.7500  layout 4 x 2"[:79] + "\n"
     )
 
 
@@ -97,7 +97,7 @@ def test_a_script_shows_its_progress_unless_it_says_otherwise(
     run(tmp_path / "shown", training=Training(steps=6, global_batch_size=16))
     out, told = capsys.readouterr()
     assert out == ""
-    assert told.splitlines()[0].startswith("step 1/6 (17%)  loss ") and "frozen 0/" in told
+    assert told.splitlines()[0].startswith("step 1/6 (16%)  loss ") and "frozen 0/" in told
     last = told.splitlines()[-1]
     assert last.startswith("step 6/6 (100%)  loss ") and "layout 1 x 1" in last
     run(tmp_path / "hidden", training=Training(steps=6, global_batch_size=16), progress=False)
