@@ -1,6 +1,7 @@
 """Quota through the real Kueue, a process beside the API server: who waits, who runs, and when quota changes hands."""
 
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -237,7 +238,7 @@ async def test_a_job_whose_priority_class_is_raised_while_it_waits_takes_the_quo
     other = queued(packing_job("other").stages(4).workers(4).release())
     await namespace.apply(other)
     await waits(namespace, "other")
-    (made,) = (await queue.workloads("other")).values()
+    (made,) = (await until("the job has a Workload", partial(queue.workloads, "other"))).values()
 
     label = {"metadata": {"labels": {PRIORITY_CLASS_LABEL: namespace.name}}}
     await namespace.api.request("PATCH", f"{namespace.jobs}/other", label, content_type=MERGE_PATCH)
