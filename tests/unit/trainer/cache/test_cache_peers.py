@@ -163,11 +163,17 @@ def test_a_torn_or_senseless_stream_harms_nothing(make_cache: Callable[..., Acti
     assert held(new) == list(range(SAMPLES))
 
 
-def test_a_sender_whose_peer_takes_nothing_stops_at_once(make_cache: Callable[..., ActivationCache]) -> None:
+def full_cache(make_cache: Callable[..., ActivationCache]) -> ActivationCache:
+    """A cache with more than a connection holds that nobody reads from."""
     cache = make_cache(memory_bytes=1 << 26)
     large = torch.zeros(1 << 22)
     for sample in range(4):
         cache.keep("train", sample, 0, large, None)
+    return cache
+
+
+def test_a_sender_whose_peer_takes_nothing_stops_at_once(make_cache: Callable[..., ActivationCache]) -> None:
+    cache = full_cache(make_cache)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         cache.hand_over(lambda key: 1, 0, lambda _: json.dumps(["127.0.0.1", silent.getsockname()[1], "token"]))
         silent.accept()
@@ -181,10 +187,7 @@ def test_a_sender_whose_peer_takes_nothing_stops_at_once(make_cache: Callable[..
 def test_entries_that_are_not_sent_yet_stay_if_they_are_of_this_pipeline_again(
     make_cache: Callable[..., ActivationCache],
 ) -> None:
-    cache = make_cache(memory_bytes=1 << 26)
-    large = torch.zeros(1 << 22)
-    for sample in range(4):
-        cache.keep("train", sample, 0, large, None)
+    cache = full_cache(make_cache)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         cache.hand_over(lambda key: 1, 0, lambda _: json.dumps(["127.0.0.1", silent.getsockname()[1], "token"]))
         with silent.accept()[0]:

@@ -332,7 +332,6 @@ class GenerationGroups:
         Raises:
             RuntimeError, ConnectionAbortedError: as in `meet`.
         """
-        self._guard(transport)
         self.transfer = self._make(store, "transfer", rank, size, transport)
 
     def assign(
