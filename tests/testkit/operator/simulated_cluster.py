@@ -12,24 +12,29 @@ from datetime import datetime, timedelta
 from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.messages import Offer, StepTime
-from pipetransformer_operator.plan import Demand, Plan, WorkerPhase, allocate, demand_of, layouts
+from pipetransformer_operator.plan import Demand, Plan, WorkerPhase, allocate, demand_of, layouts, worker_name
 from pipetransformer_operator.plan.sharing.allocate import CLAIMED_PRIORITY
 from pipetransformer_operator.plan.view import View
 from tests.testkit.operator.builders import JobBuilder, make_job
-from tests.testkit.operator.world import World
+from tests.testkit.operator.world import JOB, World
 
 SECONDS = 10
 
 
 class Job(World):
-    """A world that says what its last turn saw, and when time alone asks for another."""
+    """A world that says what its last turn saw, and when time alone asks for another. `priority` is that of its own
+    workers."""
 
+    priority = 0
     wakes: datetime | None = None
     settled: object = None
 
     def turn(self, *, executed: bool = True) -> Plan:
-        """One plan, executed."""
+        """One plan, executed. New pods have their priority at once, because the API server gives it."""
         decided = super().turn(executed=executed)
+        for worker_id in decided.create:
+            claimed = worker_id in self.status.claimed_ids
+            self.change(worker_name(JOB, worker_id), priority=CLAIMED_PRIORITY if claimed else self.priority)
         again = decided.requeue_after
         self.wakes = None if again is None else self.now + timedelta(seconds=again)
         return decided
@@ -61,7 +66,6 @@ class SimulatedCluster:
         self.pause = pause
         self.seen = seen
         self.worlds: dict[str, Job] = {}
-        self.priorities: dict[str, int] = {}
         self.inversions = 0
         self.preemptions: Counter[str] = Counter()
         self.idle = self.all = 0
@@ -71,11 +75,11 @@ class SimulatedCluster:
     def add(self, name: str, job: JobBuilder, *, priority: int = 0, offers: list[Offer] | None = None) -> World:
         """A job comes; its workers up to the starting size have that priority."""
         world = Job(job)
+        world.priority = priority
         world.unschedulable = True
         world.offered = offers or []
         world.wait(self._elapsed)
         self.worlds[name] = world
-        self.priorities[name] = priority
         return world
 
     def size(self, name: str) -> int:
@@ -127,7 +131,7 @@ class SimulatedCluster:
             for worker in world.workers.values()
         )
         lower = sum(
-            worker.scheduled and worker.holds and worker.priority < self.priorities[name]
+            worker.scheduled and worker.holds and worker.priority < self.worlds[name].priority
             for other, world in self.worlds.items()
             if other != name
             for worker in world.workers.values()
@@ -147,7 +151,6 @@ class SimulatedCluster:
 
     def _schedule(self) -> None:
         """Pods of the highest priority first; one that finds nothing free preempts, unless it is claimed."""
-        self._admit()
         pending = [
             (-worker.priority, number, worker.id, name, pod)
             for number, (name, world) in enumerate(self.worlds.items())
@@ -163,14 +166,6 @@ class SimulatedCluster:
                 ending -= 1  # it waits for the node of one that is on its way out
             elif -negative != CLAIMED_PRIORITY:
                 self._preempt(-negative)
-
-    def _admit(self) -> None:
-        """Gives new pods their priority, as the API server does when it admits them."""
-        for name, world in self.worlds.items():
-            claimed = set(world.status.claimed_ids)
-            for pod, worker in world.workers.items():
-                if not worker.scheduled:
-                    world.change(pod, priority=CLAIMED_PRIORITY if worker.id in claimed else self.priorities[name])
 
     def _place(self, name: str) -> str | None:
         """The node with room where most of the job's workers are; of equal ones the fullest."""
@@ -210,7 +205,6 @@ class SimulatedCluster:
             world.commit(checkpoint=world.report.boundary if world.report else 0)
 
     def _share(self) -> None:
-        self._admit()
         demands = {name: self._demand(name) for name in self.worlds}
         shares = allocate([demand for demand in demands.values() if demand is not None])
         self._note_inversions({name: demand for name, demand in demands.items() if demand is not None}, shares)
@@ -232,10 +226,10 @@ class SimulatedCluster:
         """What jobs below a priority are granted must be free, or come from jobs below it, too."""
         asked = {name: share for name, demand in demands.items() if (share := shares[demand.key]) is not None}
         free = sum(self.free().values()) + sum(demand.leaving for demand in demands.values())
-        for priority in {self.priorities[name] for name in asked}:
+        for priority in {self.worlds[name].priority for name in asked}:
             granted = given = 0
             for name, share in asked.items():
-                if self.priorities[name] < priority:
+                if self.worlds[name].priority < priority:
                     granted += max(0, share - demands[name].held)
                     given += max(0, demands[name].held - share)
             self.inversions += granted > given + free

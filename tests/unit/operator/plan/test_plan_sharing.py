@@ -501,6 +501,11 @@ def test_a_job_of_high_priority_gives_nothing_to_a_low_one_and_neither_preempts_
     ],
     pause=0,
 )
+@example(  # a replacement whose node is taken before it runs
+    nodes=[2, 8],
+    jobs=[(Competitor(3, 1.0, 33), -1000, 2), (Competitor(7, 0.9, 11), 0, 1), (Competitor(5, 0.9, 37), 0, 3)],
+    pause=1,
+)
 def test_jobs_of_mixed_priorities_use_all_nodes_come_to_rest_and_give_nothing_to_lower_ones(
     nodes: list[int], jobs: list[tuple[Competitor, int, int]], pause: int
 ) -> None:
