@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .operations import Action, ActionKind, RoundShape, Schedule, ScheduleError, Value, given, needed
+from .operations import Action, ActionKind, MessageKind, RoundShape, Schedule, ScheduleError, Value, given, needed
 
 #: Ways to fill gaps; `Ahead` tries each and takes the shortest round, because none is always best. The first number is
 #: the share of a frozen unit's forward that a gap must have room for. With 0 a worker is never idle, but its input may
@@ -91,18 +91,25 @@ class Ahead:
         It is the larger of two times: the inner schedule alone, and all work shared evenly by the workers. It assumes
         that the round runs the frozen units of as many chunks as it trains, so it does not hold for the last round.
         """
-        inner = self.inner.actions(_without_prefix(shape))
-        alone = _Filling(self, _without_prefix(shape), inner)
+        return self._bound_seconds(shape, self._inner_actions(shape))
+
+    def _inner_actions(self, shape: RoundShape) -> Sequence[Sequence[Action]]:
+        return self.inner.actions(_without_prefix(shape))
+
+    def _bound_seconds(self, shape: RoundShape, inner: Sequence[Sequence[Action]]) -> float:
+        work = _Work(self, _without_prefix(shape), inner)
+        alone = _Filling(work)
         alone.fill()
-        work = sum(self.seconds.of(action) for actions in inner for action in actions)
-        return max(alone.end, (work + shape.chunks * sum(self.seconds.prefix)) / shape.workers)
+        seconds = sum(one.seconds for computations in work.inner for one in computations)
+        return max(alone.end, (seconds + shape.chunks * sum(self.seconds.prefix)) / shape.workers)
 
     def _filled(self, shape: RoundShape) -> "_Filling":
         if shape.prefix_units:
             self._check(shape)
-        inner = self.inner.actions(_without_prefix(shape))
-        bound = self.bound_seconds(shape)
-        fillings = [_Filling(self, shape, inner, room, bound if within else math.inf) for room, within in _WAYS]
+        inner = self._inner_actions(shape)
+        bound = self._bound_seconds(shape, inner)
+        work = _Work(self, shape, inner)
+        fillings = [_Filling(work, room, bound if within else math.inf) for room, within in _WAYS]
         for filling in fillings:
             filling.fill()
         return min(fillings, key=lambda filling: filling.end)
@@ -120,6 +127,54 @@ def _without_prefix(shape: RoundShape) -> RoundShape:
     return replace(shape, prefix_units=0, prefix_made=False, next_chunks=0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Computation:
+    """A computation of the inner schedule: its seconds, and the numbers of the values that it needs and gives, or
+    -1 if there is none."""
+
+    action: Action
+    seconds: float
+    needs: int
+    gives: int
+
+
+class _Work:
+    """What the workers have to do in a round. Several ways to fill gaps share it.
+
+    Attributes:
+        inner: the computations of each worker in the inner schedule.
+        prefix: seconds of one forward, for each frozen unit.
+        holders: the workers that hold the frozen units.
+        shape: the shape of the round.
+        made_prefixes: the number of the value that each chunk's last frozen unit gives.
+        num_values: how many values there are.
+    """
+
+    def __init__(self, ahead: Ahead, shape: RoundShape, inner: Sequence[Sequence[Action]]) -> None:
+        numbers: dict[Value | None, int] = {None: -1}
+
+        def number(value: Value | None) -> int:
+            return numbers.setdefault(value, len(numbers) - 1)
+
+        seconds = ahead.seconds
+        self.inner = [
+            [_Computation(one, seconds.of(one), number(needed(one, shape)), number(given(one, shape))) for one in own]
+            for own in inner
+        ]
+        self.prefix, self.holders, self.shape = seconds.prefix, frozenset(ahead.holders), shape
+        self.made_prefixes = {chunk: number(Value(MessageKind.PREFIX, 0, chunk)) for chunk in shape.prefixes}
+        self.num_values = len(numbers) - 1
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Some frozen units that a worker computes for a chunk, without a break."""
+
+    chunk: int
+    start: int
+    stop: int
+
+
 class _Filling:
     """Plays the lists of the inner schedule in simulated time, and fills gaps with pieces.
 
@@ -128,30 +183,35 @@ class _Filling:
     computations by `deadline`, in seconds.
 
     Attributes:
-        lists: the computations of each worker, with those that were added.
         end: seconds from the round's start to the end of its last computation.
     """
 
-    def __init__(
-        self,
-        ahead: Ahead,
-        shape: RoundShape,
-        inner: Sequence[Sequence[Action]],
-        room: float = 0.0,
-        deadline: float = math.inf,
-    ) -> None:
-        self.lists: list[list[Action]] = [[] for _ in inner]
+    def __init__(self, work: _Work, room: float = 0.0, deadline: float = math.inf) -> None:
+        workers = len(work.inner)
         self.end = 0.0
-        self._seconds, self._holders, self._shape = ahead.seconds, ahead.holders, shape
-        self._room, self._deadline = room, deadline
-        self._rest = [iter(actions) for actions in inner]
-        self._next = [next(rest, None) for rest in self._rest]
-        self._left = [sum(map(ahead.seconds.of, actions)) for actions in inner]  # seconds of work not yet in `lists`
-        self._pool = deque(shape.prefixes)
-        self._piece: list[Action | None] = [None] * len(inner)  # the next piece of the chunk that a worker has begun
-        self._made: dict[Value, float] = {}  # when each value is ready
-        self._waiting: dict[Value, int] = {}  # the worker that waits for a value
-        self._free = [(0.0, worker) for worker in range(len(inner))]  # when each worker can begin a computation
+        self._work, self._room, self._deadline = work, room, deadline
+        self._done: list[list[_Computation | _Pieces]] = [[] for _ in range(workers)]
+        self._place = [0] * workers  # of the next computation in the worker's inner list
+        #: Seconds of the inner computations that each worker has left.
+        self._left = [sum(one.seconds for one in own) for own in work.inner]
+        self._pool = deque(work.shape.prefixes)
+        self._begun: list[tuple[int, int] | None] = [None] * workers  # chunk that a worker has begun, and its next unit
+        self._made = [math.inf] * work.num_values  # when each value is ready
+        self._waiting: dict[int, int] = {}  # the worker that waits for a value
+        self._free = [(0.0, worker) for worker in range(workers)]  # when each worker can begin a computation
+
+    @property
+    def lists(self) -> list[list[Action]]:
+        """The computations of each worker, with those that were added."""
+        return [
+            [
+                one.action
+                if isinstance(one, _Computation)
+                else Action(ActionKind.PREFIX, 0, one.chunk, range(one.start, one.stop))
+                for one in done
+            ]
+            for done in self._done
+        ]
 
     def fill(self) -> None:
         """Play the round from its start to its end. Call it once.
@@ -163,75 +223,78 @@ class _Filling:
             now, worker = heapq.heappop(self._free)
             if not self._run_next(worker, now) and not self._run_piece(worker, now):
                 self._wait(worker)
-        if stuck := [action for action in self._next if action is not None]:
+        if stuck := [one.action for worker in range(len(self._place)) if (one := self._next(worker)) is not None]:
             raise ScheduleError(f"these computations wait for inputs that are never produced: {stuck}")
+
+    def _next(self, worker: int) -> _Computation | None:
+        """The worker's next computation of the inner schedule; None if it has run all."""
+        inner, place = self._work.inner[worker], self._place[worker]
+        return inner[place] if place < len(inner) else None
 
     def _run_next(self, worker: int, now: float) -> bool:
         """Run the worker's next computation of the inner schedule if its input is ready. Returns whether it ran."""
-        action = self._next[worker]
-        if action is None or self._ready_at(action) > now:
+        computation = self._next(worker)
+        if computation is None or self._ready_at(computation) > now:
             return False
-        self._next[worker] = next(self._rest[worker], None)
-        self._left[worker] -= self._seconds.of(action)
-        self.lists[worker].append(action)
-        self._take_time(action, worker, now)
+        self._place[worker] += 1
+        self._left[worker] -= computation.seconds
+        self._done[worker].append(computation)
+        self._take_time(worker, now + computation.seconds, computation.gives)
         return True
 
     def _run_piece(self, worker: int, now: float) -> bool:
         """Run one frozen unit, if one is left and the gap has room for it. Returns whether it ran."""
-        if worker not in self._holders:
+        if worker not in self._work.holders:
             return False
-        piece = self._piece[worker]
-        if piece is None:
+        begun = self._begun[worker]
+        if begun is None:
             if not self._pool or not self._may_take_chunk(worker, now):
                 return False
-            piece = Action(ActionKind.PREFIX, 0, self._pool[0], range(1))
-        action = self._next[worker]
-        if action is not None and self._ready_at(action) < now + self._room * self._seconds.of(piece):
+            begun = self._pool[0], 0
+        chunk, unit = begun
+        seconds, following = self._work.prefix[unit], self._next(worker)
+        if following is not None and self._ready_at(following) < now + self._room * seconds:
             return False
-        if not piece.units.start:
+        if not unit:
             self._pool.popleft()
-        done = piece.units.stop
-        self._piece[worker] = replace(piece, units=range(done, done + 1)) if done < self._shape.prefix_units else None
-        self._append(worker, piece)
-        self._take_time(piece, worker, now)
+        last = unit + 1 == self._work.shape.prefix_units
+        self._begun[worker] = None if last else (chunk, unit + 1)
+        self._append(worker, chunk, unit)
+        self._take_time(worker, now + seconds, self._work.made_prefixes[chunk] if last else -1)
         return True
 
     def _may_take_chunk(self, worker: int, now: float) -> bool:
-        if self._next[worker] is None or self._pool[0] < self._shape.chunks:
+        if self._next(worker) is None or self._pool[0] < self._work.shape.chunks:
             return True  # nothing else is left to do, or this round itself needs the chunk
-        seconds = now + self._left[worker] + sum(self._seconds.prefix)
+        seconds = now + self._left[worker] + sum(self._work.prefix)
         return seconds <= self._deadline or math.isclose(seconds, self._deadline)
 
-    def _append(self, worker: int, piece: Action) -> None:
-        """Append a piece. If the last action is the piece before it of the same chunk, both become one action."""
-        mine = self.lists[worker]
-        last = mine[-1] if mine else None
-        if last is not None and last.kind is ActionKind.PREFIX and last.chunk == piece.chunk:
-            mine[-1] = replace(last, units=range(last.units.start, piece.units.stop))
+    def _append(self, worker: int, chunk: int, unit: int) -> None:
+        """Append a piece. If the last entry is the piece before it of the same chunk, both become one action."""
+        done = self._done[worker]
+        last = done[-1] if done else None
+        if isinstance(last, _Pieces) and last.chunk == chunk:
+            last.stop = unit + 1
         else:
-            mine.append(piece)
+            done.append(_Pieces(chunk, unit, unit + 1))
 
-    def _take_time(self, action: Action, worker: int, now: float) -> None:
-        end = now + self._seconds.of(action)
+    def _take_time(self, worker: int, end: float, gives: int) -> None:
+        """Let the worker be busy until `end`, when the value `gives` is ready."""
         self.end = max(self.end, end)
         heapq.heappush(self._free, (end, worker))
-        gift = given(action, self._shape)
-        if gift is not None:
-            self._made[gift] = end
-            if gift in self._waiting:
-                heapq.heappush(self._free, (end, self._waiting.pop(gift)))
+        if gives >= 0:
+            self._made[gives] = end
+            if gives in self._waiting:
+                heapq.heappush(self._free, (end, self._waiting.pop(gives)))
 
     def _wait(self, worker: int) -> None:
-        action = self._next[worker]
-        value = None if action is None else needed(action, self._shape)
-        if value is None:
+        computation = self._next(worker)
+        if computation is None or computation.needs < 0:
             return
-        if value in self._made:
-            heapq.heappush(self._free, (self._made[value], worker))
+        if (ready := self._made[computation.needs]) < math.inf:
+            heapq.heappush(self._free, (ready, worker))
         else:
-            self._waiting[value] = worker
+            self._waiting[computation.needs] = worker
 
-    def _ready_at(self, action: Action) -> float:
-        value = needed(action, self._shape)
-        return 0.0 if value is None else self._made.get(value, float("inf"))
+    def _ready_at(self, computation: _Computation) -> float:
+        return 0.0 if computation.needs < 0 else self._made[computation.needs]
