@@ -238,6 +238,28 @@ def test_an_account_that_exists_gets_the_permissions_and_the_operator_more_envir
     assert (environment["HTTPS_PROXY"], environment["PIPETRANSFORMER_LOG_FORMAT"]) == ("http://proxy:3128", "Json")
 
 
+def test_the_pods_of_helm_run_on_the_nodes_of_the_operator_and_reach_the_api_server_as_it_does() -> None:
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]}]
+    nodes = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    apart = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}]
+    affinity = {
+        "nodeAffinity": nodes,
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart},
+    }
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    found = template(
+        "--set-json", f"affinity={json.dumps(affinity)}", "--set-json", f"extraEnv={json.dumps([proxy])}",
+        "--set", "nodeSelector.disk=ssd", "--set", "tolerations[0].key=infra",
+    )  # fmt: skip
+    operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
+    assert operator["affinity"] == affinity
+    uninstall = found["Job/x-pipetransformer-release"]["spec"]["template"]["spec"]
+    for pod in (found["Pod/x-pipetransformer-test"]["spec"], uninstall):
+        assert pod["affinity"] == {"nodeAffinity": nodes}, "beside the operator there may be no room for it"
+        assert (pod["nodeSelector"], pod["tolerations"]) == ({"disk": "ssd"}, [{"key": "infra"}])
+    assert uninstall["containers"][0]["env"] == [proxy]
+
+
 def test_the_lease_may_have_a_namespace_and_requests_a_limit() -> None:
     found = template(
         "--set", "lease.namespace=leases",
