@@ -410,6 +410,10 @@ async def test_a_release_is_upgraded_rolled_back_and_removed_and_another_takes_o
     assert await image() == "pipetransformer-operator:0.0.1"
     helm("upgrade", first, CHART, *where, "--set", "priorityClasses.base=5")
 
+    narrowed = ("--set", f"namespaces={{{namespace.name}}}", "--dry-run=server")
+    said = helm("upgrade", first, CHART, *where, *narrowed).stdout
+    assert f"kubectl apply --namespace {namespace.name} -f examples/" in said, "a job elsewhere would wait forever"
+
     known = await channel()
     helm("uninstall", first, *where, "--no-hooks")  # no kubelet runs the one that deletes budgets
     with pytest.raises(NotFound):
