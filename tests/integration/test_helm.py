@@ -207,6 +207,11 @@ def test_a_label_of_a_monitor_counts_more_than_a_common_label_and_stands_once() 
     assert re.findall(r"^    release: (.*)$", done.stdout, re.MULTILINE) == ["prometheus"]
 
 
+def _uninstall(found: dict[str, Object]) -> Any:
+    """What the pod of `helm uninstall` should be."""
+    return found["Job/x-pipetransformer-release"]["spec"]["template"]["spec"]
+
+
 def _makes_pods(one: Any) -> bool:
     return "template" in one.get("spec", {})
 
@@ -253,7 +258,7 @@ def test_the_pods_of_helm_run_on_the_nodes_of_the_operator_and_reach_the_api_ser
     )  # fmt: skip
     operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
     assert operator["affinity"] == affinity
-    uninstall = found["Job/x-pipetransformer-release"]["spec"]["template"]["spec"]
+    uninstall = _uninstall(found)
     for pod in (found["Pod/x-pipetransformer-test"]["spec"], uninstall):
         assert pod["affinity"] == {"nodeAffinity": nodes}, "beside the operator there may be no room for it"
         assert (pod["nodeSelector"], pod["tolerations"]) == ({"disk": "ssd"}, [{"key": "infra"}])
@@ -302,7 +307,7 @@ def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secre
     )  # fmt: skip
     operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
     assert operator["priorityClassName"] == "system-cluster-critical"
-    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"]):
+    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"], _uninstall(found)):
         (container,) = pod["containers"]
         assert container["image"] == f"pipetransformer-operator@{digest}"
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
@@ -316,7 +321,7 @@ def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secre
 def test_a_cluster_may_choose_the_user_of_every_pod_of_the_chart() -> None:
     found = template("--set", "podSecurityContext.runAsUser=null", "--set", "podSecurityContext.runAsGroup=null")
     operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
-    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"]):
+    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"], _uninstall(found)):
         assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
