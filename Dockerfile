@@ -48,7 +48,8 @@ COPY tools/sbom.py /opt/
 COPY --from=runtime /usr/share/doc /opt/runtime-doc
 RUN python /opt/sbom.py pipetransformer-operator /opt/runtime-doc > /opt/venv/sbom.cdx.json
 
-# Only Python, our packages and their dependencies: no shell, no package manager.
+# Only what RUNTIME_IMAGE holds, our packages and their dependencies. The RUNTIME_IMAGE of tools.devcluster has no shell and
+# no package manager.
 FROM runtime AS operator
 COPY --from=operator-build /etc/passwd /etc/group /etc/
 COPY --from=operator-build /opt/venv /opt/venv

@@ -207,6 +207,11 @@ def test_a_label_of_a_monitor_counts_more_than_a_common_label_and_stands_once() 
     assert re.findall(r"^    release: (.*)$", done.stdout, re.MULTILINE) == ["prometheus"]
 
 
+def _uninstall(found: dict[str, Object]) -> Any:
+    """What the pod of `helm uninstall` should be."""
+    return found["Job/x-pipetransformer-release"]["spec"]["template"]["spec"]
+
+
 def _makes_pods(one: Any) -> bool:
     return "template" in one.get("spec", {})
 
@@ -236,6 +241,28 @@ def test_an_account_that_exists_gets_the_permissions_and_the_operator_more_envir
     assert container["image"].startswith("registry:5000/pipetransformer-operator:")
     environment = {one["name"]: one.get("value") for one in container["env"]}
     assert (environment["HTTPS_PROXY"], environment["PIPETRANSFORMER_LOG_FORMAT"]) == ("http://proxy:3128", "Json")
+
+
+def test_the_pods_of_helm_run_on_the_nodes_of_the_operator_and_reach_the_api_server_as_it_does() -> None:
+    terms = [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64"]}]}]
+    nodes = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    apart = [{"topologyKey": "kubernetes.io/hostname", "labelSelector": {}}]
+    affinity = {
+        "nodeAffinity": nodes,
+        "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": apart},
+    }
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    found = template(
+        "--set-json", f"affinity={json.dumps(affinity)}", "--set-json", f"extraEnv={json.dumps([proxy])}",
+        "--set", "nodeSelector.disk=ssd", "--set", "tolerations[0].key=infra",
+    )  # fmt: skip
+    operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
+    assert operator["affinity"] == affinity
+    uninstall = _uninstall(found)
+    for pod in (found["Pod/x-pipetransformer-test"]["spec"], uninstall):
+        assert pod["affinity"] == {"nodeAffinity": nodes}, "beside the operator there may be no room for it"
+        assert (pod["nodeSelector"], pod["tolerations"]) == ({"disk": "ssd"}, [{"key": "infra"}])
+    assert uninstall["containers"][0]["env"] == [proxy]
 
 
 def test_the_lease_may_have_a_namespace_and_requests_a_limit() -> None:
@@ -280,7 +307,7 @@ def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secre
     )  # fmt: skip
     operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
     assert operator["priorityClassName"] == "system-cluster-critical"
-    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"]):
+    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"], _uninstall(found)):
         (container,) = pod["containers"]
         assert container["image"] == f"pipetransformer-operator@{digest}"
         assert pod["imagePullSecrets"] == [{"name": "registry"}]
@@ -294,7 +321,7 @@ def test_every_pod_of_the_chart_is_restricted_and_pulls_by_digest_with_the_secre
 def test_a_cluster_may_choose_the_user_of_every_pod_of_the_chart() -> None:
     found = template("--set", "podSecurityContext.runAsUser=null", "--set", "podSecurityContext.runAsGroup=null")
     operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
-    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"]):
+    for pod in (operator, found["Pod/x-pipetransformer-test"]["spec"], _uninstall(found)):
         assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
@@ -387,6 +414,10 @@ async def test_a_release_is_upgraded_rolled_back_and_removed_and_another_takes_o
     helm("rollback", first, "1", *where)
     assert await image() == "pipetransformer-operator:0.0.1"
     helm("upgrade", first, CHART, *where, "--set", "priorityClasses.base=5")
+
+    narrowed = ("--set", f"namespaces={{{namespace.name}}}", "--dry-run=server")
+    said = helm("upgrade", first, CHART, *where, *narrowed).stdout
+    assert f"kubectl apply --namespace {namespace.name} -f examples/" in said, "a job elsewhere would wait forever"
 
     known = await channel()
     helm("uninstall", first, *where, "--no-hooks")  # no kubelet runs the one that deletes budgets

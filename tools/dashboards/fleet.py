@@ -177,8 +177,9 @@ def _jobs(board: Dashboard) -> None:
                     "{{node}} {{cause}}",
                 )
             ],
-            description="Failed workers in the range by node and cause, and lost nodes. An alert fires at the line.",
-            limits=((3, "red"),),
+            description="Failed workers by node and cause, and lost nodes. A line begins at 0 with the first failure"
+            " of a day. An alert fires at the limit, except for Exited and Killed.",
+            limits=((2, "red"),),
         ),
         graph(
             "Nodes avoided",

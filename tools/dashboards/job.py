@@ -238,7 +238,7 @@ def _cache(board: Dashboard) -> None:
             "Samples, by use of the cache",
             [(f"sum by (outcome) (rate({_worker('cache_samples_total')}[$__rate_interval]))", "{{outcome}}")],
             stacked=True,
-            description="Samples per second that were read from the cache, computed, or bypassed it.",
+            description="Samples per second that were read from the cache, read at an earlier boundary, or computed.",
         ),
         graph(
             "Bytes",

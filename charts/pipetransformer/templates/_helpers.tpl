@@ -60,6 +60,15 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* Of pods besides the operator's: its affinity to pods may allow no node to them. */}}
+{{- define "pipetransformer.nodeAffinity" -}}
+{{- with (.Values.affinity | default dict).nodeAffinity -}}
+affinity:
+  nodeAffinity:
+    {{- toYaml . | nindent 4 }}
+{{- end -}}
+{{- end -}}
+
 {{- define "pipetransformer.image" -}}
 {{- with .Values.image -}}
 {{- with .registry -}}{{ . }}/{{- end -}}

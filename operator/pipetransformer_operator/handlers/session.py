@@ -9,7 +9,7 @@ import aiohttp
 import kopf
 from yarl import URL
 
-from pipetransformer_operator.kube.client.api import RequestListener
+from pipetransformer_operator.kube.client.api import RequestListener, proxy
 from pipetransformer_operator.kube.client.verbs import describe
 
 FIRST_BACKOFFS = (0.5, 1.0, 2.0, 5.0)
@@ -47,6 +47,7 @@ async def log_in(answers: AnswerListener, requests: RequestListener, **kwargs: A
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
+        proxy=info.proxy_url or proxy(info.server),
         trace_configs=[_Trace(answers, requests).config()],
     )
     return kopf.AiohttpSession(

@@ -43,6 +43,14 @@ _WATCH = "watch"
 _FAILURES_SHOWN = timedelta(days=1)
 #: A trainer may give any reason for a failure; the others count as TrainingFailed.
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
+#: How a job may end. These series begin at 0, because Prometheus sees no increase in a series that begins at 1.
+_ENDS: Mapping[ConditionType, Iterable[Reason]] = {
+    ConditionType.COMPLETE: [Reason.TRAINING_SUCCEEDED],
+    ConditionType.FAILED: [
+        *(Reason.INVALID_SPEC, Reason.USER_ERROR, Reason.OUT_OF_MEMORY, Reason.TRAINING_FAILED),
+        *(Reason.BACKOFF_LIMIT_EXCEEDED, Reason.DEADLINE_EXCEEDED),
+    ],
+}
 
 
 class OperatorState(JobSource, Protocol):
@@ -131,6 +139,8 @@ class Metrics(LoopMetrics, ChannelListener):
         self._generations = self._counter(
             "generations", f"Published layouts by reason: {_values(ResizeReason)}.", ("reason",)
         )
+        for why in ResizeReason:
+            self._generations.labels(why.value)
         self._decisions = self._counter(
             "decisions", f"Kubernetes events for decisions, by reason: {_values(Reason)}.", ("reason",)
         )
@@ -140,6 +150,9 @@ class Metrics(LoopMetrics, ChannelListener):
             "Jobs that ended, by state (Complete, Failed) and the reason of that condition.",
             ("state", "reason"),
         )
+        for kind, reasons in _ENDS.items():
+            for reason in reasons:
+                self._finished.labels(kind.value, reason.value)
         causes = ", ".join(FailureCause)
         self._node_failures = self._counter(
             "node_failures", f"Failures of workers by the node that they ran on and cause: {causes}.", ("node", "cause")

@@ -2,6 +2,7 @@
 
 import time
 from enum import StrEnum
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -54,6 +55,8 @@ class Resizes:
             ("direction", "result"),
             registry=registry,
         )
+        for direction, result in product(Direction, Result):
+            self._ended.labels(direction.value, result.value)
         self._seconds = Histogram(
             f"{PREFIX}_resize_phase_seconds",
             f"Seconds that changes of layout spent in a phase: {_values(ResizePhase)}.",

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +86,18 @@ async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     await runner.cleanup()
 
 
+@pytest.fixture
+def behind_proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The same server as a proxy: the kubeconfig names a host that does not exist."""
+    file = Path(os.environ["KUBECONFIG"])
+    content = json.loads(file.read_text())
+    cluster = content["clusters"][0]["cluster"]
+    monkeypatch.setenv("http_proxy", cluster["server"])
+    cluster["server"] = "http://kubernetes.example"
+    file.write_text(json.dumps(content))
+    return server
+
+
 class Watched(ClusterListener):
     """What is known of jobs by kopf's watches of these namespaces, all when empty."""
 
@@ -124,6 +137,19 @@ async def api(server: Server) -> AsyncIterator[Api]:
 def job(namespace: str) -> Object:
     metadata = {"namespace": namespace, "name": "digits", "uid": "uid", "resourceVersion": "3"}
     return {"metadata": metadata}
+
+
+async def test_jobs_are_watched_through_the_proxy_by_which_the_api_server_is_reached(
+    behind_proxy: Server,
+) -> None:
+    behind_proxy.jobs = [job("a")]
+    api = await Api.connect()
+    watched = Watched(api)
+    try:
+        assert await watched.changed.get() == JobKey("a", "digits")
+    finally:
+        await watched.stop()
+        await api.close()
 
 
 async def test_a_job_that_a_new_list_lacks_is_gone_although_kopf_is_silent(server: Server, api: Api) -> None:

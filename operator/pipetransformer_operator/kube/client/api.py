@@ -101,7 +101,7 @@ class Api:
                 the same kubeconfig as kubectl.
         """
         settings = await _configuration(kubeconfig)
-        settings.proxy = settings.proxy or _proxy(settings.host or "")
+        settings.proxy = settings.proxy or proxy(settings.host or "")
         # No limit: each watch keeps a connection, and slots limit requests.
         settings.connection_pool_maxsize = 0
         # Reading the environment, and a netrc file in a thread, would take twice the time of the request itself.
@@ -264,7 +264,7 @@ async def _configuration(kubeconfig: str | os.PathLike[str] | None) -> client.Co
     return settings
 
 
-def _proxy(url: str) -> str | None:
+def proxy(url: str) -> str | None:
     """The environment's proxy for the URL. As with kubectl, a server on loopback has none."""
     server = urlsplit(url)
     host = server.hostname or ""

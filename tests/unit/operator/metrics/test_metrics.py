@@ -337,6 +337,19 @@ def test_a_phase_that_began_before_the_operator_did_is_not_timed() -> None:
     assert figure(metrics, "resizes_total", direction="Grow", result="Cancelled") == 1
 
 
+def test_the_first_of_each_kind_is_an_increase_because_its_series_begins_at_zero() -> None:
+    metrics = metrics_of([])
+    kinds = {"generations_total": 10, "resizes_total": 16, "jobs_finished_total": 7}
+    for name, number in kinds.items():
+        values = [
+            sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if sample.name == f"pipetransformer_{name}"
+        ]
+        assert values == [0] * number, name
+
+
 def test_turns_and_requests_count_by_how_they_ended() -> None:
     metrics = metrics_of([], leads=False, watches={"pods": 1e9})
     metrics.on_turned(TurnResult.CONFLICT, 0.01)
