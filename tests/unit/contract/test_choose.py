@@ -275,6 +275,12 @@ def test_pipelines_of_two_never_have_fewer_workers_than_a_minimum_of_three(on_pa
     assert choose(offers({2: 1}), 4, b, on_pack=on_pack, packing=Packing.PAPER) == Layout(2, 2)
 
 
+@pytest.mark.parametrize("on_pack", OnPack)
+def test_bounds_that_allow_no_shorter_pipeline_keep_the_long_one(on_pack: OnPack) -> None:
+    b = bounds(workers=(4, 4), pipelines=(1, 1))
+    assert choose(offers({1: 60, 2: 30, 4: 20}), 4, b, on_pack=on_pack, packing=Packing.PAPER) == Layout(4, 1)
+
+
 @given(
     sizes=st.dictionaries(st.integers(1, 16), st.integers(0, 100), min_size=1),
     workers=st.integers(0, 64),
