@@ -88,6 +88,17 @@ def test_a_job_that_waits_for_those_without_whom_it_cannot_train_is_starting_and
     assert world.state() is State.RUNNING
 
 
+def test_a_job_that_starts_again_no_longer_says_that_it_resizes() -> None:
+    world = World(make_job().stages(2).workers(2, most=4).checkpoint().set("elasticPolicy.claimFrom", "Autoscaler"))
+    world.start()
+    assert world.status.is_true(ConditionType.RESIZING)
+    for name in list(world.workers):
+        world.kill(name)
+    world.settle()
+    assert world.state() is State.STARTING
+    assert world.condition(ConditionType.RESIZING).reason == "Settled"
+
+
 def live_through(world: World, seconds: int, end: Callable[[str], None]) -> None:
     """Turns for so long; whoever is to join meets that end soon after it was created."""
     until = world.now + timedelta(seconds=seconds)
