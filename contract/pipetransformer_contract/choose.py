@@ -111,7 +111,8 @@ def choose(
 
     `Paper` begins with the initial number of stages. It halves this number while the largest stage needs at most
     `bytes_budget` bytes (PipeTransformer, Algorithm 1 and Eq. 2). If there are too few workers for one such pipeline,
-    it takes the longest pipeline that they can form, because a tightly packed job is better than a job that waits.
+    it takes the longest pipeline that they can form, because a tightly packed job is better than a job that waits. If
+    the bounds allow no pipeline that is so short, it takes the shortest one that they allow.
 
     `Measured` leaves the present layout only if the remaining steps gain more than the pause of the change costs.
     `Widen` and `Auto` compare seconds. `Release` and `Hold` compare worker-seconds. They consider only layouts whose
@@ -139,7 +140,8 @@ def choose(
         return present.layout
     if packing is Packing.PAPER:
         stages = _paper_stages(by_stages, bounds)
-        return _widest([s for s in sorted(by_stages, reverse=True) if s <= stages] or [stages], limit, bounds, on_pack)
+        shorter = [s for s in sorted(by_stages, reverse=True) if s <= stages] or [stages]
+        return _widest([*shorter, *sorted(s for s in by_stages if s > stages)], limit, bounds, on_pack)
     return _cheapest(by_stages, limit, bounds, on_pack, present)
 
 

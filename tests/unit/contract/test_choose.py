@@ -176,6 +176,19 @@ def test_a_layout_that_no_longer_fits_the_memory_is_left_at_any_price() -> None:
     assert measured({(4, 1): 1.0}, present, pause=100.0) == Layout(4, 1)
 
 
+def test_a_layout_that_is_no_quicker_is_not_worth_a_regroup() -> None:
+    offered = offers({2: 20, 4: 10}, {(4, 1): 1.0, (2, 2): 1.0})
+    for layout in (Layout(4, 1), Layout(2, 2)):
+        present = Present(layout, step_seconds=1.0)
+        assert choose(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=Packing.MEASURED, present=present) == layout
+
+
+def test_a_layout_without_a_step_time_is_left_for_the_quickest_one() -> None:
+    offered = offers({2: 20, 4: 10}, {(2, 1): 2.0, (2, 2): 1.0})
+    present = Present(Layout(4, 1))
+    assert choose(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=Packing.MEASURED, present=present) == Layout(2, 2)
+
+
 def test_as_long_as_nothing_is_measured_the_layout_stays() -> None:
     nothing = offers({1: 1, 2: 1, 4: 1})
     for present, workers, expected in [
@@ -273,6 +286,12 @@ def test_pipelines_of_two_never_have_fewer_workers_than_a_minimum_of_three(on_pa
     b = bounds(initial=Layout(2, 2), workers=(3, 4), pipelines=(1, 2), budget=50)
     assert choose(offers({2: 1}), 3, b, on_pack=on_pack, packing=Packing.PAPER) is None
     assert choose(offers({2: 1}), 4, b, on_pack=on_pack, packing=Packing.PAPER) == Layout(2, 2)
+
+
+@pytest.mark.parametrize("on_pack", OnPack)
+def test_bounds_that_allow_no_shorter_pipeline_keep_the_long_one(on_pack: OnPack) -> None:
+    b = bounds(workers=(4, 4), pipelines=(1, 1))
+    assert choose(offers({1: 60, 2: 30, 4: 20}), 4, b, on_pack=on_pack, packing=Packing.PAPER) == Layout(4, 1)
 
 
 @given(

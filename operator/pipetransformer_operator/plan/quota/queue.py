@@ -70,7 +70,7 @@ def admits(draft: Draft, needed: int) -> bool:
     if not draft.status.quota_requests and not queue.problem:
         workforce.ask_queue(draft, name, needed)
     draft.update(start_time=None)  # a job that waits in a queue is not active, like a Job that Kueue suspends
-    if status.reason(ConditionType.RUNNING) in (Reason.NO_LEGAL_START, Reason.INVALID_SPEC):
+    if status.condition(ConditionType.RUNNING):  # it says why an earlier start or training ended
         draft.set_condition(ConditionType.RUNNING, False, Reason.WAITING_FOR_QUOTA, queue_says(draft.view))
     return False
 

@@ -175,14 +175,13 @@ def _resizing(draft: Draft) -> None:
     level = draft.view.awaited_level
     if level is not None and (resize is None or resize.phase is ResizePhase.PREPARE):
         draft.set_condition(ConditionType.RESIZING, True, Reason.WAITING_FOR_LEVEL, _awaits_level(draft, level))
-    elif resize is None:
+    elif resize is None or resize.from_ is None:  # a start is no resize
         limit = _why_not_larger(draft)
-        settled = before is None or before.status is ConditionStatus.TRUE or before.reason == Reason.SETTLED
-        if settled and (before is not None or limit):
+        cancelled = before is not None and before.status is ConditionStatus.FALSE and before.reason != Reason.SETTLED
+        if not (cancelled and draft.view.asleep) and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
-    elif resize.from_ is not None and not (
-        resize.phase is ResizePhase.PREPARE
-        and (draft.view.asleep or _refused(draft, ConditionType.RESIZING, True, refusal))
+    elif resize.phase is not ResizePhase.PREPARE or not (
+        draft.view.asleep or _refused(draft, ConditionType.RESIZING, True, refusal)
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
         schedule = _schedule(draft.view) if resize.phase is ResizePhase.CLEAN else ""

@@ -34,8 +34,9 @@ def take_size(draft: Draft) -> Layout | None:
     """Takes the starting size from the spec, which users may edit until the job trains. Returns the starting layout.
 
     Returns None if no layout is valid. Workers learn the starting size when they are created, so they are replaced if
-    it changed. After the first generation the number of pipelines is limited by the shards of the checkpoint's data
-    order. Without a checkpoint it is limited by the number that the first workers were told.
+    it changed, and the start's time begins again. After the first generation the number of pipelines is limited by the
+    shards of the checkpoint's data order. Without a checkpoint it is limited by the number that the first workers were
+    told.
     """
     status, workers = draft.status, draft.spec.elastic_policy.workers
     num_shards = draft.spec.max_pipelines
@@ -43,7 +44,7 @@ def take_size(draft: Draft) -> Layout | None:
         num_shards = min(max(num_shards, draft.view.shards_of(None)), draft.view.shards_of(status.checkpoint))
         workers = min(workers, draft.spec.pipeline.stages * num_shards)
     if (workers, num_shards) != (status.initial_workers, status.num_shards):
-        draft.update(initial_workers=workers, num_shards=num_shards)
+        draft.update(initial_workers=workers, num_shards=num_shards, resize=None)
         draft.keep_workers([], "the starting size changed, so new workers replace them")
     return layouts.starting(draft.view)
 

@@ -71,6 +71,17 @@ def test_one_that_hangs_in_its_regroup_is_replaced_and_the_others_train(first: b
     assert world.condition(ConditionType.RUNNING).status is ConditionStatus.TRUE
 
 
+def test_one_that_hangs_and_still_sends_heartbeats_is_a_failure_at_once_and_no_silence_of_its_node() -> None:
+    world = World(make_job().stages(1).workers(4))
+    world.start()
+    world.change("digits-w1", node="n1")
+    world.break_group(["digits-w0", "digits-w2", "digits-w3"])
+    world.wait(600)
+    world.settle()
+    assert "digits-w1" not in [member.name for member in world.generation.members]
+    assert (world.status.failures, world.status.silences) == (1, [])
+
+
 def test_a_group_that_breaks_again_and_again_says_why_there_are_no_steps() -> None:
     world = training()
     assert State.STALLED not in breaks(world, 3), "it may meet again at once"

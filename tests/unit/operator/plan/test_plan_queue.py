@@ -327,6 +327,19 @@ def test_a_suspended_job_gives_all_quota_back_once_its_pods_are_gone() -> None:
     assert queue.held == 4
 
 
+def test_a_resumed_job_in_its_queue_no_longer_says_that_a_user_suspended_it() -> None:
+    world, queue = queued(make_job().stages(2).workers(2))
+    world.start()
+    world.builder.suspended()
+    world.settle()
+    world.bury()
+    queue.size = 0
+    world.builder.suspended(False)
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert (running.reason, running.message) == ("WaitingForQuota", admitted(world).message)
+
+
 def test_a_start_beside_a_stuck_pod_asks_for_more_quota_and_holds_nothing() -> None:
     world, queue = queued(make_job().stages(2).workers(4), size=4)
     world.start()

@@ -45,6 +45,18 @@ def test_too_few_survivors_hold_their_state_until_a_replacement_is_ready() -> No
     assert world.status.failures == 1
 
 
+def test_a_job_whose_bounds_allow_one_layout_replaces_a_lost_worker_although_layers_froze() -> None:
+    world = World(make_job().stages(4).workers(4, least=4).set("elasticPolicy.maxPipelines", 1))
+    world.start()
+    world.commit(boundary=8)
+    assert world.shape == (4, 1)
+    world.end("digits-w1", exit_code=137)
+    world.settle()
+    world.warm_up()
+    assert world.shape == (4, 1)
+    assert [member.name for member in world.generation.members] == [f"digits-w{key}" for key in (0, 2, 3, 4)]
+
+
 def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkpoint_is_durable() -> None:
     world = World(make_job().stages(2).workers(2, least=2).checkpoint())
     world.start()
@@ -74,6 +86,17 @@ def test_a_job_that_waits_for_those_without_whom_it_cannot_train_is_starting_and
     world.warm_up()
     world.commit()
     assert world.state() is State.RUNNING
+
+
+def test_a_job_that_starts_again_no_longer_says_that_it_resizes() -> None:
+    world = World(make_job().stages(2).workers(2, most=4).checkpoint().set("elasticPolicy.claimFrom", "Autoscaler"))
+    world.start()
+    assert world.status.is_true(ConditionType.RESIZING)
+    for name in list(world.workers):
+        world.kill(name)
+    world.settle()
+    assert world.state() is State.STARTING
+    assert world.condition(ConditionType.RESIZING).reason == "Settled"
 
 
 def live_through(world: World, seconds: int, end: Callable[[str], None]) -> None:

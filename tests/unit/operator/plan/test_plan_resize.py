@@ -97,6 +97,20 @@ def test_a_claim_that_gets_no_node_is_withdrawn_and_tried_again_twice_as_late() 
     assert world.status.failures == 0
 
 
+def test_a_cancelled_claim_that_is_not_tried_again_no_longer_says_when_it_is() -> None:
+    """The user lowers `maxWorkers`, as the alert PipeTransformerResizesFail tells them."""
+    world = claiming()
+    world.start()
+    world.change("digits-w3", scheduled=False, waiting="Unschedulable: 0/3 nodes are available")
+    world.wait(121)
+    world.settle()
+    assert resizing(world).reason == "Unschedulable"
+    world.builder.workers(2)
+    world.metadata_generation += 1
+    world.settle()
+    assert (resizing(world).reason, resizing(world).message) == ("Settled", "")
+
+
 def test_a_claim_whose_workers_all_have_nodes_has_until_the_resize_timeout() -> None:
     world = claiming()
     world.start()

@@ -29,6 +29,21 @@ def is_replaced_after(world: World, seconds: int) -> None:
     assert len(world.workers) == 2
 
 
+def test_a_start_has_its_whole_time_after_its_size_was_edited() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.unschedulable = True
+    world.settle()
+    world.wait(590)
+    world.builder.workers(2)
+    world.settle()
+    world.wait(599)
+    world.settle()
+    assert list(world.workers) == ["digits-w4", "digits-w5"]
+    world.wait(1)
+    world.settle()
+    assert not world.workers
+
+
 def test_the_first_generation_waits_until_every_worker_is_ready() -> None:
     world = World(make_job().stages(4).workers(4))
     world.settle()
