@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable
 from datetime import timedelta
 
 from pipetransformer_contract.api.status import NodeSilence, Reason
+from pipetransformer_contract.words import counted
 
 from .draft import DOUBT, Draft
 from .types import FailureCause, NodeFailure, Worker
@@ -40,7 +41,8 @@ def count(draft: Draft, described: str) -> int:
     if len(steps) > policy.backoff_limit and not draft.status.finished:
         draft.fail(
             Reason.BACKOFF_LIMIT_EXCEEDED,
-            f"spec.runPolicy.backoffLimit: {len(steps)} failures within {policy.forget_failures_after_steps} steps"
+            f"spec.runPolicy.backoffLimit: {counted(len(steps), 'failure')} within"
+            f" {counted(policy.forget_failures_after_steps, 'step')}"
             f" (forgetFailuresAfterSteps), {policy.backoff_limit} allowed; the last: {described}",
         )
     return step

@@ -233,7 +233,7 @@ def test_preemption_of_a_whole_job_tells_how_many_steps_its_checkpoint_lacks() -
     assert [words.partition(":")[0] for words in warnings(world)] == ["10 steps are lost"]
 
 
-@pytest.mark.parametrize(("redone", "told"), [(4, ["4 steps are lost"]), (0, [])])
+@pytest.mark.parametrize(("redone", "told"), [(4, ["4 steps are lost"]), (1, ["1 step is lost"]), (0, [])])
 def test_after_a_preemption_the_next_start_shows_whether_the_evicted_workers_left_a_checkpoint(
     redone: int, told: list[str]
 ) -> None:
