@@ -151,7 +151,7 @@ class _Work:
     """
 
     def __init__(self, ahead: Ahead, shape: RoundShape, inner: Sequence[Sequence[Action]]) -> None:
-        numbers: dict[Value | None, int] = {None: -1}
+        numbers: dict[Value | None, int] = {None: -1}  # the first value gets 0
 
         def number(value: Value | None) -> int:
             return numbers.setdefault(value, len(numbers) - 1)
@@ -173,6 +173,10 @@ class _Pieces:
     chunk: int
     start: int
     stop: int
+
+    @property
+    def action(self) -> Action:
+        return Action(ActionKind.PREFIX, 0, self.chunk, range(self.start, self.stop))
 
 
 class _Filling:
@@ -203,15 +207,7 @@ class _Filling:
     @property
     def lists(self) -> list[list[Action]]:
         """The computations of each worker, with those that were added."""
-        return [
-            [
-                one.action
-                if isinstance(one, _Computation)
-                else Action(ActionKind.PREFIX, 0, one.chunk, range(one.start, one.stop))
-                for one in done
-            ]
-            for done in self._done
-        ]
+        return [[one.action for one in done] for done in self._done]
 
     def fill(self) -> None:
         """Play the round from its start to its end. Call it once.
