@@ -47,8 +47,12 @@ _REASON = re.compile(r"[A-Z][A-Za-z0-9]{0,63}")
 _ENDS: Mapping[ConditionType, Iterable[Reason]] = {
     ConditionType.COMPLETE: [Reason.TRAINING_SUCCEEDED],
     ConditionType.FAILED: [
-        *(Reason.INVALID_SPEC, Reason.USER_ERROR, Reason.OUT_OF_MEMORY, Reason.TRAINING_FAILED),
-        *(Reason.BACKOFF_LIMIT_EXCEEDED, Reason.DEADLINE_EXCEEDED),
+        Reason.INVALID_SPEC,
+        Reason.USER_ERROR,
+        Reason.OUT_OF_MEMORY,
+        Reason.TRAINING_FAILED,
+        Reason.BACKOFF_LIMIT_EXCEEDED,
+        Reason.DEADLINE_EXCEEDED,
     ],
 }
 
