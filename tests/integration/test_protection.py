@@ -7,13 +7,17 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 
+from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.__main__ import release
 from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
+from pipetransformer_operator.kube.workers.rendering import render
+from tests.testkit import ROOT
 from tests.testkit.documented import documented
 from tests.testkit.forked import Forked
 from tests.testkit.operator.fake_kubelet import FakeKubelet
@@ -21,6 +25,7 @@ from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until
 from tests.testkit.operator.operating import Operator
 
+EXAMPLES = ROOT / "examples"
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -123,6 +128,21 @@ async def test_workers_run_where_the_restricted_pod_security_standard_is_enforce
     }
     await namespace.apply(packing_job().stages(1).workers(1).set("podTemplate", {"spec": secure}))
     assert await namespace.layout(1) == (1, 1)
+
+
+async def test_the_examples_workers_meet_the_restricted_pod_security_standard(
+    namespace: Namespace,
+) -> None:
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    path = f"/api/v1/namespaces/{namespace.name}"
+    await namespace.api.request("PATCH", path, {"metadata": {"labels": labels}}, content_type=MERGE_PATCH)
+    jobs = [yaml.safe_load(file.read_text()) for file in EXAMPLES.rglob("*.yaml") if "podTemplate:" in file.read_text()]
+    assert jobs
+    for body in jobs:
+        metadata = {**body["metadata"], "namespace": namespace.name, "uid": "1"}
+        job = PipeTrainingJob.model_validate({**body, "metadata": metadata})
+        pod = render(job, 0, JobStatus(), channel_url="https://channel")
+        await namespace.api.request("POST", f"{path}/pods", pod, query={"dryRun": "All"})  # Pod Security may refuse it
 
 
 async def test_a_worker_on_a_cordoned_node_moves_before_it_is_evicted(
