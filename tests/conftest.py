@@ -9,6 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What tests serve and ask for on loopback is not behind the environment's proxy.
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1", "localhost")))
+# torch looks up the name of each address that it connects to. If the name server is silent, that takes 10 s each time.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # A machine that is busy with other work makes any example slow. pytest's timeout ends a test that hangs.
 settings.register_profile("tests", deadline=None)

@@ -49,7 +49,8 @@ class FakeKubelet:
             for uid, pod in pods.items():
                 worker = WORKER_LABEL in pod["metadata"].get("labels", {})
                 if worker and uid not in self.processes and "phase" in pod.get("status", {}):
-                    await (self._start(pod) if len(self.processes) < self.room else self._turn_away(pod))
+                    with contextlib.suppress(NotFound):  # it was deleted meanwhile
+                        await (self._start(pod) if len(self.processes) < self.room else self._turn_away(pod))
             for uid in self.processes.keys() - pods.keys():
                 self.processes[uid].kill()
             await asyncio.sleep(POLL_SECONDS)

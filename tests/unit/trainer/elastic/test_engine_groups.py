@@ -30,9 +30,9 @@ from pipetransformer.elastic.transport.groups import (
 )
 from pipetransformer.training.vote import Vote
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
-TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=20))
+TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=60))
 
 
 @pytest.fixture
