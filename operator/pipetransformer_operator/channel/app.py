@@ -169,7 +169,7 @@ class Channel:
             text = f"worker {reporter.name} is not a member of the published generation"
             raise RefusedError(Refusal.NOT_MEMBER, text)
         if report.job_uid != board.job_uid:
-            text = f"jobUid: {report.job_uid} is not the UID of the present job"
+            text = f"jobUid: {report.job_uid!r} is not the UID of the present job"
             raise RefusedError(Refusal.FOREIGN_JOB, text)
         if report.layout_generation > board.layout_generation:
             raise RefusedError(

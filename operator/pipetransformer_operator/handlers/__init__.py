@@ -5,6 +5,7 @@ Watches start only when this operator holds the lease, so they show everything t
 
 import asyncio
 import logging
+import signal
 from collections.abc import Coroutine
 from typing import Any
 
@@ -30,6 +31,10 @@ async def operate(settings: Settings) -> None:
         CannotStart: see `Service.start`.
         LeaseLost: another operator took over.
     """
+    stopped = asyncio.Event()
+    # kopf takes the signal once it watches. Until then Linux would drop it, because a container's process has the id 1
+    # and no default action: a spare operator would outlive the leader, and take the lease from it.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     service = await Service.start(settings)
     registry = kopf.OperatorRegistry()
     _register(registry, service)
@@ -39,16 +44,18 @@ async def operate(settings: Settings) -> None:
         standalone=True,
         clusterwide=not settings.namespaces,
         namespaces=settings.namespaces,
+        stop_flag=stopped,
     )
     try:
-        await service.lead()
-        await until_one_ends(service.keep_leading(), service.run(), watching)
+        await until_one_ends(service.lead(), stopped.wait())
+        if not stopped.is_set():
+            await until_one_ends(service.keep_leading(), service.run(), watching)
     finally:
         watching.close()
         await service.stop()
 
 
-async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+async def until_one_ends(*parts: Coroutine[Any, Any, object]) -> None:
     """Runs the parts until one ends, and cancels the rest. Raises what that one raised."""
     tasks = {asyncio.create_task(part) for part in parts}
     try:

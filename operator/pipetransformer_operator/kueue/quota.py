@@ -139,11 +139,12 @@ class KueueQuota(ClusterListener):
                 return True
         except NotFound:
             pass
-        pods = await self._api.get(
-            f"/api/v1/namespaces/{key.namespace}/pods", {"labelSelector": f"{JOB_LABEL}={key.name}"}
-        )
-        mine = (pod for pod in pods["items"] if controller_uid(pod) == owner)
-        return any(pod.get("status", {}).get("phase") not in _ENDED for pod in mine)
+        path = f"/api/v1/namespaces/{key.namespace}/pods"
+        async for part in self._api.list(path, {"labelSelector": f"{JOB_LABEL}={key.name}"}):  # there may be thousands
+            mine = (pod for pod in part["items"] if controller_uid(pod) == owner)
+            if any(pod.get("status", {}).get("phase") not in _ENDED for pod in mine):
+                return True
+        return False
 
     async def _ask(self, job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool) -> None:
         with self._noting_refusals(job):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.store import ParsedJobs
 from pipetransformer_operator.kube.watches.jobs import KnownJobs
 from pipetransformer_operator.service import Service
+from pipetransformer_operator.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
 JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
@@ -190,3 +192,32 @@ async def test_a_part_that_fails_ends_the_operator_instead_of_itself_alone() -> 
     with pytest.raises(ZeroDivisionError):
         await handlers.until_one_ends(fails(), goes_on())
     assert ended.is_set()
+
+
+class Spare:
+    """A service whose lease another operator holds."""
+
+    def __init__(self) -> None:
+        self.waits, self.stopped = asyncio.Event(), False
+
+    async def lead(self) -> None:
+        self.waits.set()
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+async def test_an_operator_that_waits_for_the_lease_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container nothing else would end it before its grace period is over. It would take the leader's lease."""
+    spare = Spare()
+
+    async def start(settings: Settings) -> Spare:
+        return spare
+
+    monkeypatch.setattr(Service, "start", start)
+    ends = asyncio.create_task(handlers.operate(Settings("system", "b", "https://operator.system.svc:8443")))
+    await spare.waits.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await ends
+    assert spare.stopped

@@ -385,6 +385,7 @@ class OperatorReports:
             held_out=held_out(job, control),
             outcome=outcome,
             reason=reason,
-            message=message[:MAX_MESSAGE],
+            # A path may hold bytes that are not UTF-8, and JSON cannot.
+            message=message.encode(errors="replace").decode()[:MAX_MESSAGE],
         )
         self._sink.submit(report, urgent=urgent)

@@ -202,8 +202,9 @@ class Api:
             NotFound: 404.
             Conflict: 409.
             Invalid: 400, 413 or 422.
-            Refused: any other 4xx; or 500, for example because an admission webhook does not answer.
-            Unavailable: no answer, 429, another 5xx, or this operator does not lead.
+            Refused: any other 4xx; or 500, for example because an admission webhook does not answer. Of a GET only 403,
+                because other failures of a read pass: 401, 410 between two parts of a list, or 500 while etcd elects.
+            Unavailable: no answer, 429, another failure, or this operator does not lead.
         """
         asked = dict(query)
         if strict:
@@ -226,7 +227,7 @@ class Api:
             finally:
                 self._tell(method, path, code, time.perf_counter() - started)
         if not 200 <= code <= 299:
-            raise _sorted(code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
+            raise _sorted(method, code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
         result: Object = json.loads(data)
         return result
 
@@ -278,9 +279,11 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _sorted(status: int, message: str) -> Exception:
+def _sorted(method: str, status: int, message: str) -> Exception:
     if status == 404:
         return NotFound(message)
+    if method == "GET":
+        return Refused(message) if status == 403 else Unavailable(message)
     if status == 409:
         return Conflict(message)
     if status in (400, 413, 422):

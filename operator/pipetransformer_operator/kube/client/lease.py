@@ -81,7 +81,7 @@ class Lease:
         try:
             async with asyncio.timeout(self._seconds / 3):
                 holder = await self._take()
-        except (Conflict, Unavailable, TimeoutError) as error:
+        except (Conflict, NotFound, Unavailable, TimeoutError) as error:
             logger.warning("cannot renew the lease %s: %s", NAME, error or type(error).__name__)
             return ""
         if holder == self._identity:

@@ -42,7 +42,7 @@ class Scrapers:
             Forbidden: its holder may not read the metrics.
             CannotTell: the API server does not answer, or refuses the review.
         """
-        if not token:
+        if not token or not token.isascii():  # a header may have any bytes
             raise Unauthenticated("a bearer token is missing")
         digest, now = sha256(token.encode()).digest(), self._clock()
         if now < self._allowed.get(digest, 0.0):

@@ -78,7 +78,13 @@ ROWS = [
     Row(Refusal.FOREIGN_NAMESPACE, "namespace kube-system", given=headers("elsewhere"), body=READY),
     Row(Refusal.FOREIGN_WORKER, "belongs to pod digits-w0", given=OTHER, body=READY),
     Row(Refusal.FOREIGN_JOB, "not a worker of job", given=headers("foreign"), body=READY),
-    Row(Refusal.FOREIGN_JOB, "not the UID of the present job", path="/v1/report", body=report(job_uid="deleted")),
+    Row(
+        Refusal.FOREIGN_JOB,
+        "'deleted' is not the UID of the present job",
+        path="/v1/report",
+        body=report(job_uid="deleted"),
+    ),
+    Row(Refusal.FOREIGN_JOB, r"'a\nb' is not the UID", path="/v1/report", body=report(job_uid="a\nb")),  # it is logged
     Row(
         Refusal.UNKNOWN_JOB,
         "job default/unheard-of yet",

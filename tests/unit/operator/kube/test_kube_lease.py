@@ -103,6 +103,21 @@ async def test_a_holder_makes_a_lease_that_was_deleted_again() -> None:
     assert api.object is not None
 
 
+async def test_a_lease_that_is_deleted_while_it_is_taken_is_tried_again() -> None:
+    api, clock = FakeApi(), Clock()
+    await lease(api, "a", clock).acquire()
+    answer = api.request
+
+    async def delete_before(method: str, path: str, body: Any = None, **options: Any) -> Object:
+        if method == "PUT":
+            api.object = None
+        return await answer(method, path, body, **options)
+
+    second = lease(api, "a", clock)
+    api.request = delete_before  # type: ignore[method-assign]
+    assert [await second.attempt(), await second.attempt()] == ["", "a"]
+
+
 async def test_a_holder_renews_a_lease_that_somebody_labelled() -> None:
     api, clock = FakeApi(), Clock()
     first = lease(api, "a", clock)

@@ -49,7 +49,10 @@ async def test_an_account_that_is_allowed_is_asked_about_once_a_minute() -> None
     assert len(reviews.asked) == 4
 
 
-@pytest.mark.parametrize(("token", "error"), [("", Unauthenticated), ("thief", Unauthenticated), ("guest", Forbidden)])
+@pytest.mark.parametrize(
+    ("token", "error"),
+    [("", Unauthenticated), ("\udcff", Unauthenticated), ("thief", Unauthenticated), ("guest", Forbidden)],
+)
 async def test_everybody_else_is_refused_each_time(token: str, error: type[Exception]) -> None:
     scrapers = Scrapers(Reviews())
     for _ in range(2):

@@ -1,5 +1,6 @@
 """What is done about Workloads where the operator does not use Kueue, or no longer."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -191,3 +192,52 @@ async def test_a_workload_that_is_admitted_again_places_its_pods_by_the_new_admi
         {"flavor": flavor, "rack": rack} for flavor, rack in (("gold", "1"), ("gold", "2"), ("iron", "2"))
     ]
     assert api.read == ["gold", "iron"]
+
+
+class Ending(Api):
+    """Lists one pod of a deleted job in each part of the list."""
+
+    def __init__(self, *phases: str) -> None:
+        self.phases = phases
+        self.parts = 0
+        self.released: list[str] = []
+
+    async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+        if path.endswith("/digits"):
+            raise NotFound(path)
+        assert "limit" in query, "a job has thousands of pods, and this looks every second"
+        part = int(query.get("continue", 0))
+        self.parts += 1
+        more = {"continue": str(part + 1)} if part + 1 < len(self.phases) else {}
+        owner = {"controller": True, "uid": make_job().job().metadata.uid}
+        pod = {"metadata": {"ownerReferences": [owner]}, "status": {"phase": self.phases[part]}}
+        return {"metadata": more, "items": [pod]}
+
+    async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+        self.released.append(method)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("phases", "parts", "released"),
+    [
+        (("Running", "Running", "Running"), 1, []),
+        (("Succeeded", "Running", "Failed"), 2, []),
+        (("Succeeded", "Failed", "Succeeded"), 3, ["PATCH"]),
+    ],
+)
+async def test_the_workload_of_a_deleted_job_stays_while_one_of_its_pods_runs(
+    phases: tuple[str, ...], parts: int, released: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "LOOK_SECONDS", 0.0)
+    api = Ending(*phases)
+    asked = KueueQuota(api, [], NO_LISTENER)
+    ending = admitted(1, "gold", "1")
+    ending["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    asked._seen.note(ending)
+    looks = asyncio.create_task(asked._release_orphans())
+    while api.parts < parts and not looks.done():  # noqa: ASYNC110 - each turn of the loop counts
+        await asyncio.sleep(0)
+    looks.cancel()
+    await asyncio.gather(looks, return_exceptions=True)
+    assert (api.parts, api.released) == (parts, released)

@@ -1,6 +1,7 @@
 """What the leader tells the operator of its layout."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -308,6 +309,13 @@ def test_an_end_in_many_words_is_cut_for_the_report(tmp_path: Path) -> None:
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     leader.on_failed(Control(), "ModelFailed", "because " * 400)
     assert len(reports.sent[-1].message) == 1024
+
+
+def test_an_end_is_told_although_its_words_name_a_file_of_any_bytes(tmp_path: Path) -> None:
+    job, reports = load_job(make_spec(ADAMW)), Reports()
+    leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
+    leader.on_failed(Control(), "ModelFailed", "cannot read " + os.fsdecode(b"caf\xe9.jpg"))
+    assert reports.sent[-1].message == "cannot read caf?.jpg"
 
 
 def test_a_metric_that_is_no_number_has_no_value_in_the_record(tmp_path: Path) -> None:
