@@ -5,6 +5,7 @@ Watches start only when this operator holds the lease, so they show everything t
 
 import asyncio
 import logging
+import signal
 from collections.abc import Coroutine
 from typing import Any
 
@@ -30,6 +31,7 @@ async def operate(settings: Settings) -> None:
         CannotStart: see `Service.start`.
         LeaseLost: another operator took over.
     """
+    told = _told_to_stop()
     service = await Service.start(settings)
     registry = kopf.OperatorRegistry()
     _register(registry, service)
@@ -41,14 +43,26 @@ async def operate(settings: Settings) -> None:
         namespaces=settings.namespaces,
     )
     try:
-        await service.lead()
-        await until_one_ends(service.keep_leading(), service.run(), watching)
+        await until_one_ends(service.lead(), told.wait())
+        if not told.is_set():
+            await until_one_ends(service.keep_leading(), service.run(), watching, told.wait())
     finally:
         watching.close()
         await service.stop()
 
 
-async def until_one_ends(*parts: Coroutine[Any, Any, None]) -> None:
+def _told_to_stop() -> asyncio.Event:
+    """The event that a signal sets, until kopf takes the signals over.
+
+    Linux drops a signal without a handler for the first process of a container, as this one is. A spare operator would
+    then take the Lease of one that stops beside it, and be killed with its budgets left behind."""
+    told = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, told.set)
+    return told
+
+
+async def until_one_ends(*parts: Coroutine[Any, Any, Any]) -> None:
     """Runs the parts until one ends, and cancels the rest. Raises what that one raised."""
     tasks = {asyncio.create_task(part) for part in parts}
     try:

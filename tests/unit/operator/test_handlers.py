@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,10 +22,12 @@ from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.store import ParsedJobs
 from pipetransformer_operator.kube.watches.jobs import KnownJobs
 from pipetransformer_operator.service import Service
+from pipetransformer_operator.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
 JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 NAMESPACES = {"name": "namespaces", "singularName": "", "kind": "Namespace", "namespaced": False, "verbs": ["list"]}
+OPERATOR = {"POD_NAMESPACE": "system", "PIPETRANSFORMER_CHANNEL_URL": "https://operator.system.svc:8443"}
 RESOURCE = {"name": PLURAL, "singularName": "", "kind": KIND, "namespaced": True, "verbs": ["list", "watch", "patch"]}
 
 
@@ -190,3 +193,32 @@ async def test_a_part_that_fails_ends_the_operator_instead_of_itself_alone() -> 
     with pytest.raises(ZeroDivisionError):
         await handlers.until_one_ends(fails(), goes_on())
     assert ended.is_set()
+
+
+async def test_a_spare_operator_that_is_told_to_stop_ends_although_it_is_the_first_process_of_its_container(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Spare:
+        async def lead(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+            done.append("leads")
+
+        async def stop(self) -> None:
+            done.append("stopped")
+
+    async def start(settings: Settings) -> Spare:
+        return Spare()
+
+    monkeypatch.setattr(Service, "start", start)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # as Linux drops it there without a handler
+    try:
+        async with asyncio.timeout(10):
+            await handlers.operate(Settings.from_environment(OPERATOR))
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    assert done == ["stopped"]
