@@ -62,8 +62,10 @@ class Reservations:
         return Room(free, max(0, unreserved))
 
     def reach(self, shape: PodShape, priority: int) -> int | None:
-        """How many more pods of that shape nodes would take if pods of lower priority were preempted."""
-        return self._free.reach(shape, priority) if self._known else None
+        """Like `room`, if pods of lower priority were preempted. None while it is unknown."""
+        if not self._known:
+            return None
+        return sum(self._free.reach_by_node(shape, priority).values())
 
     def room_by_label(
         self, shape: PodShape, label: str, avoided: Collection[str], apart_from: Collection[str]
