@@ -165,10 +165,11 @@ class KubePool(ClusterListener):
             return unknown_room("this operator serves single namespaces and sees no nodes")
         if uncounted := shape.unknown or _uncounted_devices(job):
             return unknown_room(uncounted)
-        room = self._reservations.room(_key(job), shape)
+        avoided = self._nodes.avoided if self._nodes is not None else ()
+        room = self._reservations.room(_key(job), shape, avoided)
         if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # the job neither takes workers back nor retries
-        return room._replace(reach=self._reservations.reach(shape, status.priority))
+        return room._replace(reach=self._reservations.reach(shape, status.priority, avoided))
 
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`."""

@@ -105,6 +105,19 @@ def test_devices_by_resource_claims_are_not_counted_so_that_no_room_is_known_for
     assert ("resourceClaims asks for devices" in room.unknown) == (free is None)
 
 
+def test_there_is_no_room_on_a_node_that_workers_avoid() -> None:
+    world, nodes = World(), Nodes()
+    trains = _placed(1).model_copy(update={"status": JobStatus(resize_failures=1)})
+    room = _racks({"a1": 4, "b1": 3})
+    world.pool = KubePool(world, world, "https://channel", world, nodes, reservations=room)
+    world.watched = [
+        {"metadata": {"uid": "pod", "ownerReferences": [{"uid": "job-uid", "controller": True}]}, "spec": {}}
+    ]
+    assert world.pool.room(trains) == (7, 7, 7, "")
+    nodes.blame({f"uid-{number}": "a1" for number in range(2)})
+    assert world.pool.room(trains) == (3, 3, 3, "")
+
+
 async def test_a_pod_that_came_and_went_while_the_watch_was_away_is_gone_with_the_next_list() -> None:
     world = World()
     await world.pool.create(job(), 0, JobStatus())
