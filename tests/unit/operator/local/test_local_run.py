@@ -132,6 +132,15 @@ async def test_a_process_that_cannot_be_started_now_is_started_later(
     assert "cannot start digits-w0: [Errno 11] Resource temporarily unavailable" in conditions
 
 
+async def test_a_run_ends_although_nobody_can_be_shown_that(tmp_path: Path, run_dir: Path) -> None:
+    def changed(job: PipeTrainingJob) -> None:
+        if job.status.finished:
+            raise BrokenPipeError
+
+    status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, changed=changed)
+    assert status.is_true(ConditionType.COMPLETE)
+
+
 async def test_workers_of_a_failed_job_leave_by_themselves(tmp_path: Path) -> None:
     job = packing_job().set("runPolicy", {"activeDeadlineSeconds": 1, "cleanPodPolicy": "None"})
     status = await run_job(read_job(write(job, tmp_path), tmp_path / "run"), tmp_path / "run")
