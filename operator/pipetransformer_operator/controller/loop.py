@@ -107,6 +107,7 @@ class JobLoop:
         self._grant: tuple[Share | None] | None = None
         self._place = FREE
         self._written = float("-inf")
+        self._due: float | None = None
         self._waits_for_accelerators = False
 
     def wake(self) -> None:
@@ -154,7 +155,8 @@ class JobLoop:
                 result, pause, conflict = TurnResult.CONFLICT, conflict, min(2 * conflict, self._pace.longest_conflict)
             except Unavailable as error:
                 logger.warning("%s: %s; trying again in %g s", self.key, error, retry)
-                result, pause, retry = TurnResult.UNAVAILABLE, retry, min(2 * retry, self._pace.longest_retry)
+                pause = retry if self._due is None else min(retry, self._due)
+                result, retry = TurnResult.UNAVAILABLE, min(2 * retry, self._pace.longest_retry)
             except Exception:
                 logger.exception("%s: a turn failed; trying again in %g s", self.key, retry)
                 result, pause, retry = TurnResult.ERROR, retry, min(2 * retry, self._pace.longest_retry)
@@ -172,7 +174,7 @@ class JobLoop:
         """
         if not job.spec.managed or (job.metadata.deletion_timestamp and ORPHAN in job.metadata.finalizers):
             return None  # a user who orphans the pods wants them to stay as they are
-        arrived = self.board.arrived
+        self._due, arrived = None, self.board.arrived
         observed = self.observe(job)
         self.board.learn(observed.workers)
         try:
@@ -192,6 +194,7 @@ class JobLoop:
             checkpoint_request=decided.status.awaited_checkpoint,
         )
         await self.board.settle(arrived)
+        self._due = decided.requeue_after  # a refusal may last for days, and what the plan waits for does not
         if await self._applier.apply(job, decided):
             self.notice()
         again = self._deletions.wait(asyncio.get_running_loop().time())

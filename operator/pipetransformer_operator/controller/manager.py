@@ -133,11 +133,14 @@ class Controller:
 
     async def share(self) -> None:
         """Shares workers among the jobs that compete for them. Each loop follows with its next turn."""
-        looks = {str(key): (loop, job) for key, loop in self._loops.items() if (job := self._store.read(key))}
+        looks: dict[str, tuple[JobLoop, PipeTrainingJob]] = {}
         now = self._clock()
         demands, claims, gangs = [], [], []
-        for name, (loop, job) in list(looks.items()):
+        for key, loop in list(self._loops.items()):
             await asyncio.sleep(0)  # observing a thousand jobs takes a third of a second
+            if (job := self._store.read(key)) is None:
+                continue  # the pool has forgotten it, and would remember it for ever
+            looks[name := str(key)] = loop, job
             if self._release_for_others is None and not may_demand(job):
                 continue
             try:

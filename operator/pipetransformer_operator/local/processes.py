@@ -22,7 +22,7 @@ from pipetransformer_contract.api import JobStatus, PipeTrainingJob, trainer_spe
 from pipetransformer_contract.api.manifest import search_path
 from pipetransformer_contract.wire import Env
 from pipetransformer_operator.channel.authenticator import Identity
-from pipetransformer_operator.controller.ports import Room
+from pipetransformer_operator.controller.ports import Refused, Room
 from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
 from pipetransformer_operator.plan.last_words import last_words
 
@@ -113,9 +113,19 @@ class ProcessPool:
         name = worker_name(job.metadata.name, worker_id)
         if name in self._processes:
             return
+        try:
+            process = await self._start(job, worker_id, name, status)
+        except OSError as error:  # too many processes, or a disk is full
+            raise Refused(f"cannot start {name}: {error}") from error
+        self._processes[name] = process
+        watcher = asyncio.create_task(self._watch(process))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def _start(self, job: PipeTrainingJob, worker_id: int, name: str, status: JobStatus) -> _Process:
         uid = str(uuid.uuid4())
         folder = self._scratch / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # an attempt may have failed
         token = secrets.token_urlsafe(32)
         token_file = folder / "token"
         token_file.touch(mode=0o600)
@@ -139,10 +149,7 @@ class ProcessPool:
                 pass_fds=self._inherited,
                 start_new_session=True,  # Ctrl-C must reach only the controller, which ends the workers in order
             )
-        self._processes[name] = _Process(worker_id, name, uid, folder, log_file, start, process)
-        watcher = asyncio.create_task(self._watch(self._processes[name]))
-        self._watchers.add(watcher)
-        watcher.add_done_callback(self._watchers.discard)
+        return _Process(worker_id, name, uid, folder, log_file, start, process)
 
     @property
     def sees_drains(self) -> bool:

@@ -78,9 +78,9 @@ class _Shown:
         self._told = told
 
     def on_status(self, job: PipeTrainingJob) -> None:
-        self._changed(job)
         if job.status.finished:
             self.finished.set()
+        self._changed(job)  # last, because it may raise: nobody reads what a broken pipe shows
 
     def on_event(self, event: PlanEvent) -> None:
         self._told(event)

@@ -81,6 +81,7 @@ class FreeAccelerators:
         self._pods: dict[str, PodView] = {}
         self._held: dict[str, dict[str, int]] = {}
         self._rooms: dict[PodShape, dict[str, int]] = {}
+        self._reaches: dict[tuple[PodShape, int], dict[str, int]] = {}
         self._holders: Counter[str] = Counter()
 
     def note_node(self, node: Mapping[str, Any], *, deleted: bool = False) -> None:
@@ -165,27 +166,35 @@ class FreeAccelerators:
             lacking[name] = max(0, -(-missing // 1000))
         return lacking
 
-    def reach(self, shape: PodShape, priority: int) -> int:
-        """How many more pods of this shape nodes would take if the scheduler preempted all pods of lower priority."""
+    def reach_by_node(self, shape: PodShape, priority: int) -> Mapping[str, int]:
+        """How many more pods of this shape each node would take if the scheduler preempted all pods of lower priority.
+
+        Remembered until a node or what it holds changes, because this looks at all pods, and many jobs wait alike."""
+        if (shape, priority) not in self._reaches:
+            self._reaches[shape, priority] = self._reach(shape, priority)
+        return self._reaches[shape, priority]
+
+    def _reach(self, shape: PodShape, priority: int) -> dict[str, int]:
         lower: dict[str, dict[str, int]] = {}
         for pod in self._pods.values():
             if pod.priority < priority:
                 held = lower.setdefault(pod.node, {})
                 for name, amount in pod.requests.items():
                     held[name] = held.get(name, 0) + amount
-        total = 0
+        found = {}
         for name, node in self._nodes.items():
             more = lower.get(name, {})
             left = {resource: amount + more.get(resource, 0) for resource, amount in self._left(node).items()}
             if not self._closed(name) and allows(node, shape.spec):
-                total += fits(left, shape.requests)
-        return total
+                found[name] = fits(left, shape.requests)
+        return found
 
     def _closed(self, name: str) -> bool:
         return self._gate is not None and self._gate.is_closed(name)
 
     def _count(self, name: str) -> None:
         """Recounts the room of one node."""
+        self._reaches.clear()
         for shape, rooms in self._rooms.items():
             if room := self._room(name, shape):
                 rooms[name] = room

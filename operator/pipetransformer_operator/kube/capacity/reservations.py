@@ -48,11 +48,17 @@ class Reservations:
         self._reserved: dict[JobKey, tuple[PodShape, int]] = {}
         self._by_shape: Counter[PodShape] = Counter()
 
-    def room(self, key: JobKey, shape: PodShape) -> Room:
-        """How many of the job's workers without a node, and new ones, would find a node now."""
+    def room(self, key: JobKey, shape: PodShape, avoided: Collection[str] = ()) -> Room:
+        """How many of the job's workers without a node, and new ones, would find a node now.
+
+        Args:
+            key: of the job.
+            shape: of its pods.
+            avoided: nodes that its pods do not use.
+        """
         if not self._known:
             return unknown_room("the operator has not yet listed all pods")
-        mine = self._free.room_by_node(shape)
+        mine = {name: room for name, room in self._free.room_by_node(shape).items() if name not in avoided}
         free = unreserved = sum(mine.values())
         own_shape, own = self._reserved.get(key, (shape, 0))
         for taken, reserved in self._by_shape.items():  # not job by job, because thousands may start at once
@@ -61,9 +67,12 @@ class Reservations:
                 unreserved -= workers
         return Room(free, max(0, unreserved))
 
-    def reach(self, shape: PodShape, priority: int) -> int | None:
-        """How many more pods of that shape nodes would take if pods of lower priority were preempted."""
-        return self._free.reach(shape, priority) if self._known else None
+    def reach(self, shape: PodShape, priority: int, avoided: Collection[str] = ()) -> int | None:
+        """Like `room`, if pods of lower priority were preempted. None while it is unknown."""
+        if not self._known:
+            return None
+        found = self._free.reach_by_node(shape, priority)
+        return sum(room for name, room in found.items() if name not in avoided)
 
     def room_by_label(
         self, shape: PodShape, label: str, avoided: Collection[str], apart_from: Collection[str]

@@ -2,8 +2,8 @@
 
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import Object
@@ -55,14 +55,14 @@ class OtherPods(Awaited):
         self._seen: dict[str, tuple[float, Waiting, PodShape]] = {}
 
     def waiting(self) -> list[Waiting]:
-        """Pods that have waited for longer than `PATIENCE_SECONDS`."""
-        late = (seen for seen in self._seen.values() if self._clock() >= seen[0] + PATIENCE_SECONDS)
-        return [replace(pod, places=self._places(pod, shape)) for _, pod, shape in late]
+        """Pods that have waited for longer than `PATIENCE_SECONDS`.
 
-    def _places(self, pod: Waiting, shape: PodShape) -> Mapping[str, int] | None:
-        """Units of the lacking resource that each node would have to free for the pod, by node that could take it. None
-        if the pod lacks several resources, because a worker frees only one."""
-        return self._free.lacking(shape, *pod.lacks) if len(pod.lacks) == 1 else None
+        A pod that lacks several resources has no `places`, because a worker frees only one."""
+        late = (seen for seen in self._seen.values() if self._clock() >= seen[0] + PATIENCE_SECONDS)
+        lacking = cache(self._free.lacking)  # it looks at all nodes, and hundreds of pods may wait alike
+        return [
+            replace(pod, places=lacking(shape, *pod.lacks) if len(pod.lacks) == 1 else None) for _, pod, shape in late
+        ]
 
     def note(self, pod: Object, *, deleted: bool = False) -> None:
         """Takes what the watch showed."""

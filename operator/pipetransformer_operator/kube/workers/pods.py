@@ -47,7 +47,10 @@ def observable(pod: Mapping[str, Any]) -> Object:
                 for owner in metadata.get("ownerReferences", [])
             ],
         },
-        "spec": {key: spec[key] for key in ("nodeName", "priority") if key in spec},
+        "spec": {
+            **{key: spec[key] for key in ("nodeName", "priority") if key in spec},
+            **({"tolerations": kept} if (kept := tolerations(pod)) else {}),
+        },
         "status": {
             **{key: status[key] for key in ("phase", "podIP", "reason", "message") if key in status},
             "conditions": [one for one in status.get("conditions", []) if one["type"] in _CONDITIONS],
@@ -58,6 +61,13 @@ def observable(pod: Mapping[str, Any]) -> Object:
             },
         },
     }
+
+
+def tolerations(pod: Mapping[str, Any]) -> list[Object]:
+    """What taints the pod tolerates, without those by which nodes say that they have a problem: every pod tolerates
+    some of these for a while."""
+    found = pod["spec"].get("tolerations") or ()
+    return [one for one in found if not str(one.get("key")).startswith("node.kubernetes.io/")]
 
 
 def holds_accelerators(pod: Object | None) -> bool:

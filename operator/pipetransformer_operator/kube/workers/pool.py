@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import (
@@ -31,7 +31,7 @@ from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name
 
 from .placement import Groups, choose_domains, inside
 from .pod_groups import CLAIMED, FIRST_GROUP, PodGroups, Size
-from .pods import controller_uid, is_of, is_unattended, observable, observe, worker_id
+from .pods import controller_uid, is_of, is_unattended, observable, observe, tolerations, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
@@ -75,6 +75,14 @@ class WorkerQuota(Protocol):
             Refused: that is not known now.
         """
         ...
+
+
+class _Shape(NamedTuple):
+    """What a job's pods ask of a node."""
+
+    version: tuple[str, int]  #: UID and generation of the job
+    tolerated: Sequence[Object] | None  #: tolerations of its pods; None before there was one
+    shape: PodShape
 
 
 class KubePool(ClusterListener):
@@ -130,7 +138,7 @@ class KubePool(ClusterListener):
         self._groups: dict[JobKey, Groups] = {}
         self._together: dict[JobKey, dict[int, str]] = {}
         self._beginnings: dict[JobKey, dict[str, Object]] = {}
-        self._shapes: dict[JobKey, tuple[tuple[str, int], PodShape]] = {}
+        self._shapes: dict[JobKey, _Shape] = {}
 
     @property
     def sees_drains(self) -> bool:
@@ -165,10 +173,13 @@ class KubePool(ClusterListener):
             return unknown_room("this operator serves single namespaces and sees no nodes")
         if uncounted := shape.unknown or _uncounted_devices(job):
             return unknown_room(uncounted)
-        room = self._reservations.room(_key(job), shape)
+        avoided = self._nodes.avoided if self._nodes is not None else ()
+        room = self._reservations.room(_key(job), shape, avoided)
         if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # the job neither takes workers back nor retries
-        return room._replace(reach=self._reservations.reach(shape, status.priority))
+        if self._shapes[_key(job)].tolerated is None:
+            return room  # a retry shows which nodes its pods tolerate
+        return room._replace(reach=self._reservations.reach(shape, status.priority, avoided))
 
     def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`."""
@@ -178,13 +189,18 @@ class KubePool(ClusterListener):
         settled = {worker_id(pod) for pod in self._pods(job) if not awaits_room(pod)}
         self._reservations.reserve(_key(job), self._shape(job), len(wanted - settled))
 
-    def _shape(self, job: PipeTrainingJob) -> PodShape:
-        """Cached, because every turn needs it."""
+    def _shape(self, job: PipeTrainingJob, created: Iterable[Object] = ()) -> PodShape:
+        """What the job's pods ask of a node, which is remembered because every turn needs it.
+
+        Its pods may tolerate more than its template says: admission plugins and quotas add tolerations, for example the
+        one for GPU nodes on GKE. So what its pods tolerated stays known until its spec changes."""
         known, version = self._shapes.get(_key(job)), (job.metadata.uid, job.metadata.generation)
-        if known is None or known[0] != version:
+        before = known.tolerated if known is not None and known.version == version else None
+        tolerated = _tolerated(created if before is not None else self._pods(job), before)
+        if known is None or (known.version, known.tolerated) != (version, tolerated):
             spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-            known = self._shapes[_key(job)] = version, shape_of(spec)
-        return known[1]
+            known = self._shapes[_key(job)] = _Shape(version, tolerated, shape_of(_tolerating(spec, tolerated or ())))
+        return known.shape
 
     def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
         key = _key(job)
@@ -284,6 +300,8 @@ class KubePool(ClusterListener):
                 await self._end(path, name, created["metadata"]["uid"])
                 raise Refused(f"pod {name} was deleted: an admission webhook or policy removed its {', '.join(lost)}")
             self._note(job, created)
+            if _key(job) in self._shapes:  # otherwise the job is gone
+                self._shape(job, [created])
 
     async def _own(self, job: PipeTrainingJob, name: str, conflict: Conflict) -> Object:
         """The pod of that name, which exists, if it is the job's own.
@@ -432,6 +450,24 @@ def _uncounted_devices(job: PipeTrainingJob) -> str:
     if job.spec.accelerator_resource or not (job.spec.pod_template.spec.model_extra or {}).get("resourceClaims"):
         return ""
     return "podTemplate.spec.resourceClaims asks for devices that the operator does not count"
+
+
+def _tolerated(pods: Iterable[Object], before: Sequence[Object] | None) -> Sequence[Object] | None:
+    """`before`, and what else the pods tolerate; None if there is neither."""
+    found = before
+    for pod in pods:
+        found = found or []
+        more = [one for one in tolerations(pod) if one not in found]
+        found = [*found, *more] if more else found
+    return found
+
+
+def _tolerating(spec: Object, tolerated: Sequence[Object]) -> Object:
+    """The spec, with the tolerations that it lacks."""
+    own = spec.get("tolerations") or []
+    if not isinstance(own, list):
+        return spec
+    return {**spec, "tolerations": [*own, *(one for one in tolerated if one not in own)]}
 
 
 def _pods_path(job: PipeTrainingJob) -> str:

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
-from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api import JobSpec, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import CHECKPOINT_NOW_ANNOTATION
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
@@ -28,7 +28,7 @@ from pipetransformer_operator.controller.ports import (
 )
 from pipetransformer_operator.controller.releases import Releases
 from pipetransformer_operator.controller.slots import Slots
-from pipetransformer_operator.plan import PlanEvent, Worker, WorkerPhase, worker_name
+from pipetransformer_operator.plan import Observed, Plan, PlanEvent, Worker, WorkerPhase, plan, worker_name
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.controller import KEY, NOW, make_loop
 from tests.testkit.operator.shared_cluster import Cluster
@@ -355,6 +355,21 @@ async def test_a_refusal_of_what_protects_workers_is_told_apart_from_one_of_work
     assert len(cluster.workers["digits"]) == 2
     with pytest.raises(Refused):  # the words are in the status by then
         await loop.turn(cluster.jobs[KEY])
+
+
+async def test_a_refusal_that_lasts_puts_off_no_turn_that_the_plan_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def soon(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
+        return replace(plan(spec, observed, now), requeue_after=0.01)
+
+    monkeypatch.setattr("pipetransformer_operator.controller.loop.plan", soon)
+    cluster, turns = Unprotected(4, make_job().workers(2).job()), Turns()
+    loop = make_loop(cluster, Pace(debounce=0.001, first_retry=600.0, longest_retry=600.0), turns, writes=2)
+    running = asyncio.create_task(loop.run())
+    try:
+        async with asyncio.timeout(10):
+            await turns.taken(10)
+    finally:
+        running.cancel()
 
 
 class Unfit(Failing):

@@ -10,7 +10,7 @@ from pipetransformer_contract.api import JobSpec, PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
 from pipetransformer_operator.controller.manager import Controller
-from pipetransformer_operator.controller.ports import JobKey, LoopMetrics
+from pipetransformer_operator.controller.ports import JobKey, LoopMetrics, Room
 from pipetransformer_operator.plan import Demand, Observed, Worker, demand_of
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shared_cluster import PACE, Cluster
@@ -83,6 +83,30 @@ async def test_a_job_that_cannot_be_observed_or_judged_leaves_the_others_their_s
     while cluster.status("waits").share is None:
         await cluster.next_change()
     assert "cannot share workers with job default/odd" in caplog.text
+    await controller.stop()
+
+
+async def test_a_job_that_goes_while_shares_are_made_is_asked_for_no_room() -> None:
+    asked: list[str] = []
+
+    class Counted(Cluster):
+        def room(self, job: PipeTrainingJob) -> Room:
+            asked.append(job.metadata.name)
+            return super().room(job)
+
+    cluster = Counted(0, make_job("goes").workers(1).job(), make_job("stays").workers(1).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=replace(PACE, sharing=600.0))
+    for key in cluster.jobs:
+        controller.wake(key)
+    while not (cluster.workers["goes"] and cluster.workers["stays"]):
+        await cluster.next_change()
+    await asyncio.sleep(0.1)
+    asked.clear()
+    sharing = asyncio.create_task(controller.share())
+    await asyncio.sleep(0)
+    del cluster.jobs[JobKey("default", "goes")]
+    await sharing
+    assert asked == ["stays"]
     await controller.stop()
 
 

@@ -1,5 +1,6 @@
 """Free accelerators: what nodes have, less what pods hold there, and which pods they would take."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey, Unavailable
+from pipetransformer_operator.kube.capacity import free_accelerators
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators, free_by_node, pod_view
-from pipetransformer_operator.kube.capacity.node_fit import allows, node_view, requests_of, shape_of
+from pipetransformer_operator.kube.capacity.node_fit import NodeView, allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.node_watch import NodeWatch
@@ -187,7 +189,7 @@ def test_a_template_that_no_server_accepts_fits_nowhere_and_hinders_no_other(wro
     free.note_node(node("a", 2, taints=({"key": "team", "effect": "NoSchedule"},), memory="40"))
     shape = shape_of({"containers": [container()], **wrong})
     assert shape.unknown.endswith(f"{where} is invalid")
-    assert (free.room_by_node(shape), free.lacking(shape, GPU), free.reach(shape, 1)) == ({}, {}, 0)
+    assert (free.room_by_node(shape), free.lacking(shape, GPU), free.reach_by_node(shape, 1)) == ({}, {}, {})
     free.note_pod(pod("1", "a"))
     assert (free.by_node(GPU), free.room_by_node(shape)) == ({"a": 1}, {})
 
@@ -279,7 +281,45 @@ def test_within_reach_is_what_pods_of_lower_priority_hold_as_well() -> None:
     for uid, priority in (("1", -11), ("2", 0), ("3", 1000)):
         one = pod(uid, "a")
         free.note_pod(one | {"spec": one["spec"] | {"priority": priority}})
-    assert [free.reach(shape, priority) for priority in (-11, 0, 1, 2000)] == [0, 1, 1, 2]
+    assert [free.reach_by_node(shape, priority) for priority in (-11, 0, 1, 2000)] == [{"a": n} for n in (0, 1, 1, 2)]
+
+
+def test_within_reach_is_what_it_is_after_each_change() -> None:
+    free = FreeAccelerators()
+    shape = shape_of({"containers": [container()]})
+    free.note_node(node("a", 4))
+    seen = [free.reach_by_node(shape, 1)]
+    free.note_pod(pod("1", "a", 3) | {"spec": {"nodeName": "a", "containers": [container(3)], "priority": 1}})
+    seen.append(free.reach_by_node(shape, 1))
+    free.note_node(node("b", 2))
+    seen.append(free.reach_by_node(shape, 1))
+    free.drop_pod("1")
+    seen.append(free.reach_by_node(shape, 1))
+    free.note_node(node("a"), deleted=True)
+    seen.append(free.reach_by_node(shape, 1))
+    assert seen == [{"a": 4}, {"a": 1}, {"a": 1, "b": 2}, {"a": 4, "b": 2}, {"b": 2}]
+
+
+def test_jobs_that_wait_alike_look_at_all_nodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def counted(view: NodeView, spec: Mapping[str, Any]) -> bool:
+        looked.append(view.name)
+        return allows(view, spec)
+
+    monkeypatch.setattr(free_accelerators, "allows", counted)
+    free = FreeAccelerators()
+    for number in range(10):
+        free.note_node(node(f"n{number}", 1))
+    others = OtherPods(ScriptedApi(), free, lambda: seconds)
+    seconds = 0.0
+    for number in range(50):
+        others.note(scheduler_says("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", f"pod-{number}"))
+    seconds = 60.0
+    assert len(others.waiting()) == 50
+    for _ in range(50):
+        free.reach_by_node(shape_of({"containers": [container()]}), 0)
+    assert len(looked) == 20, "each node once for the pods of others, and once for jobs"
 
 
 def test_what_a_node_lacks_for_a_pod_counts_where_the_node_would_take_it_at_all() -> None:
@@ -296,9 +336,9 @@ def test_what_a_node_lacks_for_a_pod_counts_where_the_node_would_take_it_at_all(
     assert (free.holders("large"), free.holders("none")) == (2, 0)
 
 
-def scheduler_says(message: str) -> dict[str, Any]:
+def scheduler_says(message: str, uid: str = "1") -> dict[str, Any]:
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    return pod("1", phase="Pending") | {"status": {"conditions": [said]}}
+    return pod(uid, phase="Pending") | {"status": {"conditions": [said]}}
 
 
 def test_a_pod_that_no_node_takes_for_other_reasons_reserves_nothing() -> None:

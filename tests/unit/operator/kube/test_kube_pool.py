@@ -17,6 +17,7 @@ from pipetransformer_operator.kube.capacity.reservations import Reservations
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.workers.placement import PREFERRED
+from pipetransformer_operator.kube.workers.pods import observable
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.plan import Worker
 from tests.testkit.operator.builders import make_job
@@ -64,7 +65,7 @@ def job(stages: int = 2) -> PipeTrainingJob:
 def test_a_template_that_no_server_accepts_has_no_known_room_so_that_the_server_says_what_is_wrong() -> None:
     world, status = World(), JobStatus(resize_failures=1)
     world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(FreeAccelerators(), []))
-    assert world.pool.room(job().model_copy(update={"status": status})) == (0, 0, 0, "")
+    assert world.pool.room(job().model_copy(update={"status": status})) == (0, 0, None, "")
     wrong = make_job("wrong").set("podTemplate.spec.tolerations", {"key": "team"}).job()
     unknown = (None, 0, None, "podTemplate.spec.tolerations is invalid")
     assert world.pool.room(wrong.model_copy(update={"status": status})) == unknown
@@ -103,6 +104,50 @@ def test_devices_by_resource_claims_are_not_counted_so_that_no_room_is_known_for
     room = world.pool.room(asks.job())
     assert room.free == free
     assert ("resourceClaims asks for devices" in room.unknown) == (free is None)
+
+
+async def test_room_is_on_the_nodes_that_pods_tolerate_as_the_api_server_admits_them() -> None:
+    """On GKE an admission plugin lets pods that ask for GPUs tolerate the taint of the nodes that have them."""
+    added: Object = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    for_a_while: Object = {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}
+
+    class Admits(World):
+        async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+            created = await super().request(method, path, body, **options)
+            return {**created, "spec": {**created["spec"], "tolerations": [for_a_while, added]}}
+
+    counted = FreeAccelerators()
+    counted.note_node(
+        {
+            "metadata": {"name": "a"},
+            "spec": {"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]},
+            "status": {"allocatable": {"nvidia.com/gpu": "2", "cpu": "64", "memory": "256Gi", "pods": "110"}},
+        }
+    )
+    world, retries = Admits(), _placed(1).model_copy(update={"status": JobStatus(resize_failures=1)})
+    world.pool = KubePool(world, world, "https://channel", world, reservations=Reservations(counted, []))
+    assert world.pool.room(retries) == (0, 0, None, ""), "only a pod shows what nodes a retry would reach"
+    await world.pool.create(retries, 0, JobStatus())
+    assert world.pool.room(retries) == (2, 2, 2, "")
+    world.pool.on_pod_gone(KEY, "uid-0")
+    assert world.pool.room(retries) == (2, 2, 2, ""), "also of a job that released its pods"
+    edited = retries.model_copy(update={"metadata": retries.metadata.model_copy(update={"generation": 2})})
+    assert world.pool.room(edited) == (0, 0, None, ""), "its template may be another"
+    world.watched = [observable({**world.made[0], "spec": {"nodeName": "a", "tolerations": [added]}})]
+    assert world.pool.room(edited) == (2, 2, 2, ""), "also by a pod that an earlier operator made"
+
+
+def test_there_is_no_room_on_a_node_that_workers_avoid() -> None:
+    world, nodes = World(), Nodes()
+    trains = _placed(1).model_copy(update={"status": JobStatus(resize_failures=1)})
+    room = _racks({"a1": 4, "b1": 3})
+    world.pool = KubePool(world, world, "https://channel", world, nodes, reservations=room)
+    world.watched = [
+        {"metadata": {"uid": "pod", "ownerReferences": [{"uid": "job-uid", "controller": True}]}, "spec": {}}
+    ]
+    assert world.pool.room(trains) == (7, 7, 7, "")
+    nodes.blame({f"uid-{number}": "a1" for number in range(2)})
+    assert world.pool.room(trains) == (3, 3, 3, "")
 
 
 async def test_a_pod_that_came_and_went_while_the_watch_was_away_is_gone_with_the_next_list() -> None:

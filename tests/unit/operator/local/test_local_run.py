@@ -1,12 +1,15 @@
 """The whole local run with scripted workers: controller, channel and processes are real, training is not."""
 
+import asyncio
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.manifest import InvalidManifest, read_job, read_manifest
 from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_operator.local.run import run_job
@@ -104,6 +107,38 @@ async def test_a_program_that_ends_early_shows_the_end_of_its_log(tmp_path: Path
         assert failed is not None and message in failed.message
         assert "of a run before" not in failed.message
         assert ("no_such_module" in failed.message) == ("no_such_module" in command[-1])
+
+
+async def test_a_process_that_cannot_be_started_now_is_started_later(
+    tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = asyncio.create_subprocess_exec, ["BlockingIOError"] * 2
+
+    async def refuses(*command: Any, **options: Any) -> asyncio.subprocess.Process:
+        if refused:
+            refused.pop()
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return await start(*command, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuses)
+    conditions: list[str] = []
+
+    def changed(job: PipeTrainingJob) -> None:
+        running = job.status.condition(ConditionType.RUNNING)
+        conditions.append(running.message if running else "")
+
+    status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, changed=changed)
+    assert status.is_true(ConditionType.COMPLETE)
+    assert "cannot start digits-w0: [Errno 11] Resource temporarily unavailable" in conditions
+
+
+async def test_a_run_ends_although_nobody_can_be_shown_that(tmp_path: Path, run_dir: Path) -> None:
+    def changed(job: PipeTrainingJob) -> None:
+        if job.status.finished:
+            raise BrokenPipeError
+
+    status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, changed=changed)
+    assert status.is_true(ConditionType.COMPLETE)
 
 
 async def test_workers_of_a_failed_job_leave_by_themselves(tmp_path: Path) -> None:
