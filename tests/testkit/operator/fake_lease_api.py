@@ -23,6 +23,11 @@ class FakeApi(Api):
         self.away = False
         self.methods: list[str] = []
 
+    @property
+    def version(self) -> str:
+        """Of the object."""
+        return "" if self.object is None else str(self.object["metadata"]["resourceVersion"])
+
     async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
         self.methods.append(method)
         if self.away:

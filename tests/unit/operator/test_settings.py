@@ -33,3 +33,32 @@ def test_requests_are_limited_only_with_a_rate() -> None:
 def test_a_rate_that_is_no_number_is_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"PIPETRANSFORMER_{name}: expected a number from 0, found '{value}'"):
         read(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"CHANNEL_URL": "http://operator:8443"}, "CHANNEL_URL: expected an https URL, found 'http://operator:8443'"),
+        ({"CHANNEL_URL": "https://"}, "CHANNEL_URL: expected an https URL"),
+        ({"LEASE_SECONDS": "0"}, "LEASE_SECONDS: expected a positive number of seconds, found '0'"),
+        ({"LEASE_SECONDS": "1.5"}, "LEASE_SECONDS: expected a positive number"),
+        ({"METRICS_PORT": "65536"}, "METRICS_PORT: expected a port, found '65536'"),
+        ({"METRICS_PORT": "tcp://10.0.0.1:8080"}, "METRICS_PORT: expected a port"),
+        ({"GANG_SCHEDULING": "Always"}, "GANG_SCHEDULING: expected one of None, PodGroup, Volcano, found 'Always'"),
+        ({"NODE_SIGNALS": "[]"}, "NODE_SIGNALS"),
+        ({"NODE_SIGNALS": '{"drain": {"taints": [":NoSchedule"]}}'}, "NODE_SIGNALS: invalid taint"),
+        ({"RELEASE_FOR_OTHERS": "true", "NAMESPACES": "a"}, "RELEASE_FOR_OTHERS: only an operator of all namespaces"),
+    ],
+)
+def test_a_wrong_variable_is_named(variables: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=f"PIPETRANSFORMER_{words}"):
+        read(**variables)
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    found = read(LEASE_SECONDS="1", CHANNEL_PORT="0", METRICS_PORT="65535", GANG_SCHEDULING="None", NAMESPACES="a,,b")
+    assert (found.lease_seconds, found.channel_port, found.metrics_port) == (1, 0, 65535)
+    assert (found.gang_scheduling, found.namespaces) == ("", ("a", "b"))
+    assert read(RELEASE_FOR_OTHERS="true").release_for_others
+    with pytest.raises(ValueError, match="POD_NAMESPACE is missing"):
+        Settings.from_environment(ENVIRONMENT | {"POD_NAMESPACE": ""})

@@ -237,6 +237,16 @@ async def test_a_waiting_poll_learns_that_the_job_ends() -> None:
         assert (await poll).status == 410
 
 
+async def test_no_poll_waits_longer_than_the_channel_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_app, "MAX_POLL_SECONDS", 0.01)
+    board = new_board()
+    await show(board, None)
+    async with client_of(board) as client:
+        async with asyncio.timeout(5):
+            response = await client.get("/v1/generation?after=0&timeoutSeconds=1e9", headers=headers())
+        assert response.status == 204
+
+
 async def test_past_the_bound_of_polls_workers_retry_and_reports_are_taken() -> None:
     board = new_board()
     await show(board, generation(1, "digits-w1"))

@@ -161,6 +161,37 @@ async def test_nothing_is_written_during_an_outage_of_the_server_only() -> None:
     assert first.held
 
 
+async def test_a_holder_goes_on_renewing_through_an_outage_of_the_server() -> None:
+    api, clock = FakeApi(), Clock()
+    first = lease(api, "a", clock, seconds=1)
+    await first.acquire()
+    api.away = True
+    keeping = asyncio.create_task(first.keep())
+    while len(api.methods) < 5 and not keeping.done():  # noqa: ASYNC110 - its own pauses count
+        await asyncio.sleep(0.01)
+    api.away = False
+    before = api.version
+    while api.version == before and not keeping.done():  # noqa: ASYNC110 - its own pauses count
+        await asyncio.sleep(0.01)
+    assert not keeping.done() and first.held, "nobody else holds it"
+    keeping.cancel()
+
+
+async def test_a_renewal_that_hangs_is_given_up_in_time_for_another() -> None:
+    api, clock = FakeApi(), Clock()
+    first = lease(api, "a", clock, seconds=1)
+    await first.acquire()
+
+    async def hang(method: str, path: str, body: Any = None, **_: Any) -> Object:
+        await asyncio.sleep(2)
+        raise AssertionError("the lease has expired")
+
+    answer, api.request = api.request, hang  # type: ignore[method-assign]
+    assert await first.attempt() == ""
+    api.request = answer  # type: ignore[method-assign]
+    assert await first.attempt() == "a"
+
+
 async def test_a_released_lease_is_taken_at_once() -> None:
     api, clock = FakeApi(), Clock()
     first, second = lease(api, "a", clock), lease(api, "b", clock)

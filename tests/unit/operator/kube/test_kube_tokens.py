@@ -14,6 +14,7 @@ from pipetransformer_operator.kube.trust import tokens as trust
 from pipetransformer_operator.kube.trust.tokens import PARALLEL_REVIEWS, TokenReviewer
 
 KEY = JobKey("team", "digits")
+POD_NAME, POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
 
 
 class Reviews:
@@ -107,9 +108,11 @@ async def test_a_token_goes_with_its_pod_and_with_its_time(reviews: Reviews) -> 
         {"authenticated": False},
         {"audiences": ["https://kubernetes.default.svc"]},
         {"user": {"username": "system:serviceaccount:team:default"}},
-        {"user": {"username": "alice"}},
+        {"user": {"username": "system:serviceaccount:team:default", "extra": {POD_NAME: ["digits-w0"]}}},
+        {"user": {"username": "system:serviceaccount:team:default", "extra": {POD_UID: ["uid-0"]}}},
+        {"user": {"username": "team", "extra": {POD_NAME: ["digits-w0"], POD_UID: ["uid-0"]}}},
     ],
-    ids=["unknown", "another-audience", "bound-to-no-pod", "a-person"],
+    ids=["unknown", "another-audience", "bound-to-no-pod", "no-uid", "no-name", "a-person"],
 )
 async def test_a_token_is_good_only_for_the_channel_and_of_a_pod(differs: dict[str, Any], reviews: Reviews) -> None:
     tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]

@@ -194,22 +194,28 @@ async def test_a_workload_that_is_admitted_again_places_its_pods_by_the_new_admi
     assert api.read == ["gold", "iron"]
 
 
-class Ending(Api):
-    """Lists one pod of a deleted job in each part of the list."""
+OWNER = make_job().job().metadata.uid
 
-    def __init__(self, *phases: str) -> None:
-        self.phases = phases
-        self.parts = 0
+
+class Ending(Api):
+    """Lists one pod of a job in each part of the list. The job has this metadata, or is gone if that is empty."""
+
+    def __init__(self, job: Object, *phases: str, owner: str = OWNER) -> None:
+        self.job, self.phases, self.owner = job, phases, owner
+        self.looked = self.parts = 0
         self.released: list[str] = []
 
     async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
         if path.endswith("/digits"):
-            raise NotFound(path)
+            self.looked += 1
+            if not self.job:
+                raise NotFound(path)
+            return {"metadata": self.job}
         assert "limit" in query, "a job has thousands of pods, and this looks every second"
         part = int(query.get("continue", 0))
         self.parts += 1
         more = {"continue": str(part + 1)} if part + 1 < len(self.phases) else {}
-        owner = {"controller": True, "uid": make_job().job().metadata.uid}
+        owner = {"controller": True, "uid": self.owner}
         pod = {"metadata": {"ownerReferences": [owner]}, "status": {"phase": self.phases[part]}}
         return {"metadata": more, "items": [pod]}
 
@@ -218,25 +224,34 @@ class Ending(Api):
         return {}
 
 
+LIVES: Object = {"uid": OWNER}
+ENDS: Object = {"uid": OWNER, "deletionTimestamp": "2026-01-01T00:00:00Z"}
+
+
 @pytest.mark.parametrize(
-    ("phases", "parts", "released"),
+    ("api", "parts", "released"),
     [
-        (("Running", "Running", "Running"), 1, []),
-        (("Succeeded", "Running", "Failed"), 2, []),
-        (("Succeeded", "Failed", "Succeeded"), 3, ["PATCH"]),
+        (Ending({}, "Running", "Running", "Running"), 1, []),
+        (Ending({}, "Succeeded", "Running", "Failed"), 2, []),
+        (Ending({}, "Succeeded", "Failed", "Succeeded"), 3, ["PATCH"]),
+        (Ending({}, "Running", owner="another"), 1, ["PATCH"]),
+        (Ending(LIVES, "Succeeded"), 0, []),
+        (Ending(ENDS, "Running"), 1, []),
+        (Ending(ENDS, "Succeeded"), 1, ["PATCH"]),
+        (Ending({"uid": "another"}, "Succeeded"), 1, ["PATCH"]),
     ],
+    ids=["runs", "the second runs", "ended", "another job's", "lives", "ends", "ends without", "created again"],
 )
-async def test_the_workload_of_a_deleted_job_stays_while_one_of_its_pods_runs(
-    phases: tuple[str, ...], parts: int, released: list[str], monkeypatch: pytest.MonkeyPatch
+async def test_a_deleted_workload_keeps_its_quota_while_its_job_or_a_pod_of_it_lives(
+    api: Ending, parts: int, released: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quota, "LOOK_SECONDS", 0.0)
-    api = Ending(*phases)
     asked = KueueQuota(api, [], NO_LISTENER)
     ending = admitted(1, "gold", "1")
     ending["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
     asked._seen.note(ending)
     looks = asyncio.create_task(asked._release_orphans())
-    while api.parts < parts and not looks.done():  # noqa: ASYNC110 - each turn of the loop counts
+    while not api.looked and not looks.done():  # noqa: ASYNC110 - each turn of the loop counts
         await asyncio.sleep(0)
     looks.cancel()
     await asyncio.gather(looks, return_exceptions=True)

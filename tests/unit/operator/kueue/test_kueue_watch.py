@@ -74,8 +74,11 @@ async def test_events_and_lists_bring_what_is_new_and_drop_what_is_gone() -> Non
     gone = {"type": "DELETED", "object": workload(7, "digits-q1", "uid-1")}
     seen, _ = await seen_after(Listed([workload(3), workload(4, "digits-q1", "uid-1")]), [changed, gone])
     assert {name: one["metadata"]["resourceVersion"] for name, one in seen.of(KEY).items()} == {"digits-q0": "6"}
-    seen, _ = await seen_after(Listed([workload(3)]), [], Listed([], 9), [])
+    seen, told = await seen_after(Listed([workload(3)]), [], Listed([], 9), [])
     assert not seen.of(KEY)
+    assert told == [KEY, None, KEY], "the job's next turn follows at once"
+    _, told = await seen_after(Listed([workload(3)]), [], Listed([workload(3)]), [])
+    assert told == [KEY, None], "a list that shows nothing new wakes nobody"
 
 
 async def test_what_was_written_here_is_not_undone_by_what_is_older() -> None:
