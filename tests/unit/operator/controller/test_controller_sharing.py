@@ -9,10 +9,11 @@ import pytest
 from pipetransformer_contract.api import JobSpec, PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
+from pipetransformer_operator.controller.gangs import Gangs
 from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import JobKey, LoopMetrics, Room
 from pipetransformer_operator.controller.releases import Releases
-from pipetransformer_operator.plan import Demand, Observed, Worker, demand_of
+from pipetransformer_operator.plan import Demand, Gang, Observed, Worker, demand_of
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shared_cluster import PACE, Cluster
 
@@ -151,6 +152,18 @@ async def test_a_job_that_cannot_start_gives_its_workers_back_for_one_that_can()
         await cluster.next_change()
     assert "job default/small can start" in str(cluster.status("large").conditions)
     await controller.stop()
+
+
+def test_a_preferred_job_stays_so_during_its_next_attempt() -> None:
+    now, gangs = datetime(2026, 1, 1, tzinfo=UTC), Gangs()
+
+    def start(key: str, *, eligible: bool, fresh: bool = False) -> Gang:
+        return Gang(key, ("nvidia.com/gpu", ""), 2, 1, 0, now, competes=eligible, eligible=eligible, fresh=fresh)
+
+    first, second = start("first", eligible=True), start("second", eligible=True)
+    assert gangs.look([first, second], now)["second"].gives_way_to == "first"
+    tries = start("first", eligible=False, fresh=True)
+    assert gangs.look([tries, second], now)["second"].gives_way_to == "first"
 
 
 def test_a_job_is_told_of_the_newest_release_by_another() -> None:
