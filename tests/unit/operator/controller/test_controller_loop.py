@@ -10,7 +10,7 @@ import pytest
 
 from pipetransformer_contract.api import JobSpec, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import CHECKPOINT_NOW_ANNOTATION
-from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason, Share
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
 from pipetransformer_operator.channel.board import Ended, NotYetDurable, Reporter
 from pipetransformer_operator.channel.limits import pulse
@@ -246,6 +246,22 @@ class Leader:
         return Reporter(f"digits-w{number}", f"uid-digits-w{number}")
 
 
+async def test_members_of_a_job_past_its_deadline_are_told_to_stop_and_not_that_it_ended() -> None:
+    leader = Leader()
+    await leader.start()
+    job = leader.cluster.jobs[KEY]
+    policy = job.spec.run_policy.model_copy(update={"active_deadline_seconds": 60})
+    spec = job.spec.model_copy(update={"run_policy": policy})
+    status = job.status.model_copy(update={"start_time": NOW - timedelta(hours=1)})
+    leader.cluster.jobs[KEY] = job.model_copy(update={"spec": spec, "status": status})
+
+    await leader.turn()
+
+    assert leader.cluster.status("digits").is_true(ConditionType.FAILED)
+    leader.loop.board.put_heartbeat(Reporter("digits-w0", "uid-digits-w0"), Heartbeat(layout_generation=1, step=1))
+    assert leader.loop.board.stop
+
+
 async def test_a_report_that_no_status_can_hold_is_left_out_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -447,6 +463,50 @@ async def test_running_workers_get_what_new_ones_need_and_their_protection() -> 
     assert cluster.status("digits").worker_ids == [0]
 
 
+async def test_a_job_that_ends_no_longer_keeps_evictions_off() -> None:
+    cluster = Protected(4, make_job().workers(1).set("runPolicy.activeDeadlineSeconds", 60).job())
+    status = JobStatus(worker_ids=[0], next_worker_id=1, initial_workers=1, num_shards=1)
+    status = status.model_copy(update={"start_time": NOW - timedelta(hours=1)})
+    cluster.jobs[KEY] = cluster.jobs[KEY].model_copy(update={"status": status})
+    cluster.workers["digits"] = [Worker(0, "digits-w0", "uid-0", WorkerPhase.RUNNING, scheduled=True)]
+    await make_loop(cluster).turn(cluster.jobs[KEY])
+    assert cluster.status("digits").is_true(ConditionType.FAILED)
+    assert "protect" in cluster.asked
+
+
+class Away(Cluster):
+    """The API server may be away."""
+
+    away = False
+
+    async def write_status(self, job: PipeTrainingJob, status: JobStatus) -> None:
+        if self.away:
+            raise Unavailable("503")
+        await super().write_status(job, status)
+
+
+async def test_an_api_server_that_is_away_is_not_asked_at_the_pace_of_an_older_plan() -> None:
+    cluster = Away(0, make_job().workers(2).job())
+    loop = make_loop(cluster, writes=2)
+    for _ in range(3):
+        await loop.turn(cluster.jobs[KEY])
+    assert loop._due is not None, "the start has a deadline"
+    cluster.away, pods = True, cluster.workers["digits"]
+    pods[0] = replace(pods[0], terminating=True)
+    with pytest.raises(Unavailable):
+        await loop.turn(cluster.jobs[KEY])
+    assert loop._due is None
+
+
+async def test_a_share_lasts_until_jobs_share_again() -> None:
+    cluster, share = Cluster(4, make_job().workers(2).job()), Share(workers=2, layout_generation=1)
+    loop, job = make_loop(cluster), cluster.jobs[KEY]
+    job = job.model_copy(update={"status": JobStatus(share=share)})
+    assert loop.observe(job).share == share, "an operator that has just started knows no other"
+    loop.grant(None)
+    assert loop.observe(job).share is None
+
+
 class Lagging(Written):
     """Another client wrote the job, and the watch does not show it."""
 
@@ -494,9 +554,12 @@ class Taken(Cluster):
     """All names of workers are taken by pods of others."""
 
     attempts = warnings = 0
+    taken = True
 
     async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
         self.attempts += 1
+        if not self.taken:
+            return await super().create(job, worker_id, status)
         raise NameConflict(worker_name(job.metadata.name, worker_id))
 
     async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
@@ -518,6 +581,16 @@ async def test_a_name_that_stays_taken_is_tried_at_the_pace_of_resyncs() -> None
     conditions = {condition.reason for condition in cluster.status("digits").conditions}
     assert Reason.NAME_CONFLICT in conditions and cluster.attempts == 6
     assert cluster.warnings == 1
+
+
+async def test_a_taken_name_that_is_free_again_is_no_conflict_any_more() -> None:
+    cluster = Taken(4, make_job().workers(2).job())
+    loop = make_loop(cluster, writes=2)
+    await loop.turn(cluster.jobs[KEY])
+    assert loop.observe(cluster.jobs[KEY]).conflicts == ("digits-w0", "digits-w1")
+    cluster.taken = False
+    await loop.turn(cluster.jobs[KEY])
+    assert loop.observe(cluster.jobs[KEY]).conflicts == ()
 
 
 class TakenAtFirst(Cluster):

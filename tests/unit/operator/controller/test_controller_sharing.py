@@ -2,16 +2,18 @@
 
 import asyncio
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from pipetransformer_contract.api import JobSpec, PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.controller import manager
+from pipetransformer_operator.controller.gangs import Gangs
 from pipetransformer_operator.controller.manager import Controller
 from pipetransformer_operator.controller.ports import JobKey, LoopMetrics, Room
-from pipetransformer_operator.plan import Demand, Observed, Worker, demand_of
+from pipetransformer_operator.controller.releases import Releases
+from pipetransformer_operator.plan import Demand, Gang, Observed, Worker, demand_of
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.shared_cluster import PACE, Cluster
 
@@ -150,6 +152,44 @@ async def test_a_job_that_cannot_start_gives_its_workers_back_for_one_that_can()
         await cluster.next_change()
     assert "job default/small can start" in str(cluster.status("large").conditions)
     await controller.stop()
+
+
+def test_a_preferred_job_stays_so_during_its_next_attempt() -> None:
+    now, gangs = datetime(2026, 1, 1, tzinfo=UTC), Gangs()
+
+    def start(key: str, *, eligible: bool, fresh: bool = False) -> Gang:
+        return Gang(key, ("nvidia.com/gpu", ""), 2, 1, 0, now, competes=eligible, eligible=eligible, fresh=fresh)
+
+    first, second = start("first", eligible=True), start("second", eligible=True)
+    assert gangs.look([first, second], now)["second"].gives_way_to == "first"
+    tries = start("first", eligible=False, fresh=True)
+    assert gangs.look([tries, second], now)["second"].gives_way_to == "first"
+
+
+def test_a_job_is_told_of_the_newest_release_by_another() -> None:
+    releases, times = Releases(), [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, 5)]
+    ours, theirs = JobKey("default", "ours"), JobKey("default", "theirs")
+    assert releases.for_job(ours) is None
+    releases.note(times[0], theirs)
+    releases.note(times[1], ours)
+    releases.note(times[2], ours)
+    assert (releases.for_job(ours), releases.for_job(theirs)) == (times[0], times[2])
+    releases.note(times[3], None)
+    assert (releases.for_job(ours), releases.for_job(theirs)) == (times[3], times[3])
+
+
+async def test_a_controller_that_stops_looks_at_no_job_again() -> None:
+    """Otherwise it would make the budgets again that a stopping operator deletes."""
+    cluster = Cluster(2, make_job("first").workers(1).job(), make_job("second").workers(1).job())
+    controller = Controller(cluster, cluster, clock=lambda: cluster.now, pace=PACE)
+    for key in cluster.jobs:
+        controller.wake(key)
+    await cluster.next_change()
+    await controller.stop()
+    await asyncio.sleep(0)
+    for key in cluster.jobs:
+        controller.wake(key)
+    assert len(controller.boards) == 0
 
 
 async def test_jobs_of_another_manager_are_not_among_the_controllers_jobs() -> None:

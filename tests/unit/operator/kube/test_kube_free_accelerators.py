@@ -107,6 +107,7 @@ def test_a_node_that_takes_no_pods_or_is_gone_has_nothing_free() -> None:
     closed.add("a")
     free.note_node(node("a", 1))
     assert (free.by_node(GPU), free.room_by_node(shape)) == ({"b": 1}, {"b": 1})
+    assert (free.reach_by_node(shape, 0), free.lacking(shape, GPU)) == ({"b": 1}, {"b": 0})
     free.note_node(node("b", 1), deleted=True)
     assert (free.by_node(GPU), free.room_by_node(shape)) == ({}, {})
 
@@ -219,6 +220,8 @@ def test_only_a_pod_that_held_accelerators_of_a_node_releases_some() -> None:
     assert not free.drop_pod("2")
     assert free.note_pod(pod("1", "a", phase="Succeeded"))
     assert not free.drop_pod("1"), "it was told already"
+    assert not free.note_pod(pod("3", phase="Pending", nominated="a"))
+    assert free.note_pod(pod("3", "b")), "the scheduler found it another node"
 
 
 PODS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["", "a", "b"]), st.integers(0, 4), st.booleans()))
@@ -261,9 +264,12 @@ def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
     assert [room.room(first, shape), room.room(second, shape)] == [(5, 5, None, ""), (5, 3, None, "")]
     assert room.room(second, elsewhere) == (2, 0, None, "")
     room.reserve(first, shape, 1)
+    room.reserve(first, shape, 1)  # each turn says it again, and must wake no other job
     assert (room.room(second, shape).unreserved, returned.by) == (4, [first])
     room.forget(first)
     assert (room.room(second, shape).unreserved, returned.by) == (5, [first, first])
+    room.reserve(first, shape, 9)
+    assert room.room(second, shape) == (5, 0, None, "")
 
 
 def test_before_all_pods_are_listed_there_is_no_room() -> None:

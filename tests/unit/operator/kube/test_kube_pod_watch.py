@@ -90,7 +90,8 @@ async def test_a_pod_releases_its_accelerators_once_when_it_ends_or_is_gone() ->
         return {**pod(version, uid), "spec": {"nodeName": "node-1"}, "status": {"phase": phase}}
 
     listed = Listed([placed(1, "uid-0"), placed(2, "uid-1"), pod(3, "uid-2")])
-    ended = [event("MODIFIED", placed(6, "uid-0", "Failed")), event("DELETED", placed(7, "uid-0", "Failed"))]
+    changed = [event("MODIFIED", placed(4, "uid-0"))]
+    ended = [*changed, event("MODIFIED", placed(6, "uid-0", "Failed")), event("DELETED", placed(7, "uid-0", "Failed"))]
     gone = [event("DELETED", placed(8, "uid-1")), event("DELETED", pod(9, "uid-2"))]
     seen = await Seen(ScriptedApi(listed, [*ended, *gone])).read()
     assert seen.released == [KEY, KEY], "the last one never had a node"

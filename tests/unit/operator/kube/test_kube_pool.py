@@ -10,6 +10,7 @@ import pytest
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_contract.api.requests import Object
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
@@ -24,6 +25,7 @@ from tests.testkit.operator.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)
 KEY = JobKey("default", "digits")
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class World(Api):
@@ -358,6 +360,18 @@ async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> Non
         assert vars(world.pool)[memory] == vars(empty)[memory]
 
 
+async def test_of_a_job_that_goes_while_its_pod_is_made_no_shape_is_kept() -> None:
+    class Late(World):
+        async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+            self.pool.on_job_gone(KEY)
+            return await super().request(method, path, body, **options)
+
+    world = Late()
+    world.pool.room(job())
+    await world.pool.create(job(), 0, JobStatus())
+    assert world.pool._shapes == {}
+
+
 async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> None:
     world = World()
     await world.pool.prepare(job(), JobStatus(), [])
@@ -501,6 +515,9 @@ def test_a_job_reserves_room_for_each_wanted_worker_that_still_lacks_it() -> Non
     before = unreserved()
     world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2]))
     assert before - unreserved() == 2, "one of three has a node"
+    ended = Condition(type=ConditionType.COMPLETE, status=ConditionStatus.TRUE, reason="", last_transition_time=NOW)
+    world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2], conditions=[ended]))
+    assert unreserved() == before, "it creates no worker any more"
     world.pool.expect(one, JobStatus(worker_ids=[0]))
     assert unreserved() == before
 

@@ -1,6 +1,7 @@
 """The whole local run with scripted workers: controller, channel and processes are real, training is not."""
 
 import asyncio
+import os
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from pipetransformer_operator.local.run import run_job
 from pipetransformer_operator.plan import PlanEvent
 from tests.testkit import ROOT
 from tests.testkit.operator.builders import JobBuilder, make_job
+from tests.testkit.operator.namespace import until
 
 pytestmark = pytest.mark.timeout(60)
 SCRIPTED = ("python", str(ROOT / "tests/testkit/operator/scripted_trainer.py"))
@@ -107,6 +109,49 @@ async def test_a_program_that_ends_early_shows_the_end_of_its_log(tmp_path: Path
         assert failed is not None and message in failed.message
         assert "of a run before" not in failed.message
         assert ("no_such_module" in failed.message) == ("no_such_module" in command[-1])
+
+
+STUBBORN = """
+import os, signal, sys, time
+
+def note(words):
+    with open(sys.argv[2], "a") as file:
+        file.write(words + "\\n")
+
+signal.signal(signal.SIGTERM, lambda *_: note("told to end"))
+os.fstat(int(sys.argv[1]))  # raises if it has no such file
+note(f"{os.getpid()} {os.getsid(0)}")
+time.sleep(60)
+"""
+
+
+async def test_a_second_interrupt_ends_workers_that_do_not_end_themselves(tmp_path: Path) -> None:
+    """Until then they hold the lock of the run. Each is a session of its own, because Ctrl-C is for the run alone."""
+    lock, note = os.open(tmp_path / "run.lock", os.O_RDWR | os.O_CREAT), tmp_path / "note"
+    job = make_job().command("python", "-c", STUBBORN, str(lock), str(note)).stages(1).workers(1)
+    run = run_job(read_job(write(job, tmp_path), tmp_path / "run"), tmp_path / "run", inherited=[lock])
+    running = asyncio.create_task(run)
+
+    async def noted() -> list[str]:
+        return note.read_text().splitlines() if note.exists() else []
+
+    async def told() -> bool:
+        return len(await noted()) == 2
+
+    pid, session = (await until("the worker runs", noted))[0].split()
+    assert session == pid
+    running.cancel()
+    await until("the worker is told to end", told)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    os.close(lock)
+    process = Path("/proc") / pid
+
+    async def gone() -> bool:
+        return not process.exists()
+
+    await until("the worker is gone", gone)
 
 
 async def test_a_process_that_cannot_be_started_now_is_started_later(
