@@ -52,6 +52,7 @@ pytestmark = pytest.mark.timeout(120)
 
 BROKEN = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
 SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+IN_BFLOAT16 = Training(steps=1, global_batch_size=16, precision=Precision.BFLOAT16)
 OUT_OF_BOUNDS = torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
@@ -183,6 +184,13 @@ class Half(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).half()
+
+
+class Signs(nn.Linear):
+    """Gives no numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) > 0
 
 
 class NoSamples(nn.Linear):
@@ -456,6 +464,21 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
         ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* returns a tuple, not one tensor"),
+        (
+            {"model": around(nn.Linear(8, 8), TwoTensors()), "training": IN_BFLOAT16},
+            ModelError,
+            r"blocks\.1 .* returns a tuple, not one tensor",
+        ),
+        (
+            {"model": around(Signs(8, 8)), "training": IN_BFLOAT16},
+            ModelError,
+            r"blocks\.0 .* in torch\.bool for .* all layers must keep the shape and type",
+        ),
+        (
+            {"model": around(torch.jit.script(nn.Linear(8, 8)))},
+            SpecError,
+            r"spec\.model: blocks\.0 is a RecursiveScriptModule, .* the module from which torch\.jit made it",
+        ),
         (
             {"model": around(nn.Linear(8, 9), nn.Linear(9, 8))},
             ModelError,
