@@ -815,6 +815,20 @@ def test_a_loss_may_pass_over_a_micro_batch_in_which_it_counts_nothing(tmp_path:
     assert runs[1].metrics["loss"] == pytest.approx(runs[0].metrics["loss"], rel=1e-5)
 
 
+def test_a_model_with_sparse_gradients_warms_up_as_it_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = TensorDataset(torch.arange(64).view(32, 2) % 9, torch.arange(32) % 2)
+
+    result = run(
+        tmp_path,
+        model=lambda: [nn.Embedding(9, 8, sparse=True), nn.Linear(8, 8), nn.Sequential(nn.Flatten(), nn.Linear(16, 2))],
+        data=(tokens, tokens),
+        training=Training(steps=2, global_batch_size=16),
+    )
+
+    assert result.steps == 2
+    assert "this worker is not warm" not in caplog.text
+
+
 def test_a_worker_whose_accelerator_is_broken_ends_before_it_says_that_it_is_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
