@@ -110,7 +110,9 @@ def choose(
     """Choose the best legal layout with at most `workers` workers.
 
     `Paper` begins with the initial number of stages. It halves this number while the largest stage needs at most
-    `bytes_budget` bytes (PipeTransformer, Algorithm 1 and Eq. 2). If there are too few workers for one such pipeline,
+    `bytes_budget` bytes (PipeTransformer, Algorithm 1 and Eq. 2). It returns to a longer pipeline only if that needs less
+    memory: all frozen layers count in the first stage, so a freeze may take it above the budget at each length. If there
+    are too few workers for one such pipeline,
     it takes the longest pipeline that they can form, because a tightly packed job is better than a job that waits. If
     the bounds allow no pipeline that is so short, it takes the shortest one that they allow.
 
@@ -139,7 +141,7 @@ def choose(
     if present is not None and present.ends and _possible(present.layout, by_stages, limit, bounds, on_pack):
         return present.layout
     if packing is Packing.PAPER:
-        stages = _paper_stages(by_stages, bounds)
+        stages = _paper_stages(by_stages, bounds, present)
         shorter = [s for s in sorted(by_stages, reverse=True) if s <= stages] or [stages]
         return _widest([*shorter, *sorted(s for s in by_stages if s > stages)], limit, bounds, on_pack)
     return _cheapest(by_stages, limit, bounds, on_pack, present)
@@ -200,13 +202,17 @@ def pays_to_recut(offers: Sequence[Offer], present: Present, packing: Packing) -
     )
 
 
-def _paper_stages(by_stages: dict[int, Offer], bounds: Bounds) -> int:
+def _paper_stages(by_stages: dict[int, Offer], bounds: Bounds, present: Present | None) -> int:
     stages = bounds.initial.stages
     while stages % 2 == 0:
         shorter = by_stages.get(stages // 2)
         if shorter is None or shorter.bytes_per_worker > bounds.bytes_budget:
             break
         stages //= 2
+    short = stages if present is None else present.layout.stages
+    if short in by_stages and stages in by_stages and stages % short == 0:
+        needs_less = by_stages[stages].bytes_per_worker < by_stages[short].bytes_per_worker
+        return stages if needs_less else short
     return stages
 
 

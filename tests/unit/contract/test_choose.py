@@ -53,6 +53,23 @@ def test_paper_packing_halves_the_pipeline_while_the_largest_stage_fits(
     assert choose(offers(sizes), 4, bounds(), on_pack=on_pack, packing=Packing.PAPER) == expected
 
 
+@pytest.mark.parametrize(
+    ("sizes", "present", "expected"),
+    [
+        ({1: 120, 2: 40, 4: 40}, Layout(2, 2), Layout(2, 2)),
+        ({1: 40, 2: 40, 4: 40}, Layout(1, 4), Layout(1, 4)),
+        ({1: 120, 2: 60, 4: 40}, Layout(2, 2), Layout(4, 1)),
+        ({1: 120, 2: 40, 3: 40, 4: 40}, Layout(3, 1), Layout(4, 1)),
+        ({1: 120, 2: 40, 4: 40}, None, Layout(4, 1)),
+    ],
+)
+def test_paper_packing_returns_to_a_longer_pipeline_only_if_that_needs_less_memory(
+    sizes: dict[int, int], present: Layout | None, expected: Layout
+) -> None:
+    now = None if present is None else Present(present)
+    assert choose(offers(sizes), 4, bounds(), on_pack=OnPack.WIDEN, packing=Packing.PAPER, present=now) == expected
+
+
 def test_an_odd_pipeline_is_not_halved() -> None:
     b = bounds(initial=Layout(3, 1))
     assert choose(offers({1: 1, 3: 1}), 3, b, on_pack=OnPack.WIDEN, packing=Packing.PAPER) == Layout(3, 1)

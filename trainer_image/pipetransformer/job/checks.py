@@ -226,6 +226,8 @@ def _complaint(module: nn.Module) -> str:
     if type(module).get_extra_state is not nn.Module.get_extra_state:
         return " with state beside its tensors (get_extra_state), which cannot move between workers: keep it in buffers"
     match module:
+        case torch.jit.ScriptModule():
+            return ", which workers cannot take apart: pass the module from which torch.jit made it"
         case _NormBase() if isinstance(module, _BatchNorm) or module.track_running_stats:
             return (
                 ", whose statistics would depend on the layout: use LayerNorm or GroupNorm, or turn its statistics "

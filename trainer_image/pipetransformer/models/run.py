@@ -52,4 +52,6 @@ def _forward(unit: nn.Module, x: Tensor, context: MicroBatchContext) -> Tensor:
         if context.autocast is None:
             return unit(x)  # type: ignore[no-any-return]
         with torch.autocast(x.device.type, dtype=context.autocast):
-            return unit(x).float()  # type: ignore[no-any-return]
+            output: Tensor = unit(x)
+    # Anything else is wrong. It stays as it is, so that the caller's error names it.
+    return output.float() if isinstance(output, Tensor) and output.is_floating_point() else output

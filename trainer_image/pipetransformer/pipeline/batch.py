@@ -130,7 +130,7 @@ class Batch:
     def variant(self, sample_id: int) -> int | None:
         """Number of the variant (the augmentation) of a sample at this step, for its cache key; None if it is not
         cached."""
-        return augmentation_key(self.split, sample_id, self.step) if self.cached else None
+        return augmentation_key(self.split, sample_id, self.step)
 
     def upcoming(self) -> Iterable[tuple[int, int | None]]:
         """The samples that are needed after these, each with the number of its variant (see `variant`)."""

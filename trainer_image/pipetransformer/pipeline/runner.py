@@ -101,9 +101,10 @@ class StageRunner:
             # If a frozen unit shares a parameter with a unit that trains, its output changes at every step.
             changes = any(parameter.requires_grad for unit in frozen for parameter in unit.parameters())
             cache.use(() if changes else frozen)
-        self._prefix = None
+        self._prefix = self._uncached_prefix = None
         if spec.is_first:
             self._prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype, cache=cache)
+            self._uncached_prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype)
         self._unchanged = Unchanged({model.unit_name(unit): module for unit, module in self._units.items()})
         spans = {index: self._span(index, span) for index, span in spec.own.items()}
         self._executor = Executor(spans, spec.group, spec.device, spec.dtype)
@@ -304,7 +305,8 @@ class StageRunner:
         """For each span of this worker, a probe and the input to measure it with."""
         spec = self.spec
         ids = tuple(index % len(split) for index in range(micro_batch_size))
-        batch = Batch(spec, split, "train", 0, [MicroBatch(ids, micro_batch_size)])
+        batch = Batch(spec, split, "train", 0, [MicroBatch(ids, micro_batch_size)], cached=False)
+        inputs = {0: batch.inputs(ids).to(spec.device)} if len(spec.spans) == 1 else self._inputs_of_spans(batch)
         labels = batch.labels().to(spec.device)
         weights = torch.ones(micro_batch_size, dtype=spec.dtype, device=spec.device)
 
@@ -313,13 +315,27 @@ class StageRunner:
             return self._model.loss(output, wanted, weights)[0]
 
         for index, span in spec.own.items():
-            x = batch.inputs(ids).to(spec.device)
-            if index > 0:
-                generator = torch.Generator(spec.device).manual_seed(0)
-                shape = self._model.activation_shape(micro_batch_size)
-                x = torch.randn(shape, generator=generator, dtype=spec.dtype, device=spec.device)
             units, finish = [self._units[unit] for unit in span], loss if index == len(spec.spans) - 1 else None
-            yield Probe(units, spec.num_frozen(span), finish, batch.context(ids), spec.device), x
+            yield Probe(units, spec.num_frozen(span), finish, batch.context(ids), spec.device), inputs[index]
+
+    def _inputs_of_spans(self, batch: Batch) -> dict[int, Tensor]:
+        """Run a micro-batch forward through the pipeline. Returns the input of each span of this worker.
+
+        Made-up inputs would not do, because layers may compute by values, such as token ids in the hidden states.
+        """
+        inputs: dict[int, Tensor] = {}
+
+        def note(index: int, _: nn.Module, given: tuple[Tensor, ...]) -> None:
+            inputs[index] = given[0].clone()  # the unit may change it in place
+
+        first_units = {index: self._units[span.start] for index, span in self.spec.own.items()}
+        handles = [unit.register_forward_pre_hook(partial(note, index)) for index, unit in first_units.items()]
+        try:
+            self._run(batch, Scores())
+        finally:
+            for handle in handles:
+                handle.remove()
+        return inputs
 
     def _span(self, index: int, span: range) -> Span:
         units = {self._model.unit_name(unit): self._units[unit] for unit in span}
@@ -341,7 +357,8 @@ class StageRunner:
             SpecError: a forward changed a parameter or a buffer.
         """
         with self._unchanged.over():
-            chunks = batch.chunks(self._model, self._prefix, self.spec.token_slices if training else ())
+            prefix = self._prefix if batch.cached else self._uncached_prefix
+            chunks = batch.chunks(self._model, prefix, self.spec.token_slices if training else ())
             slices = len(chunks) // len(batch.micro_batches)
             shape = self.spec.shape(len(chunks), training=training, slices=slices)
             self._executor.run(

@@ -70,6 +70,8 @@ def _train(job: Job, device: torch.device) -> None:
     )
     runner = StageRunner(spec, job.model, list(state.units.values()))
     micro_batch = job.dealer.train(0, 1, job.micro_batch_size)[0][0]
+    for _, parameter in state.trained_parameters():
+        parameter.grad = torch.zeros_like(parameter)  # as in training: sparse gradients add up in a dense one
     runner.train(0, [micro_batch], job.dataset.train)
     optimizer = make_optimizer(job.spec.training.optimizer, state.trained_parameters(), state.moments, job.no_decay)
     assert optimizer is not None

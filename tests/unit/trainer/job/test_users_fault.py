@@ -52,6 +52,7 @@ pytestmark = pytest.mark.timeout(120)
 
 BROKEN = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
 SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+IN_BFLOAT16 = Training(steps=1, global_batch_size=16, precision=Precision.BFLOAT16)
 OUT_OF_BOUNDS = torch.AcceleratorError("CUDA error: device-side assert triggered")
 
 
@@ -183,6 +184,13 @@ class Half(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).half()
+
+
+class Signs(nn.Linear):
+    """Gives no numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) > 0
 
 
 class NoSamples(nn.Linear):
@@ -456,6 +464,21 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
         ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* returns a tuple, not one tensor"),
+        (
+            {"model": around(nn.Linear(8, 8), TwoTensors()), "training": IN_BFLOAT16},
+            ModelError,
+            r"blocks\.1 .* returns a tuple, not one tensor",
+        ),
+        (
+            {"model": around(Signs(8, 8)), "training": IN_BFLOAT16},
+            ModelError,
+            r"blocks\.0 .* in torch\.bool for .* all layers must keep the shape and type",
+        ),
+        (
+            {"model": around(torch.jit.script(nn.Linear(8, 8)))},
+            SpecError,
+            r"spec\.model: blocks\.0 is a RecursiveScriptModule, .* the module from which torch\.jit made it",
+        ),
         (
             {"model": around(nn.Linear(8, 9), nn.Linear(9, 8))},
             ModelError,
@@ -790,6 +813,20 @@ def test_a_loss_may_pass_over_a_micro_batch_in_which_it_counts_nothing(tmp_path:
         for size in (16, 1)
     ]
     assert runs[1].metrics["loss"] == pytest.approx(runs[0].metrics["loss"], rel=1e-5)
+
+
+def test_a_model_with_sparse_gradients_warms_up_as_it_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokens = TensorDataset(torch.arange(64).view(32, 2) % 9, torch.arange(32) % 2)
+
+    result = run(
+        tmp_path,
+        model=lambda: [nn.Embedding(9, 8, sparse=True), nn.Linear(8, 8), nn.Sequential(nn.Flatten(), nn.Linear(16, 2))],
+        data=(tokens, tokens),
+        training=Training(steps=2, global_batch_size=16),
+    )
+
+    assert result.steps == 2
+    assert "this worker is not warm" not in caplog.text
 
 
 def test_a_worker_whose_accelerator_is_broken_ends_before_it_says_that_it_is_ready(

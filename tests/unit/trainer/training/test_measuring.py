@@ -20,6 +20,7 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.cost_measurement import _seconds_per_action, measure_costs, measurement_due
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from tests.testkit.trainer import stages
 from tests.testkit.trainer.ranks import run_ranks
 
 WIDTH = 8
@@ -281,6 +282,25 @@ def measure_two(group: dist.ProcessGroup) -> tuple[int | None, bool, float | Non
             usable=(5e6, 3e6)[rank], host_apart=rank == 0,
         )  # fmt: skip
     return costs.worker_bytes, costs.host_apart, costs.step_seconds, costs.seconds_per_byte
+
+
+class ByValues(nn.Module):
+    """Computes only for values that the layers before it give."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (x == 1).all():
+            raise ValueError("no such token")
+        return x.add_(0)
+
+
+def measure_by_values(group: dist.ProcessGroup) -> int:
+    """For how many units of a stage there are costs."""
+    model = PipelineModel(nn.Identity(), [ByValues(), ByValues()], nn.Linear(WIDTH, 3), (WIDTH,))
+    return len(stages.make_runner(group, model).measure(4, Samples()))
+
+
+def test_a_stage_is_measured_with_what_the_stage_before_it_gives() -> None:
+    assert run_ranks(2, measure_by_values) == [2, 2]
 
 
 def action_seconds(group: dist.ProcessGroup) -> float:
