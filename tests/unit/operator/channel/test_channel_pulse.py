@@ -12,7 +12,7 @@ from pipetransformer_operator.channel.tls import buffers
 from pipetransformer_operator.channel.tls.certificate import server_context
 from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker, WorkerPhase
-from tests.testkit.operator.channel import Loop, show
+from tests.testkit.operator.channel import Loop, generation, show
 
 
 def board_of(pulse: Pulse, *sizes: int) -> Board:
@@ -72,6 +72,19 @@ async def test_finished_jobs_and_the_pods_that_they_keep_slow_nobody() -> None:
     for board in boards:
         board.close()
     assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)
+
+
+async def test_a_layout_changes_no_pace_and_jobs_that_are_gone_leave_none() -> None:
+    pulse, looks = Pulse(), Looks([WorkerPhase.RUNNING] * 2 * BEATS_PER_SECOND)
+    boards = [Board(looks, utc_now, pulse) for _ in range(100)]
+    for number in (None, 1, 2):
+        for board in boards:
+            await show(board, generation(number, "digits-w0") if number else None)
+        assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (200.0, 10.0, 0.2)
+    for board in boards:
+        board.close()
+    pulse.add(workers=4 * BEATS_PER_SECOND, jobs=50)
+    assert (pulse.beat_seconds, pulse.notice_seconds) == (4.0, 0.1)
 
 
 async def test_all_jobs_together_write_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
