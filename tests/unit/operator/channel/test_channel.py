@@ -237,6 +237,16 @@ async def test_stopping_members_say_why_their_checkpoint_is_late() -> None:
         assert board.beats["uid-0"].unsaved == "No space left on device"
 
 
+async def test_what_is_said_of_the_storage_wakes_the_loop_when_it_changes() -> None:
+    loop = Loop()
+    board, woken = new_board(loop), []
+    for unsaved in ("", "no space", "no space", ""):
+        said = Heartbeat(layout_generation=1, step=1, unsaved=unsaved)
+        board.put_heartbeat(Reporter("digits-w0", "uid-0"), said)
+        woken.append(loop.woken)
+    assert woken == [0, 1, 1, 2]
+
+
 async def test_answers_to_heartbeats_and_reports_name_the_checkpoint_that_is_asked_for() -> None:
     board = new_board()
     await board.show(generation(1, "digits-w0"), ended=False, checkpoint_request="one")

@@ -38,6 +38,8 @@ def test_a_pod_without_a_node_holds_nothing() -> None:
     world.change("digits-w0", scheduled=True, phase=WorkerPhase.RUNNING)
     world.warm_up(["digits-w0"])
     assert idle(world) == {IdleReason.GANG: 1}
+    world.change("digits-w1", scheduled=True)
+    assert idle(world) == {IdleReason.GANG: 1, IdleReason.STARTING: 1}, "one that loads its image holds its GPU"
 
 
 def test_members_that_lost_each_other_regroup() -> None:

@@ -217,6 +217,7 @@ def test_a_start_is_timed_from_asking_for_workers_to_the_first_step_that_they_ma
     at(0, JobStatus(), asked)
     assert at(40, asked, published(1)) == 0
     assert at(50, published(1), published(1), report(1, 300)) == 0, "it has resumed from a checkpoint"
+    assert at(55, published(1), published(1), report(1, 300)) == 0, "the same report, sent again"
     assert at(60, published(1), published(1), report(1, 301)) == 60
     assert at(70, published(1), published(1), report(1, 302)) == 60
     lost = published(1).model_copy(update={"generation": None, "start_time": NOW})
