@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, QUEUE_LABEL, WORKER_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
@@ -312,6 +312,15 @@ async def test_a_pipeline_begins_nowhere_for_room_on_nodes_that_its_workers_avoi
     await world.pool.prepare(made, JobStatus(), range(4))
     await world.pool.create(made, 0, JobStatus())
     assert "b" in _wanted_racks(world.made[0]) and "a" not in _wanted_racks(world.made[0])
+
+
+async def test_a_pipeline_of_a_queue_begins_where_its_flavor_says() -> None:
+    world, made = World(), _placed(4, "within")
+    queued = made.metadata.model_copy(update={"labels": {QUEUE_LABEL: "team"}})
+    world.pool = KubePool(world, world, "https://channel", world, reservations=_racks({"a1": 8}))
+    await world.pool.prepare(made.model_copy(update={"metadata": queued}), JobStatus(), range(4))
+    await world.pool.create(made, 0, JobStatus())
+    assert _wanted_racks(world.made[0]) == []
 
 
 async def test_a_replacement_goes_to_its_pipeline_and_a_new_pipeline_to_another_rack() -> None:

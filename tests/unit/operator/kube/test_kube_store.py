@@ -124,6 +124,12 @@ async def test_only_the_job_that_was_read_is_deleted(error: Exception | None) ->
     assert api.asked == [("DELETE", f"{jobs_path('default')}/digits", options)]
 
 
+async def test_a_status_of_a_job_that_is_deleted_meanwhile_is_a_conflict_and_no_defect() -> None:
+    store = KubeStore(Answering(error=NotFound("it is gone")), Watching(body(5)), ParsedJobs())
+    with pytest.raises(Conflict):
+        await store.write_status(PipeTrainingJob.from_manifest(body(5)), JobStatus())
+
+
 @pytest.mark.parametrize("error", [None, Unavailable("503"), Conflict("409"), NotFound("404")])
 async def test_an_event_is_of_its_job_and_one_that_cannot_be_written_stops_nothing(error: Exception | None) -> None:
     api = Answering(error=error)
