@@ -1,6 +1,7 @@
 """`plan`: predicts the layouts of a job without training it."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,7 @@ def plan(
             raise typer.BadParameter(
                 f"--costs: {costs} is not the output of plan --measure -o json: {error}"
             ) from error
+    sys.path.insert(0, str(Path.cwd()))  # where the workers of `run` find the user's modules
     try:
         spec = PipeTrainingJob.from_manifest(manifest).spec
         forecast = Forecast.of(trainer_spec(spec), given)

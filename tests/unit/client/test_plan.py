@@ -52,6 +52,18 @@ def layouts(plan: dict[str, Any]) -> list[tuple[int, int]]:
     return [layout for number, layout in enumerate(found) if number == 0 or layout != found[number - 1]]
 
 
+def test_a_model_in_the_current_folder_is_planned_as_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "from tests.testkit.user_code.residual_model import make_data, make_model\n"
+    (tmp_path / "of_this_folder.py").write_text(words)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    model = {"name": "of_this_folder:make_model", "numLayers": 12, "options": {"num_layers": 12}}
+    job = packing_job().set("model", model).set("data", {"name": "of_this_folder:make_data"})
+    assert layouts(planned(job, tmp_path, monkeypatch, capsys))[0] == (4, 1)
+
+
 def test_the_demos_plan_is_what_its_run_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
