@@ -128,8 +128,8 @@ class Batch:
         return MicroBatchContext(self.step or 0, tuple(sample_ids), lengths, spec.autocast, spec.recompute)
 
     def variant(self, sample_id: int) -> int | None:
-        """Number of the variant (the augmentation) of a sample at this step, for its cache key; None if it is not
-        cached."""
+        """Number of the variant (the augmentation) of a sample at this step, for its cache key; None if the variant
+        never comes again."""
         return augmentation_key(self.split, sample_id, self.step)
 
     def upcoming(self) -> Iterable[tuple[int, int | None]]:
