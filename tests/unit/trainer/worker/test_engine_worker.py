@@ -69,22 +69,36 @@ def test_a_run_that_diverges_fails_and_says_at_which_step(workers: Workers) -> N
 @pytest.mark.timeout(480)
 @pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.MEASURED)], indirect=True)
 def test_a_job_packs_by_what_it_measured_and_learns_the_same(workers: Workers, tmp_path: Path) -> None:
-    """Three blocks on two stages wait for each other; on one they do not, and every worker has its own."""
-    training = {"epochs": 10, "globalBatchSize": 100, "precision": "Float64", "optimizer": {"name": "SGD"}}
-    spec = SPEC | {
-        "model": SPEC["model"] | {"numLayers": 3},
-        "training": training,
-        "freeze": {"policy": "Explicit", "boundaries": [{"step": 75, "boundary": 1}]},
-    }
-    workers.start(spec | {"pipeline": {"stages": 2, "packing": "Measured"}})
+    """Three layers on two stages wait for each other; on one they do not, and each worker has its own pipeline.
+
+    The layers declare their seconds, so the measured costs are the same on a busy machine.
+    """
+    samples, epochs = 1000, 4
+
+    def spec(**seconds: float) -> dict[str, Any]:
+        module = "tests.testkit.user_code.timed_model"
+        return SPEC | {
+            "model": {"name": f"{module}:model", "numLayers": 3, "options": {"layers": 3} | seconds},
+            "data": {"name": f"{module}:data", "options": {"samples": samples}},
+            "training": {
+                "epochs": epochs,
+                "globalBatchSize": 100,
+                "precision": "Float64",
+                "optimizer": {"name": "SGD"},
+            },
+            "freeze": {"policy": "Explicit", "boundaries": [{"step": 30, "boundary": 1}]},
+        }
+
+    measured = {"stages": 2, "microBatchSize": 25, "packing": "Measured"}
+    workers.start(spec(forward=0.0004, backward=0.0008) | {"pipeline": measured})
 
     assert workers.wait() == [0, 0]
     run = Ran(workers.folder / "run")
     assert layouts(run) == [(2, 1), (1, 2)]
     packed = next(report for report in workers.channel.reports if report.layout_generation == 2)
-    assert 5 <= packed.step < 75
-    assert check(run.run_dir, 1433, 10).clean
-    alone = run_job(TrainerSpec.model_validate(spec), STAY_ALONE, tmp_path / "alone")
+    assert 5 <= packed.step < 30
+    assert check(run.run_dir, samples, epochs).clean
+    alone = run_job(TrainerSpec.model_validate(spec(forward=0, backward=0)), STAY_ALONE, tmp_path / "alone")
     assert [step["loss"] for step in run.steps] == pytest.approx([step["loss"] for step in alone.steps], rel=TOLERANCE)
 
 
