@@ -59,8 +59,8 @@ def pages() -> dict[Path, str]:
 
 
 def _table() -> str:
-    runs, accuracy, cluster = (_result(f"worth-{name}") for name in ("runs", "accuracy", "cluster"))
-    rows = [*_runs(runs), *_accuracy(accuracy), *_clusters(cluster, accuracy)]
+    runs, fsdp, accuracy, cluster = (_result(f"worth-{name}") for name in ("runs", "fsdp", "accuracy", "cluster"))
+    rows = [*_runs(runs), *_fsdp(fsdp), *_accuracy(accuracy), *_clusters(cluster, accuracy)]
     return table(_COLUMNS, rows) if rows else "Not measured yet.\n"
 
 
@@ -107,6 +107,9 @@ def _runs(result: Mapping[str, Any]) -> Iterator[list[str]]:
         if (run := _value(f"{_CASE}.{name}", result)) is not None:
             compared = (f"{run[key]:.0f} → {ours[key]:.0f} {unit}" for key, unit in _UNITS)
             yield [words, *compared, "the same" if name == "freeze_recut_cache" else ""]
+
+
+def _fsdp(result: Mapping[str, Any]) -> Iterator[list[str]]:
     gigabits = _value("runs.fsdp.link_gbps_where_equal", result)
     if gigabits is not None:
         yield [f"FSDP2: quicker than ours if each GPU has a link of more than {gigabits:.3g} Gb/s", "", "", ""]

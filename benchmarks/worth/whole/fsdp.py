@@ -10,6 +10,7 @@ import math
 import multiprocessing.connection
 import os
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ STATED_LAYER_BYTES = 2 * 12_596_224
 #: Steps of a segment that are timed, after one that warms up.
 _TIMED = 4
 _INPUTS, _CLASSES = 16, 4
+#: What freezes in each run that is measured.
+RUNS = {"unfrozen": Freezing.NOTHING, "frozen_cache": Freezing.BY_THIRDS}
 _PORT = 29517
 _HUNG_SECONDS = 300
 
@@ -62,14 +65,12 @@ class Line:
 
 def figures(case: Case, unfrozen_seconds: float, frozen_seconds: float) -> dict[str, Any]:
     """`runs.fsdp`: seconds at each rate, and the rates at which they equal those of our static and our elastic run."""
-    if why := links.missing():
-        return {"not_run": why}
     found: dict[str, Any] = {"gpus": case.gpus, "layer_bytes": LAYER_BYTES, "stated_layer_bytes": STATED_LAYER_BYTES}
-    for name, freezing, ours in (
-        ("unfrozen", Freezing.NOTHING, unfrozen_seconds),
-        ("frozen_cache", Freezing.BY_THIRDS, frozen_seconds),
-    ):
-        lines = [measure(case, freezing, rate) for rate in RATES]
+    for (name, freezing), ours in zip(RUNS.items(), (unfrozen_seconds, frozen_seconds), strict=True):
+        lines = []
+        for rate in RATES:
+            lines.append(measure(case, freezing, rate))
+            print(f"{name}, {stated_gbps(rate):.2f} Gb/s: {lines[-1].seconds:.1f} s", file=sys.stderr, flush=True)
         found[name] = {
             "our_seconds": ours,
             "seconds_by_gbps": {f"{stated_gbps(line.rate):.2f}": line.seconds for line in lines},
