@@ -238,7 +238,7 @@ bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing b
 bench-worth-accuracy: $(STAMP) ## Freezing against fewer epochs, top layers alone and LoRA at equal work (8 min); FULL=1: all tasks and seeds (2 h of a core).
 	$(BIN)/python -m benchmarks.worth.accuracy $(if $(FULL),--full)
 
-bench-worth-fsdp: $(STAMP) ## FSDP2 on links of several rates, against our static and our elastic run of bench-worth-runs (root, 6 min).
+bench-worth-fsdp: $(STAMP) ## FSDP2 on links of several rates, against our best static and our best elastic run (root, 6 min).
 	$(BIN)/python -m benchmarks.worth.fsdp
 
 bench-worth-ideal: $(STAMP) ## What freezing, elastic layouts and the cache can save at best, computed, and the ideal against brute force (1 min).

@@ -1,16 +1,14 @@
-"""FSDP2 on shaped links against our static and our best elastic run in the committed result of `benchmarks.worth.runs`.
+"""FSDP2 on shaped links against our best static and our best elastic run, one after the other.
 
 Only root can shape links.
 """
 
-import json
 import sys
 
-from tests.testkit.results import RESULTS, print_table, write_result
+from tests.testkit.results import print_table, write_result
 
 from .runs import FULL, take_precedence
-from .runs import NAME as RUNS
-from .whole import fsdp, links
+from .whole import fsdp, links, product
 from .whole.way import OFFLOAD, STATIC
 
 
@@ -21,8 +19,8 @@ def main() -> int:
         return 1
     take_precedence()
     case = next(iter(FULL))
-    ours = json.loads((RESULTS / f"{RUNS}.json").read_text())["runs"][case.name]
-    found = fsdp.figures(case, ours[STATIC.name]["seconds"], ours[OFFLOAD.name]["seconds"])
+    ours = [product.run(case, way).seconds for way in (STATIC, OFFLOAD)]
+    found = fsdp.figures(case, *ours)
     for name in fsdp.RUNS:
         columns = ("seconds_by_gbps", "seconds_at_best_by_gbps")
         rows = [[rate, *(found[name][column][rate] for column in columns)] for rate in found[name][columns[0]]]
