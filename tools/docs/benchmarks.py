@@ -265,7 +265,7 @@ FIGURES = {
         Figure("cluster_real.start_seconds", "seconds until admitted jobs train, on other jobs"),
     ),
     "worth-fsdp": (
-        Figure("runs.fsdp.link_gbps_where_equal", "Gb/s of each GPU's link at which FSDP2 takes the elastic run's time"),
+        Figure("runs.fsdp.link_gbps_where_equal", "Gb/s of each link at which FSDP2 takes our elastic run's time"),
         Figure("runs.fsdp.*.link_gbps_where_equal", "the same; unfrozen, that of the best static pipeline"),
         Figure("runs.fsdp.*.link_gbps_where_equal_at_best", "the same if messages hid behind work; computed"),
         Figure("runs.fsdp.*.our_seconds", "seconds of our run: elastic, or the best static pipeline"),

@@ -76,7 +76,7 @@ def figures(case: Case, unfrozen_seconds: float, frozen_seconds: float) -> dict[
             "seconds_by_gbps": {f"{stated_gbps(line.rate):.2f}": line.seconds for line in lines},
             "seconds_at_best_by_gbps": {f"{stated_gbps(line.rate):.2f}": line.at_best for line in lines},
             "link_gbps_where_equal": _equal([(line.rate, line.seconds) for line in lines], ours),
-            "link_gbps_where_equal_at_best": _equal([(line.rate, line.at_best) for line in lines], ours),
+            "link_gbps_where_equal_at_best": _equal_at_best(case, freezing, ours),
         }
     found["link_gbps_where_equal"] = found["frozen_cache"]["link_gbps_where_equal"]
     return found
@@ -84,15 +84,23 @@ def figures(case: Case, unfrozen_seconds: float, frozen_seconds: float) -> dict[
 
 def measure(case: Case, freezing: Freezing, rate: float) -> Line:
     """A run on links of this rate."""
-    run = segments(freezing.moves(LAYERS, STEPS_PER_EPOCH), STEPS, STEPS_PER_EPOCH)
+    run = _segments(freezing)
     with links.shaped(case.gpus, rate):
         by_rank = _on_ranks(case.gpus, run)
     steps = [max(of_segment) for of_segment in zip(*by_rank, strict=True)]
     return Line(
         rate,
         sum(segment.steps * seconds for segment, seconds in zip(run, steps, strict=True)),
-        sum(segment.steps * step_at_best(segment, case.gpus, rate) for segment in run),
+        _run_at_best(case, freezing, rate),
     )
+
+
+def _segments(freezing: Freezing) -> list[Segment]:
+    return segments(freezing.moves(LAYERS, STEPS_PER_EPOCH), STEPS, STEPS_PER_EPOCH)
+
+
+def _run_at_best(case: Case, freezing: Freezing, rate: float) -> float:
+    return sum(segment.steps * step_at_best(segment, case.gpus, rate) for segment in _segments(freezing))
 
 
 def step_at_best(segment: Segment, gpus: int, rate: float) -> float:
@@ -126,6 +134,20 @@ def _equal(points: Sequence[tuple[float, float]], seconds: float) -> float | Non
             share = math.log(longer / seconds) / math.log(longer / shorter)
             return stated_gbps(slow * (quick / slow) ** share)
     return None
+
+
+def _equal_at_best(case: Case, freezing: Freezing, seconds: float) -> float | None:
+    """Stated rate at which a run at best takes so long; None if it takes longer at any rate."""
+    slow, quick = 1e3, 1e12
+    if _run_at_best(case, freezing, quick) > seconds:
+        return None
+    while quick / slow > 1 + 1e-6:
+        middle = math.sqrt(slow * quick)
+        if _run_at_best(case, freezing, middle) > seconds:
+            slow = middle
+        else:
+            quick = middle
+    return stated_gbps(quick)
 
 
 def _on_ranks(size: int, run: Sequence[Segment]) -> list[list[float]]:
