@@ -267,10 +267,13 @@ FIGURES = {
     "worth-fsdp": (
         Figure("runs.fsdp.link_gbps_where_equal", "Gb/s of each link at which FSDP2 takes our elastic run's time"),
         Figure("runs.fsdp.*.link_gbps_where_equal", "the same; unfrozen, that of the best static pipeline"),
-        Figure("runs.fsdp.*.link_gbps_where_equal_at_best", "the same if messages hid behind work; computed"),
+        Figure(
+            "runs.fsdp.*.link_gbps_where_equal_at_best",
+            "Gb/s at which FSDP2 would take our time if its messages hid behind work; computed",
+        ),
         Figure("runs.fsdp.*.our_seconds", "seconds of our run: elastic, or the best static pipeline"),
         Figure("runs.fsdp.*.seconds_by_gbps.*", "seconds of FSDP2, by Gb/s of each GPU's link"),
-        Figure("runs.fsdp.*.seconds_at_best_by_gbps.*", "the same if messages hid behind work; computed"),
+        Figure("runs.fsdp.*.seconds_at_best_by_gbps.*", "seconds of FSDP2 if its messages hid behind work; computed"),
     ),
     "worth-ideal": (
         Figure(

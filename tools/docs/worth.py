@@ -113,7 +113,7 @@ def _fsdp(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """The strongest FSDP2: its messages hide behind its work as far as they can."""
     gigabits = _value("runs.fsdp.frozen_cache.link_gbps_where_equal_at_best", result)
     if gigabits is not None:
-        condition = f"each GPU has a link of more than {gigabits:.3g} Gb/s and messages hide behind work"
+        condition = f"each GPU has a link of more than {gigabits:.2g} Gb/s and messages hide behind work"
         yield [f"FSDP2 with freezing and a cache written by hand: quicker than ours if {condition}", "", "", ""]
 
 
