@@ -183,7 +183,7 @@ cluster-status: $(STAMP) ## Say what of the development cluster runs.
 images: $(STAMP) ## Build both images and push them to the development cluster's registry.
 	$(BIN)/python -m tools.devcluster images
 
-.PHONY: bench-async bench-cache bench-channel bench-cluster bench-cluster-real bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth bench-worth-accuracy bench-worth-ideal bench-worth-runs
+.PHONY: bench-async bench-cache bench-channel bench-cluster bench-cluster-real bench-digits bench-equality bench-kills bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth bench-worth-accuracy bench-worth-fsdp bench-worth-ideal bench-worth-runs
 bench-async: $(STAMP) ## Asynchronous schedules: throughput on virtual devices, and losses and accuracy on digits (25 min).
 	$(BIN)/python -m benchmarks.asynchronous
 
@@ -238,11 +238,14 @@ bench-tuning: $(STAMP) ## Accuracy and GPU time by alpha, and by when freezing b
 bench-worth-accuracy: $(STAMP) ## Freezing against fewer epochs, top layers alone and LoRA at equal work (8 min); FULL=1: all tasks and seeds (2 h of a core).
 	$(BIN)/python -m benchmarks.worth.accuracy $(if $(FULL),--full)
 
+bench-worth-fsdp: $(STAMP) ## FSDP2 on links of several rates, against our best static and our best elastic run (root, 6 min).
+	$(BIN)/python -m benchmarks.worth.fsdp
+
 bench-worth-ideal: $(STAMP) ## What freezing, elastic layouts and the cache can save at best, computed, and the ideal against brute force (1 min).
 	$(BIN)/python -m benchmarks.worth.ideal
 
 # A short form compares one round with the committed result. FULL=1 measures all runs and writes it.
-bench-worth-runs: $(STAMP) ## Whole runs on virtual devices against what one would pick instead; root also measures FSDP2 (8 min; FULL=1: 3 h).
+bench-worth-runs: $(STAMP) ## Whole runs on virtual devices against what one would pick instead (8 min; FULL=1: 3 h).
 	$(BIN)/python -m benchmarks.worth.runs $(if $(FULL),--full)
 
 bench-worth: bench-worth-ideal bench-worth-runs bench-worth-accuracy ## What a whole run saves: all parts (FULL=1: for the record).

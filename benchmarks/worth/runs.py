@@ -18,7 +18,7 @@ from tests.testkit import ROOT
 from tests.testkit.results import RESULTS, machine, print_table, write_result
 from tools.docs.benchmarks import FIGURES, rows
 
-from .whole import fsdp, product, rivals
+from .whole import product, rivals
 from .whole.case import Case
 from .whole.figures import BY_NAME, fallen, figures
 from .whole.notes import Notes
@@ -49,7 +49,7 @@ _MOST_OTHERS = 0.2
 def main() -> int:
     """Measure, print, and with --full write the result."""
     asked = _arguments()
-    _take_precedence()
+    take_precedence()
     notes = Notes(asked.keep)
     until = time.monotonic() + 60 * asked.minutes
     for case, name in _due(asked, notes):
@@ -62,8 +62,6 @@ def main() -> int:
         if (took.other_cores or 0) > _MOST_OTHERS:
             _say(f"  other programs used {took.other_cores:.2f} cores meanwhile: this run says little")
     document = {"runs": {case.name: figures(case, notes.ways(case.name)) for case in FULL if notes.ways(case.name)}}
-    if asked.fsdp or (asked.full and not asked.only):
-        document["runs"]["fsdp"] = _fsdp(document["runs"])
     _print(document)
     committed = RESULTS / f"{NAME}.json"
     earlier = json.loads(committed.read_text()) if committed.exists() else {}
@@ -81,7 +79,7 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def _take_precedence() -> None:
+def take_precedence() -> None:
     """Let no other program delay a worker that wakes, if the user may. All runs inherit it."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
@@ -96,7 +94,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--case", choices=[case.name for case in FULL], action="append", help="may be repeated")
     parser.add_argument("--only", choices=BY_NAME, action="append", help="one way, may be repeated")
     parser.add_argument("--keep", type=Path, help="a file: its runs count, and new ones are added to it")
-    parser.add_argument("--fsdp", action="store_true", help="FSDP2 too; part of --full without --only")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after this many minutes")
     return parser.parse_args()
 
@@ -119,19 +116,9 @@ def _run(case: Case, name: str) -> Took:
     return product.run(case, way) if isinstance(way, Way) else rivals.run(case, way)
 
 
-def _fsdp(cases: dict[str, Any]) -> dict[str, Any]:
-    """FSDP2 against the first case's static and elastic run."""
-    case = next(iter(FULL))
-    ours = cases[case.name]
-    best = ours.get(OFFLOAD.name, ours[ELASTIC.name])
-    return fsdp.figures(case, ours[STATIC.name]["seconds"], best["seconds"])
-
-
 def _print(document: dict[str, Any]) -> None:
     """Each case's runs, then the figures with their aims."""
     for name, case in document["runs"].items():
-        if name == "fsdp":
-            continue
         ways = [(way, value) for way, value in case.items() if isinstance(value, dict)]
         columns = ("seconds", "gpu_seconds", "ideal_seconds", "efficiency", "speedup_over_best_static", "layouts")
         print_table(

@@ -264,6 +264,17 @@ FIGURES = {
         Figure("cluster_real.slowness", "step over its declared time, on other jobs"),
         Figure("cluster_real.start_seconds", "seconds until admitted jobs train, on other jobs"),
     ),
+    "worth-fsdp": (
+        Figure("runs.fsdp.link_gbps_where_equal", "Gb/s of each link at which FSDP2 takes our elastic run's time"),
+        Figure("runs.fsdp.*.link_gbps_where_equal", "the same; unfrozen, that of the best static pipeline"),
+        Figure(
+            "runs.fsdp.*.link_gbps_where_equal_at_best",
+            "Gb/s at which FSDP2 would take our time if its messages hid behind work; computed",
+        ),
+        Figure("runs.fsdp.*.our_seconds", "seconds of our run: elastic, or the best static pipeline"),
+        Figure("runs.fsdp.*.seconds_by_gbps.*", "seconds of FSDP2, by Gb/s of each GPU's link"),
+        Figure("runs.fsdp.*.seconds_at_best_by_gbps.*", "seconds of FSDP2 if its messages hid behind work; computed"),
+    ),
     "worth-ideal": (
         Figure(
             "ideal.brute_force_worst_ratio",
@@ -291,7 +302,6 @@ FIGURES = {
         ),
         Figure("runs.n8.ddp_freeze_cache.seconds", "`stages: 1` with freezing and cache, if a GPU held the model"),
         Figure("runs.n8.torch_ddp_freeze_cache.seconds", "plain torch, written by hand: the same"),
-        Figure("runs.fsdp.link_gbps_where_equal", "link of each GPU at which FSDP2 takes the elastic run's time"),
         Figure("runs.*.samples_lost", "samples lost in all runs", at_most=0),
         Figure("runs.*.samples_repeated", "samples repeated", at_most=0),
         Figure("runs.*.loss_difference_worst", "float64 losses in all layouts of a schedule, relative", at_most=1e-9),

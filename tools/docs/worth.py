@@ -59,8 +59,8 @@ def pages() -> dict[Path, str]:
 
 
 def _table() -> str:
-    runs, accuracy, cluster = (_result(f"worth-{name}") for name in ("runs", "accuracy", "cluster"))
-    rows = [*_runs(runs), *_accuracy(accuracy), *_clusters(cluster, accuracy)]
+    runs, fsdp, accuracy, cluster = (_result(f"worth-{name}") for name in ("runs", "fsdp", "accuracy", "cluster"))
+    rows = [*_runs(runs), *_fsdp(fsdp), *_accuracy(accuracy), *_clusters(cluster, accuracy)]
     return table(_COLUMNS, rows) if rows else "Not measured yet.\n"
 
 
@@ -107,9 +107,14 @@ def _runs(result: Mapping[str, Any]) -> Iterator[list[str]]:
         if (run := _value(f"{_CASE}.{name}", result)) is not None:
             compared = (f"{run[key]:.0f} → {ours[key]:.0f} {unit}" for key, unit in _UNITS)
             yield [words, *compared, "the same" if name == "freeze_recut_cache" else ""]
-    gigabits = _value("runs.fsdp.link_gbps_where_equal", result)
+
+
+def _fsdp(result: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The strongest FSDP2: its messages hide behind its work as far as they can."""
+    gigabits = _value("runs.fsdp.frozen_cache.link_gbps_where_equal_at_best", result)
     if gigabits is not None:
-        yield [f"FSDP2: quicker than ours if each GPU has a link of more than {gigabits:.3g} Gb/s", "", "", ""]
+        condition = f"each GPU has a link of more than {gigabits:.2g} Gb/s and messages hide behind work"
+        yield [f"FSDP2 with freezing and a cache written by hand: quicker than ours if {condition}", "", "", ""]
 
 
 _UNITS = (("seconds", "s"), ("gpu_seconds", "GPU-s"))

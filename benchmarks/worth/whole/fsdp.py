@@ -10,6 +10,7 @@ import math
 import multiprocessing.connection
 import os
 import statistics
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ STATED_LAYER_BYTES = 2 * 12_596_224
 #: Steps of a segment that are timed, after one that warms up.
 _TIMED = 4
 _INPUTS, _CLASSES = 16, 4
+#: What freezes in each run that is measured.
+RUNS = {"unfrozen": Freezing.NOTHING, "frozen_cache": Freezing.BY_THIRDS}
 _PORT = 29517
 _HUNG_SECONDS = 300
 
@@ -62,20 +65,18 @@ class Line:
 
 def figures(case: Case, unfrozen_seconds: float, frozen_seconds: float) -> dict[str, Any]:
     """`runs.fsdp`: seconds at each rate, and the rates at which they equal those of our static and our elastic run."""
-    if why := links.missing():
-        return {"not_run": why}
     found: dict[str, Any] = {"gpus": case.gpus, "layer_bytes": LAYER_BYTES, "stated_layer_bytes": STATED_LAYER_BYTES}
-    for name, freezing, ours in (
-        ("unfrozen", Freezing.NOTHING, unfrozen_seconds),
-        ("frozen_cache", Freezing.BY_THIRDS, frozen_seconds),
-    ):
-        lines = [measure(case, freezing, rate) for rate in RATES]
+    for (name, freezing), ours in zip(RUNS.items(), (unfrozen_seconds, frozen_seconds), strict=True):
+        lines = []
+        for rate in RATES:
+            lines.append(measure(case, freezing, rate))
+            print(f"{name}, {stated_gbps(rate):.2f} Gb/s: {lines[-1].seconds:.1f} s", file=sys.stderr, flush=True)
         found[name] = {
             "our_seconds": ours,
             "seconds_by_gbps": {f"{stated_gbps(line.rate):.2f}": line.seconds for line in lines},
             "seconds_at_best_by_gbps": {f"{stated_gbps(line.rate):.2f}": line.at_best for line in lines},
             "link_gbps_where_equal": _equal([(line.rate, line.seconds) for line in lines], ours),
-            "link_gbps_where_equal_at_best": _equal([(line.rate, line.at_best) for line in lines], ours),
+            "link_gbps_where_equal_at_best": _equal_at_best(case, freezing, ours),
         }
     found["link_gbps_where_equal"] = found["frozen_cache"]["link_gbps_where_equal"]
     return found
@@ -83,15 +84,23 @@ def figures(case: Case, unfrozen_seconds: float, frozen_seconds: float) -> dict[
 
 def measure(case: Case, freezing: Freezing, rate: float) -> Line:
     """A run on links of this rate."""
-    run = segments(freezing.moves(LAYERS, STEPS_PER_EPOCH), STEPS, STEPS_PER_EPOCH)
+    run = _segments(freezing)
     with links.shaped(case.gpus, rate):
         by_rank = _on_ranks(case.gpus, run)
     steps = [max(of_segment) for of_segment in zip(*by_rank, strict=True)]
     return Line(
         rate,
         sum(segment.steps * seconds for segment, seconds in zip(run, steps, strict=True)),
-        sum(segment.steps * step_at_best(segment, case.gpus, rate) for segment in run),
+        _run_at_best(case, freezing, rate),
     )
+
+
+def _segments(freezing: Freezing) -> list[Segment]:
+    return segments(freezing.moves(LAYERS, STEPS_PER_EPOCH), STEPS, STEPS_PER_EPOCH)
+
+
+def _run_at_best(case: Case, freezing: Freezing, rate: float) -> float:
+    return sum(segment.steps * step_at_best(segment, case.gpus, rate) for segment in _segments(freezing))
 
 
 def step_at_best(segment: Segment, gpus: int, rate: float) -> float:
@@ -125,6 +134,20 @@ def _equal(points: Sequence[tuple[float, float]], seconds: float) -> float | Non
             share = math.log(longer / seconds) / math.log(longer / shorter)
             return stated_gbps(slow * (quick / slow) ** share)
     return None
+
+
+def _equal_at_best(case: Case, freezing: Freezing, seconds: float) -> float | None:
+    """Stated rate at which a run at best takes so long; None if it takes longer at any rate."""
+    slow, quick = 1e3, 1e12
+    if _run_at_best(case, freezing, quick) > seconds:
+        return None
+    while quick / slow > 1 + 1e-6:
+        middle = math.sqrt(slow * quick)
+        if _run_at_best(case, freezing, middle) > seconds:
+            slow = middle
+        else:
+            quick = middle
+    return stated_gbps(quick)
 
 
 def _on_ranks(size: int, run: Sequence[Segment]) -> list[list[float]]:

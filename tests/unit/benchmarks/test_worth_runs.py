@@ -213,7 +213,6 @@ def test_every_figure_with_an_aim_is_found() -> None:
     document = {
         "runs": {case.name: figures(case, {name: measured[name] for name in names}) for case, names in FULL.items()}
     }
-    document["runs"]["fsdp"] = {"link_gbps_where_equal": 4.2}
 
     for figure in FIGURES["worth-runs"]:
         assert list(rows(figure, document)), figure.path
@@ -276,6 +275,22 @@ def test_plain_torch_has_the_losses_of_the_job_on_one_worker(tmp_path: Path) -> 
 )
 def test_fsdp_takes_its_work_or_its_messages_at_best(segment: Segment, rate: float, seconds: float) -> None:
     assert fsdp.step_at_best(segment, 8, rate) == pytest.approx(seconds)
+
+
+def test_a_rate_between_two_measured_ones_takes_as_long_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At twice the rate FSDP2 takes half the time, and ours lies in the middle on logarithmic axes."""
+    monkeypatch.setattr(fsdp, "measure", lambda _, __, rate: fsdp.Line(rate, 4e9 / rate, 2e9 / rate))
+    ours = 4e9 / fsdp.RATES[0] / 2**0.5
+    found = fsdp.figures(EIGHT, ours, ours)
+
+    assert found["link_gbps_where_equal"] == pytest.approx(fsdp.stated_gbps(fsdp.RATES[0] * 2**0.5))
+    assert fsdp.figures(EIGHT, ours, 1e9)["link_gbps_where_equal"] is None, "no measured rate is as slow"
+    messages = STEPS * 36 * 8 * fsdp.LAYER_BYTES * 7 / 8
+    at_best = found["unfrozen"]["link_gbps_where_equal_at_best"]
+    assert at_best == pytest.approx(fsdp.stated_gbps(messages / ours), rel=1e-5)
+    assert fsdp.figures(EIGHT, ours, 1.0)["frozen_cache"]["link_gbps_where_equal_at_best"] is None, "work takes longer"
+    for figure in FIGURES["worth-fsdp"]:
+        assert list(rows(figure, {"runs": {"fsdp": found}})), figure.path
 
 
 def test_layers_freeze_as_the_papers_schedule_with_a_third() -> None:
