@@ -319,6 +319,18 @@ async def test_a_broken_mounted_certificate_does_not_replace_a_good_one(tmp_path
     assert mounted.trusted == made.certificate
 
 
+async def test_a_mounted_certificate_whose_key_is_not_there_yet_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    mounted, old, new = MountedCertificate(tmp_path), new_authority(NOW), new_authority(NOW)
+    mount(tmp_path, old, trusted=old.certificate + new.certificate)
+    await mounted.refresh()
+    (tmp_path / "tls.crt").write_bytes(new.certificate)
+    with pytest.raises(ValueError, match="cannot load"):
+        await mounted.refresh()
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=mounted.context) as server:
+        shown = await asyncio.to_thread(ssl.get_server_certificate, server.sockets[0].getsockname(), timeout=10)
+    assert shown.encode() == old.certificate
+
+
 def test_where_no_authority_is_trusted_everywhere_yet_the_oldest_signs() -> None:
     younger, older = new_authority(NOW), new_authority(NOW - timedelta(minutes=1))
     assert signing([younger, older], NOW) == older
