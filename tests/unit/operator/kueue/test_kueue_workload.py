@@ -30,18 +30,42 @@ def workload(*conditions: tuple[str, str], **status: Any) -> Object:
     [
         ((), False, ""),
         ((("QuotaReserved", "False"),), False, "QuotaReserved"),
-        ((("QuotaReserved", "True"), ("Admitted", "False")), False, "Admitted"),
+        ((("QuotaReserved", "True"), ("Admitted", "False")), False, ""),
         ((("QuotaReserved", "True"), ("Admitted", "True")), True, ""),
         ((("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "False")), True, ""),
         ((("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True")), False, "Evicted"),
+        ((("QuotaReserved", "False"), ("Admitted", "False"), ("Evicted", "True")), False, "QuotaReserved"),
     ],
-    ids=["new", "pending", "checks", "admitted", "readmitted", "evicted"],
+    ids=["new", "pending", "reserved", "admitted", "readmitted", "evicted", "waits again"],
 )
 def test_a_workload_is_admitted_unless_its_quota_is_wanted_back(
     conditions: tuple[tuple[str, str], ...], admitted: bool, message: str
 ) -> None:
     answer = workloads.answer(workload(*conditions))
     assert (answer.admitted, answer.message, answer.withdrawn) == (admitted, message, False)
+
+
+def test_who_was_evicted_reads_first_why_and_then_what_the_queue_waits_for() -> None:
+    found = workload(("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True"), admission={"x": 1})
+    conditions = workloads.requeued(found, REQUEST, NOW)["status"]["conditions"]
+    found["status"] |= {"conditions": conditions, "admission": None}
+    assert workloads.answer(found).message == "Evicted"
+    next(one for one in conditions if one["type"] == "QuotaReserved")["message"] = "insufficient unused quota"
+    assert workloads.answer(found).message == "insufficient unused quota"
+    found["spec"]["active"] = False
+    assert workloads.answer(found).message == "Evicted", "the queue does not look at it"
+
+
+def test_who_has_its_quota_reserved_reads_which_admission_checks_it_waits_for() -> None:
+    checks = [
+        {"name": "nodes", "state": "Pending", "message": "not enough resources yet"},
+        {"name": "budget", "state": "Ready", "message": "paid"},
+        {"name": "license", "state": "Retry"},
+    ]
+    again = (("QuotaReserved", "True"), ("Admitted", "False"), ("Evicted", "False"))
+    for conditions in (again[:1], again):
+        words = workloads.answer(workload(*conditions, admissionChecks=checks)).message
+        assert words == "admission check nodes: not enough resources yet; admission check license: Retry"
 
 
 def test_a_workload_that_somebody_deleted_is_withdrawn_although_it_is_admitted() -> None:
