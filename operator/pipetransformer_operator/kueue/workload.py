@@ -139,6 +139,11 @@ def flavors(workload: Object) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
+def reserved_at(workload: Object) -> str:
+    """When Kueue began or ceased to reserve quota for it; empty if that is unknown."""
+    return str(_condition(workload, _RESERVED).get("lastTransitionTime", ""))
+
+
 def assignment(workload: Object, resource_flavors: list[Object]) -> Assignment:
     """What pods on this quota must carry, according to its flavors and admission checks."""
     labels: dict[str, str] = {}

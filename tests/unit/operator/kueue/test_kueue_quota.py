@@ -273,6 +273,19 @@ async def test_a_workload_that_is_gone_when_its_quota_is_returned_is_looked_at_a
     assert not asked._mine(make_job().job())
 
 
+async def test_a_workload_that_is_admitted_again_places_its_pods_by_what_its_flavor_says_now() -> None:
+    api, job = Flavors(), make_job().job()
+    asked = KueueQuota(api, [], NO_LISTENER)
+    status = JobStatus(quota_requests=[HOLDS.model_copy(update={"worker_ids": [0, 1]})])
+    for version, time in enumerate(["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]):
+        seen = admitted(version, "gold", "1")
+        seen["status"]["conditions"] = [{"type": "QuotaReserved", "status": "True", "lastTransitionTime": time}]
+        asked._seen.note(seen)
+        for worker in (0, 1):
+            await asked.assigned(job, worker, status)
+    assert api.read == ["gold", "gold"]
+
+
 async def test_a_name_that_another_owners_workload_has_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
     job = make_job().job().model_copy(update={"status": JobStatus(quota_requests=[WAITS])})
