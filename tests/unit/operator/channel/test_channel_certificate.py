@@ -121,6 +121,19 @@ async def test_authorities_outlive_the_operator_and_are_renewed_in_the_secret() 
     assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 1 and next_one.trusted not in first.trusted
 
 
+async def test_of_two_operators_that_make_an_authority_at_once_both_use_the_first_one() -> None:
+    class Slow(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            await asyncio.sleep(0)
+            return await super().request(method, path, body, **options)
+
+    api = Slow()
+    first, second = (KeptAuthority(api, "system", ["operator"], clock=lambda: NOW) for _ in range(2))
+    await asyncio.gather(first.refresh(), second.refresh())
+    assert api.methods == ["GET", "GET", "POST", "POST", "GET"]
+    assert first.trusted == second.trusted
+
+
 async def test_what_is_in_use_says_when_it_expires(tmp_path: Path) -> None:
     times = [NOW]
     kept = KeptAuthority(FakeApi(), "system", ["operator"], clock=lambda: times[-1])
