@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipetransformer_contract.api.labels import PRIORITY_CLASS_LABEL
+from pipetransformer_contract.api.labels import JOB_LABEL, JOB_UID_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
+from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kueue import workload as workloads
 from pipetransformer_operator.kueue.workload import Object
 from tests.testkit.operator.builders import make_job
@@ -74,6 +75,18 @@ def test_a_workload_that_somebody_deleted_is_withdrawn_although_it_is_admitted()
     assert workloads.answer(found).withdrawn
 
 
+def test_a_request_becomes_a_workload_that_its_job_owns_and_that_stays_until_the_pods_are_gone() -> None:
+    job = make_job().label(PRIORITY_CLASS_LABEL, "none").label(QUEUE_LABEL, "of-the-next-start").job()
+    body = workloads.render(job, REQUEST.less(1), claimed=False, class_value=0)
+    metadata, spec = body["metadata"], body["spec"]
+    assert metadata["labels"] == {JOB_LABEL: "digits", JOB_UID_LABEL: job.metadata.uid}
+    assert controller_uid(body) == job.metadata.uid
+    assert metadata["finalizers"] == [workloads.FINALIZER]
+    assert (spec["queueName"], spec["priority"], spec["priorityClassRef"]["name"]) == ("team-a", 0, "none")
+    (pods,) = spec["podSets"]
+    assert (pods["name"], pods["count"], pods["template"]["spec"]["restartPolicy"]) == ("workers", 4, "Never")
+
+
 def test_of_two_claims_the_newer_goes_first_and_both_before_any_job() -> None:
     job = make_job().label(PRIORITY_CLASS_LABEL, "low").job()
     base = workloads.render(job, REQUEST, claimed=False, class_value=-100)["spec"]
@@ -81,7 +94,7 @@ def test_of_two_claims_the_newer_goes_first_and_both_before_any_job() -> None:
         workloads.render(job, REQUEST.model_copy(update={"name": name}), claimed=True, class_value=-100)["spec"]
         for name in ("digits-q1", "digits-q2")
     )
-    assert newer["priority"] < older["priority"] < base["priority"] == -100
+    assert (base["priority"], older["priority"], newer["priority"]) == (-100, -1_000_000_101, -1_000_000_102)
     assert base["priorityClassRef"]["name"] == "low"
     assert "priorityClassRef" not in newer, "Kueue would not let it have another priority than its class"
 
