@@ -267,6 +267,7 @@ async def test_past_the_bound_of_polls_workers_retry_and_reports_are_taken() -> 
         members = {asyncio.create_task(poll(1, "token-1")) for _ in range(2)}
         refused, members = await asyncio.wait(members, return_when=asyncio.FIRST_COMPLETED)
         assert [one.result() for one in refused] == [429], "members have some places more, and no more than those"
+        assert await poll(0, "token-1") == 200, "it still need not wait"
         assert (await client.post("/v1/heartbeat", json=BEAT, headers=headers())).status == 200
         await show(board, generation(2, "digits-w0", "digits-w1"))
         assert [await one for one in [*waiting, *members]] == [200, 200]

@@ -9,7 +9,7 @@ import pytest
 from pipetransformer_contract.api.labels import JOB_LABEL, JOB_UID_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.kube.workers.pods import controller_uid
+from pipetransformer_operator.kube.workers.rendering import owner_reference
 from pipetransformer_operator.kueue import workload as workloads
 from pipetransformer_operator.kueue.workload import Object
 from tests.testkit.operator.builders import make_job
@@ -50,6 +50,7 @@ def test_who_was_evicted_reads_first_why_and_then_what_the_queue_waits_for() -> 
     found = workload(("QuotaReserved", "True"), ("Admitted", "True"), ("Evicted", "True"), admission={"x": 1})
     conditions = workloads.requeued(found, REQUEST, NOW)["status"]["conditions"]
     found["status"] |= {"conditions": conditions, "admission": None}
+    assert not workloads.is_evicted(found), "its quota is given back once"
     assert workloads.answer(found).message == "Evicted"
     next(one for one in conditions if one["type"] == "QuotaReserved")["message"] = "insufficient unused quota"
     assert workloads.answer(found).message == "insufficient unused quota"
@@ -80,7 +81,7 @@ def test_a_request_becomes_a_workload_that_its_job_owns_and_that_stays_until_the
     body = workloads.render(job, REQUEST.less(1), claimed=False, class_value=0)
     metadata, spec = body["metadata"], body["spec"]
     assert metadata["labels"] == {JOB_LABEL: "digits", JOB_UID_LABEL: job.metadata.uid}
-    assert controller_uid(body) == job.metadata.uid
+    assert metadata["ownerReferences"] == [owner_reference(job)]
     assert metadata["finalizers"] == [workloads.FINALIZER]
     assert (spec["queueName"], spec["priority"], spec["priorityClassRef"]["name"]) == ("team-a", 0, "none")
     (pods,) = spec["podSets"]
@@ -110,6 +111,42 @@ def test_one_write_ends_an_eviction_and_returns_the_quota() -> None:
     assert patch["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
     conditions = {one["type"]: one["status"] for one in patch["status"]["conditions"]}
     assert conditions == {"Evicted": "True", "QuotaReserved": "False", "Admitted": "False", "Requeued": "True"}
+
+
+READY = ("PodsReady", "True")
+
+
+@pytest.mark.parametrize(
+    ("changes", "members", "confirmed", "before", "told"),
+    [
+        ({}, (0, 1), True, [], ["PodsReady"]),
+        ({}, (0, 1, 2), True, [], ["PodsReady"]),
+        ({}, (0, 1), False, [], None),
+        ({}, (0, 2), True, [], None),
+        ({"worker_ids": []}, (0, 1), True, [], None),
+        ({"admitted": False}, (0, 1), True, [], None),
+        ({"returned": 2}, (), False, [READY], ["PodsReady"]),
+        ({"returned": 2, "admitted": False}, (0, 1), True, [READY], []),
+    ],
+    ids=["all", "with a claim", "not yet", "not all", "none", "waits", "once ready", "waits again"],
+)
+def test_pods_are_ready_once_all_of_the_request_train_and_until_it_waits_again(
+    changes: dict[str, Any],
+    members: tuple[int, ...],
+    confirmed: bool,
+    before: list[tuple[str, str]],
+    told: list[str] | None,
+) -> None:
+    generation = None
+    if members:
+        pods = [Member(name=f"digits-w{key}", uid=f"uid-{key}", address="a:1") for key in members]
+        generation = Generation(
+            job_uid="job", layout_generation=2, stages=1, pipelines=len(pods), members=pods, leader="digits-w0",
+            nonce="n", reason=ResizeReason.START, confirmed_generation=2 if confirmed else 1,
+        )  # fmt: skip
+    body = workloads.use(workload(*before), REQUEST.model_copy(update=changes), generation, NOW)
+    conditions = None if body is None else [one["type"] for one in body["status"].get("conditions", [])]
+    assert conditions == told
 
 
 def test_kueue_is_told_once_what_is_returned_and_that_all_pods_run() -> None:
