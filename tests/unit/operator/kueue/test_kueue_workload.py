@@ -170,9 +170,11 @@ def test_kueue_is_told_once_what_is_returned_and_that_all_pods_run() -> None:
 
 def test_pods_carry_what_flavors_and_admission_checks_say() -> None:
     flavor = {"spec": {"nodeLabels": {"pool": "gold"}, "tolerations": [{"key": "gold", "operator": "Exists"}]}}
-    update = {"name": "workers", "nodeSelector": {"rack": "7"}, "annotations": {"booked": "yes"}}
+    update: Object = {"name": "workers", "nodeSelector": {"rack": "7"}, "annotations": {"booked": "yes"}}
+    update |= {"labels": {"block": "b"}, "tolerations": [{"key": "booked", "operator": "Exists"}]}
     found = workload(admissionChecks=[{"name": "booking", "podSetUpdates": [update]}])
-    assigned = workloads.assignment(found, [flavor])
+    assigned = workloads.assignment(found, [flavor, {"metadata": {"name": "of any nodes"}}])
     assert assigned.node_selector == {"pool": "gold", "rack": "7"}
-    assert assigned.tolerations == [{"key": "gold", "operator": "Exists"}]
+    assert assigned.tolerations == [{"key": key, "operator": "Exists"} for key in ("gold", "booked")]
+    assert assigned.labels == {"block": "b"}
     assert assigned.annotations == {"booked": "yes"}
