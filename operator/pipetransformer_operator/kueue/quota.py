@@ -102,13 +102,13 @@ class KueueQuota(ClusterListener):
         names = workloads.flavors(seen) if seen else None
         if seen is None or names is None:
             raise Refused(f"cannot read Workload {request.name} now, which says which nodes its pods need")
-        known = self._flavors.get(seen["metadata"]["uid"])
-        if known is None or known[0] != names:
+        known, admission = self._flavors.get(seen["metadata"]["uid"]), (*names, workloads.reserved_at(seen))
+        if known is None or known[0] != admission:
             try:
                 found = [await self._get(f"resourceflavors/{name}") for name in names]
             except (NotFound, Unavailable) as error:
                 raise Refused(f"ResourceFlavors of Workload {request.name}: {error}") from error
-            known = self._flavors[seen["metadata"]["uid"]] = names, found
+            known = self._flavors[seen["metadata"]["uid"]] = admission, found
         return workloads.assignment(seen, known[1])
 
     def on_job_gone(self, key: JobKey) -> None:

@@ -56,17 +56,12 @@ def render(job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool, class_
 
 
 def answer(workload: Object) -> Answer:
-    """Kueue's answer. While Kueue evicts a Workload older conditions remain, so they are checked last."""
+    """Kueue's answer. While Kueue evicts a Workload older conditions remain, so it is not admitted then."""
     if is_ending(workload):
         return Answer(False, f"Workload {workload['metadata']['name']} was deleted", withdrawn=True)
-    evicted = _condition(workload, _EVICTED)
-    if evicted.get("status") == "True":
-        return Answer(False, evicted.get("message", ""))
-    if is_true(workload, _ADMITTED):
+    if is_true(workload, _ADMITTED) and not is_true(workload, _EVICTED):
         return Answer(True)
-    reserved, admitted = _condition(workload, _RESERVED), _condition(workload, _ADMITTED)
-    waits_for = admitted if reserved.get("status") == "True" else reserved
-    return Answer(False, waits_for.get("message", ""))
+    return Answer(False, _why_not(workload))
 
 
 def is_ending(workload: Object) -> bool:
@@ -122,9 +117,10 @@ def use(workload: Object, request: QuotaRequest, generation: Generation | None, 
 def requeued(workload: Object, request: QuotaRequest, now: datetime) -> Object:
     """A merge patch of the status that ends an eviction: it returns the quota, and the Workload waits in its old place.
     It is one write, because Kueue may answer within milliseconds."""
-    reason = _condition(workload, _EVICTED).get("reason", "Evicted")
+    evicted = _condition(workload, _EVICTED)
+    reason = evicted.get("reason", "Evicted")
     changed = {
-        _RESERVED: _new(_RESERVED, "False", "Pending", "all workers have ended", now),
+        _RESERVED: _new(_RESERVED, "False", "Pending", evicted.get("message", ""), now),
         _ADMITTED: _new(_ADMITTED, "False", "NoReservation", "The workload has no reservation", now),
         "Requeued": _new("Requeued", "True", reason, "all workers have ended", now),
     }
@@ -143,6 +139,11 @@ def flavors(workload: Object) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
+def reserved_at(workload: Object) -> str:
+    """When Kueue began or ceased to reserve quota for it; empty if that is unknown."""
+    return str(_condition(workload, _RESERVED).get("lastTransitionTime", ""))
+
+
 def assignment(workload: Object, resource_flavors: list[Object]) -> Assignment:
     """What pods on this quota must carry, according to its flavors and admission checks."""
     labels: dict[str, str] = {}
@@ -159,6 +160,16 @@ def assignment(workload: Object, resource_flavors: list[Object]) -> Assignment:
             selector |= update.get("nodeSelector", {})
             tolerations += update.get("tolerations", [])
     return Assignment(labels, annotations, selector, tolerations)
+
+
+def _why_not(workload: Object) -> str:
+    """Why it is not admitted, in Kueue's words. The condition Evicted stays True until quota is reserved again."""
+    reserved = is_true(workload, _RESERVED)
+    evicted = is_true(workload, _EVICTED) and (reserved or workload["spec"].get("active") is False)
+    if evicted or not reserved:
+        return str(_condition(workload, _EVICTED if evicted else _RESERVED).get("message", ""))
+    checks = (one for one in workload["status"].get("admissionChecks", []) if one["state"] != "Ready")
+    return "; ".join(f"admission check {one['name']}: {one.get('message') or one['state']}" for one in checks)
 
 
 def _condition(workload: Object, kind: str) -> Object:

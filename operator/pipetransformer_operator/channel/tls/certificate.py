@@ -181,7 +181,9 @@ class MountedCertificate:
             if self.trusted and not authorities <= set(x509.load_pem_x509_certificates(self.trusted)):
                 self.trusted = self._shown + b"\n" + trusted
                 return
-            self.context.load_cert_chain(self._folder / "tls.crt", self._folder / "tls.key")
+            pair = self._folder / "tls.crt", self._folder / "tls.key"
+            server_context().load_cert_chain(*pair)  # if they do not match, a context has no certificate afterwards
+            self.context.load_cert_chain(*pair)
             server = x509.load_pem_x509_certificate((self._folder / "tls.crt").read_bytes())
             self.validities = validities(server, trusted)
         except (OSError, ValueError) as error:

@@ -227,6 +227,19 @@ async def test_a_report_during_a_status_write_waits_for_the_next_write() -> None
     await second
 
 
+async def test_workers_are_told_the_pace_that_all_workers_and_jobs_allow() -> None:
+    pulse = Pulse()
+    board = Board(Loop(), utc_now, pulse)
+    pulse.add(workers=1000, jobs=200)
+    await show(board, generation(1, "digits-w0"))
+    await board.settle(1)
+    async with client_of(board) as client:
+        beat = await client.post("/v1/heartbeat", json={"layoutGeneration": 1, "step": 3}, headers=headers())
+        assert (await beat.json())["nextSeconds"] == pulse.beat_seconds > 20
+        told = await client.post("/v1/report", json=report(), headers=headers())
+        assert (await told.json())["nextSeconds"] == pulse.report_seconds > 20
+
+
 async def test_stopping_members_say_why_their_checkpoint_is_late() -> None:
     board = new_board()
     await board.show(generation(1, "digits-w0"), ended=False, stop=True)

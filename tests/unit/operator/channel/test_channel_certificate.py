@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectorCertificateError, ClientSession, web
 from aiohttp.test_utils import TestServer
+from cryptography import x509
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.channel.tls.certificate import (
@@ -92,6 +93,13 @@ async def test_a_running_server_changes_its_certificate_unnoticed() -> None:
     await server.close()
 
 
+async def shown_by(context: ssl.SSLContext) -> bytes:
+    """The certificate that a server shows to its clients."""
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context) as server:
+        address = server.sockets[0].getsockname()
+        return (await asyncio.to_thread(ssl.get_server_certificate, address, timeout=10)).encode()
+
+
 async def test_authorities_outlive_the_operator_and_are_renewed_in_the_secret() -> None:
     api, times = FakeApi(), [NOW]
     first = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
@@ -99,15 +107,31 @@ async def test_authorities_outlive_the_operator_and_are_renewed_in_the_secret() 
     next_one = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
     await next_one.refresh()
     assert next_one.trusted == first.trusted
+    assert api.methods == ["GET", "POST", "GET"], "nothing is written that is there"
     assert first.trusted.count(b"BEGIN CERTIFICATE") == 1
     times.append(NOW + AUTHORITY_LIFETIME - RENEWAL + timedelta(days=1))
     await next_one.refresh()
     assert next_one.trusted.startswith(first.trusted)
     assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 2
+    shown = x509.load_pem_x509_certificate(await shown_by(next_one.context))
+    shown.verify_directly_issued_by(x509.load_pem_x509_certificate(first.trusted))
     assert api.object is not None and api.object["metadata"]["name"] == SECRET
     del api.object["data"]  # somebody emptied it
     await next_one.refresh()
     assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 1 and next_one.trusted not in first.trusted
+
+
+async def test_of_two_operators_that_make_an_authority_at_once_both_use_the_first_one() -> None:
+    class Slow(FakeApi):
+        async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+            await asyncio.sleep(0)
+            return await super().request(method, path, body, **options)
+
+    api = Slow()
+    first, second = (KeptAuthority(api, "system", ["operator"], clock=lambda: NOW) for _ in range(2))
+    await asyncio.gather(first.refresh(), second.refresh())
+    assert api.methods == ["GET", "GET", "POST", "POST", "GET"]
+    assert first.trusted == second.trusted
 
 
 async def test_what_is_in_use_says_when_it_expires(tmp_path: Path) -> None:
@@ -317,6 +341,16 @@ async def test_a_broken_mounted_certificate_does_not_replace_a_good_one(tmp_path
     with pytest.raises(ValueError, match="cannot load"):
         await mounted.refresh()
     assert mounted.trusted == made.certificate
+
+
+async def test_a_mounted_certificate_whose_key_is_not_there_yet_leaves_the_server_as_it_was(tmp_path: Path) -> None:
+    mounted, old, new = MountedCertificate(tmp_path), new_authority(NOW), new_authority(NOW)
+    mount(tmp_path, old, trusted=old.certificate + new.certificate)
+    await mounted.refresh()
+    (tmp_path / "tls.crt").write_bytes(new.certificate)
+    with pytest.raises(ValueError, match="cannot load"):
+        await mounted.refresh()
+    assert await shown_by(mounted.context) == old.certificate
 
 
 def test_where_no_authority_is_trusted_everywhere_yet_the_oldest_signs() -> None:

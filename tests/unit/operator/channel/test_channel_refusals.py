@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from aiohttp import ClientSession, TCPConnector
 from aiohttp.test_utils import TestClient, TestServer
 
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
@@ -266,10 +267,65 @@ async def test_past_the_bound_of_polls_workers_retry_and_reports_are_taken() -> 
         members = {asyncio.create_task(poll(1, "token-1")) for _ in range(2)}
         refused, members = await asyncio.wait(members, return_when=asyncio.FIRST_COMPLETED)
         assert [one.result() for one in refused] == [429], "members have some places more, and no more than those"
+        assert await poll(0, "token-1") == 200, "it still need not wait"
         assert (await client.post("/v1/heartbeat", json=BEAT, headers=headers())).status == 200
         await show(board, generation(2, "digits-w0", "digits-w1"))
         assert [await one for one in [*waiting, *members]] == [200, 200]
         assert await poll(1) == 200
+
+
+async def test_a_leader_reports_an_older_generation_and_a_model_that_is_frozen_whole() -> None:
+    board = new_board()
+    await show(board, generation(2, "digits-w0"))
+    await board.settle(1)
+    async with client_of(board) as client:
+        body = report(layout_generation=1, boundary=12, num_layers=12)
+        assert (await client.post("/v1/report", json=body, headers=headers())).status == 200
+
+
+async def test_what_one_worker_or_one_address_does_too_often_is_held_against_no_other() -> None:
+    board = new_board()
+    await show(board, None)
+    channel = Channel({("default", "digits"): board}, TokenTable(TOKENS))
+    async with TestClient(TestServer(channel.application())) as client:
+
+        async def ask(token: str) -> int:
+            return (await client.post("/v1/ready", json=READY, headers=headers(token))).status
+
+        assert [await ask("token-0") for _ in range(BURST + 1)] == [204] * BURST + [429]
+        assert await ask("token-1") == 204
+        assert [await ask("nonsense") for _ in range(BURST + 1)] == [401] * BURST + [429]
+        async with ClientSession(connector=TCPConnector(local_addr=("127.0.0.2", 0))) as other:
+            url = client.make_url("/v1/ready")
+            assert (await other.post(url, json=READY, headers=headers("nonsense"))).status == 401
+
+
+async def test_each_request_is_counted_by_its_path_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[tuple[str, int]] = []
+
+    class Counting(ChannelListener):
+        def on_request(self, path: str, code: int, seconds: float) -> None:
+            assert 0 <= seconds < 60
+            counted.append((path, code))
+
+    board, ended = new_board(), new_board()
+    await show(board, None)
+    await show(ended, None, ended=True)
+    boards = {("default", "digits"): board, ("default", "ended"): ended}
+    async with TestClient(TestServer(Channel(boards, TokenTable(TOKENS), Counting()).application())) as client:
+        await client.post("/v1/ready", json=READY, headers=headers())
+        await client.post("/v1/ready", json=READY)
+        await client.post("/v1/heartbeat", json=BEAT, headers=headers(job="default/ended"))
+        await client.get("/v2/ready")
+        monkeypatch.setattr(board, "put_ready", None)
+        await client.post("/v1/ready", json=READY, headers=headers())
+    assert counted == [
+        ("/v1/ready", 204),
+        ("/v1/ready", 401),
+        ("/v1/heartbeat", 410),
+        ("unknown", 404),
+        ("/v1/ready", 500),
+    ]
 
 
 async def test_a_leader_may_still_report_what_it_leaves_when_the_job_has_ended() -> None:

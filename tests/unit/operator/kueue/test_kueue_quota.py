@@ -8,11 +8,12 @@ import pytest
 
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.labels import JOB_LABEL, PRIORITY_CLASS_LABEL
-from pipetransformer_contract.api.requests import Object
+from pipetransformer_contract.api.requests import APPLY_PATCH, JSON, MERGE_PATCH, Object
 from pipetransformer_contract.api.status import QuotaRequest
-from pipetransformer_operator.controller.ports import Refused, Unavailable
+from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.events import NO_LISTENER
+from pipetransformer_operator.kube.workers.rendering import ANYWHERE
 from pipetransformer_operator.kueue import quota
 from pipetransformer_operator.kueue.quota import KueueQuota, NoKueue
 from pipetransformer_operator.kueue.watch import Workloads
@@ -159,6 +160,19 @@ async def test_a_job_whose_new_priority_class_does_not_exist_keeps_its_place_in_
     assert asked.observe(without) == Queue("", {"digits-q0": Answer(False, "")})
 
 
+async def test_a_claim_that_waits_keeps_its_place_although_claims_have_no_priority_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
+    asked = KueueQuota(api := Waiting(), [], NO_LISTENER)
+    job = make_job().label(PRIORITY_CLASS_LABEL, "urgent").job()
+    starting = QuotaRequest(name="digits-q0", queue="team-a", workers=1, admitted=True)
+    claim = QuotaRequest(name="digits-q1", queue="team-a", workers=1)
+    for _ in range(3):
+        await asked.apply(job, JobStatus(quota_requests=[starting, claim]))
+    assert (list(api.kept), api.versions) == (["digits-q1"], 1)
+
+
 class Flavors(Api):
     """Serves ResourceFlavors, and remembers which were read."""
 
@@ -195,6 +209,138 @@ async def test_a_workload_that_is_admitted_again_places_its_pods_by_the_new_admi
 
 
 OWNER = make_job().job().metadata.uid
+EVICTED: Object = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "for another"}
+WAITS = QuotaRequest(name="digits-q0", queue="team-a", workers=2)
+HOLDS = WAITS.model_copy(update={"admitted": True})
+GONE = {"preconditions": {"uid": "q0"}}
+FREED = {"metadata": {"uid": "q0", "finalizers": [KUEUES]}}
+
+
+class Written(Api):
+    """Remembers method, end of the path, content type and body of each write. The object is gone if `missing`."""
+
+    def __init__(self, *, missing: bool = False) -> None:
+        self.missing = missing
+        self.writes: list[tuple[str, str, str, Object]] = []
+
+    async def request(self, method: str, path: str, body: Any = None, *, content_type: str = JSON, **_: Any) -> Object:
+        self.writes.append((method, path.partition("/workloads/")[2], content_type, body))
+        if self.missing:
+            raise NotFound(path)
+        return admitted(2, "gold", "1")
+
+
+@pytest.mark.parametrize(
+    ("requests", "metadata", "conditions", "writes"),
+    [
+        ([WAITS], {}, [], []),
+        ([WAITS], {"deletionTimestamp": "2026-01-01T00:00:00Z"}, [EVICTED], []),
+        ([HOLDS], {}, [EVICTED], []),
+        ([WAITS], {}, [EVICTED], [("PATCH", "digits-q0/status", MERGE_PATCH, None)]),
+        ([HOLDS.less(1)], {}, [], [("PATCH", "digits-q0/status", APPLY_PATCH, None)]),
+        ([], {}, [], [("DELETE", "digits-q0", JSON, GONE), ("PATCH", "digits-q0", MERGE_PATCH, FREED)]),
+        ([], {"ownerReferences": [{"controller": True, "uid": "another"}]}, [], []),
+        ([HOLDS], {"ownerReferences": [{"controller": True, "uid": "another"}]}, [], []),
+    ],
+    ids=["waits", "ends", "leaves", "has left", "returns", "needs no more", "another job's", "vanished"],
+)
+async def test_what_is_written_to_a_workload_follows_from_it_and_the_status(
+    requests: list[QuotaRequest],
+    metadata: Object,
+    conditions: list[Object],
+    writes: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
+    api, seen = Written(), admitted(1, "gold", "1")
+    asked = KueueQuota(api, [], NO_LISTENER)
+    seen["metadata"] |= {"finalizers": [KUEUES, FINALIZER], **metadata}
+    seen["status"]["conditions"] = conditions
+    asked._seen.note(seen | {"spec": {}})
+    await asked.apply(make_job().job(), JobStatus(quota_requests=requests))
+    assert [(*one, None if "status" in body else body) for *one, body in api.writes] == writes
+
+
+async def test_a_workload_that_is_gone_when_its_quota_is_returned_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
+    asked = KueueQuota(Written(missing=True), [], NO_LISTENER)
+    asked._seen.note(admitted(1, "gold", "1") | {"spec": {}})
+    with pytest.raises(Conflict):
+        await asked.apply(make_job().job(), JobStatus(quota_requests=[HOLDS.less(1)]))
+    await asked.apply(make_job().job(), JobStatus())
+    assert not asked._mine(make_job().job())
+
+
+async def test_a_workload_that_is_admitted_again_places_its_pods_by_what_its_flavor_says_now() -> None:
+    api, job = Flavors(), make_job().job()
+    asked = KueueQuota(api, [], NO_LISTENER)
+    status = JobStatus(quota_requests=[HOLDS.model_copy(update={"worker_ids": [0, 1]})])
+    for version, time in enumerate(["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]):
+        seen = admitted(version, "gold", "1")
+        seen["status"]["conditions"] = [{"type": "QuotaReserved", "status": "True", "lastTransitionTime": time}]
+        asked._seen.note(seen)
+        for worker in (0, 1):
+            await asked.assigned(job, worker, status)
+    assert api.read == ["gold", "gold"]
+
+
+async def test_a_name_that_another_owners_workload_has_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Workloads, "problem", lambda self, namespace: "")
+    job = make_job().job().model_copy(update={"status": JobStatus(quota_requests=[WAITS])})
+
+    class Taken(Api):
+        owner = "another"
+
+        def __init__(self) -> None:
+            pass
+
+        async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+            assert path.endswith("/workloads/digits-q0")
+            found = admitted(1, "gold", "1")
+            found["metadata"]["ownerReferences"][0]["uid"] = self.owner
+            return found | {"spec": {}}
+
+        async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+            raise Conflict(path)
+
+    asked = KueueQuota(api := Taken(), [], NO_LISTENER)
+    words = "Workload digits-q0 exists and belongs to another owner"
+    with pytest.raises(Refused, match=words):
+        await asked.apply(job, job.status)
+    assert asked.observe(job) == Queue("", {"digits-q0": Answer(False, words)})
+    api.owner = job.metadata.uid  # an earlier request was made, although its answer did not arrive
+    await asked.apply(job, job.status)
+    assert list(asked._mine(job)) == ["digits-q0"]
+
+
+async def test_pods_wait_until_it_is_known_which_nodes_their_quota_is_for() -> None:
+    class Away(Flavors):
+        error: Exception | None = None
+
+        async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
+            if self.error is not None:
+                raise self.error
+            return await super().get(path)
+
+    asked, job = KueueQuota(api := Away(), [], NO_LISTENER), make_job().job()
+    requests = [HOLDS.model_copy(update={"worker_ids": [0]}), WAITS.model_copy(update={"name": "digits-q1"})]
+    status = JobStatus(quota_requests=requests)
+    for seen in (None, admitted(1, "gold", "1") | {"status": {}}):
+        if seen is not None:
+            asked._seen.note(seen)
+        with pytest.raises(Refused, match="cannot read Workload digits-q0 now"):
+            await asked.assigned(job, 0, status)
+    asked._seen.note(admitted(2, "gold", "1"))
+    for api.error in (Unavailable("away"), NotFound("deleted")):
+        with pytest.raises(Refused, match="ResourceFlavors of Workload digits-q0"):
+            await asked.assigned(job, 0, status)
+    api.error = None
+    known = await asked.assigned(job, 0, status)
+    api.error = Unavailable("away")
+    assert await asked.assigned(job, 0, status) == known
+    assert await asked.assigned(job, 1, status) == ANYWHERE
 
 
 class Ending(Api):
@@ -256,3 +402,28 @@ async def test_a_deleted_workload_keeps_its_quota_while_its_job_or_a_pod_of_it_l
     looks.cancel()
     await asyncio.gather(looks, return_exceptions=True)
     assert (api.parts, api.released) == (parts, released)
+
+
+@pytest.mark.parametrize("error", [Conflict("it changed"), Unavailable("away")], ids=["changed", "away"])
+async def test_a_workload_that_cannot_be_released_now_is_released_later(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "LOOK_SECONDS", 0.0)
+
+    class Troubled(Ending):
+        async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+            self.released.append(method)
+            if len(self.released) == 1:
+                raise error
+            return {}
+
+    asked = KueueQuota(api := Troubled({}, "Succeeded"), [], NO_LISTENER)
+    ending = admitted(1, "gold", "1")
+    ending["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    asked._seen.note(ending)
+    looks = asyncio.create_task(asked._release_orphans())
+    while asked._seen.all() and not looks.done():  # noqa: ASYNC110 - each turn of the loop counts
+        await asyncio.sleep(0)
+    looks.cancel()
+    await asyncio.gather(looks, return_exceptions=True)
+    assert api.released == ["PATCH", "PATCH"]
