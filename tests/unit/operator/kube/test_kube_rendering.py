@@ -251,6 +251,16 @@ def test_claimed_workers_have_their_own_priority_class(template: str | None, cla
     assert "priorityClassName" not in pod_of(make_job())["spec"]
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_templates_number_of_a_priority_does_not_contradict_the_class_that_the_operator_sets(claimed: bool) -> None:
+    """As in a template that was made from a pod. The API server refuses a pod with the number of another class."""
+    job = with_containers({"name": "trainer", "image": "x"}, priority=0).job()
+    status = JobStatus(num_shards=4, claimed_ids=[3] if claimed else [])
+    pod = render(job, 3, status, channel_url=CHANNEL, classes=PriorityClasses("base", "claimed"))
+    assert "priority" not in pod["spec"]
+    assert render(job, 3, status, channel_url=CHANNEL)["spec"]["priority"] == 0
+
+
 def test_the_job_controls_its_pods() -> None:
     job = make_job().job()
     assert controller_uid(pod_of(make_job())) == job.metadata.uid
@@ -278,7 +288,9 @@ def test_a_worker_may_be_given_a_port_of_its_node() -> None:
 def test_a_worker_on_the_host_network_resolves_names_of_the_cluster() -> None:
     trainer = {"name": "trainer", "image": "x"}
     assert "dnsPolicy" not in pod_of(with_containers(trainer))["spec"]
-    assert pod_of(with_containers(trainer, hostNetwork=True))["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    for theirs in (None, "", "ClusterFirst"):  # as charts and `kubectl run` write it
+        pod = pod_of(with_containers(trainer, hostNetwork=True, dnsPolicy=theirs))
+        assert pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     own = with_containers(trainer, hostNetwork=True, dnsPolicy="None")
     assert pod_of(own)["spec"]["dnsPolicy"] == "None"
 

@@ -226,17 +226,20 @@ async def test_a_cluster_without_groups_is_told_what_it_needs() -> None:
         await cluster.pool.prepare(job(), status(4), [0, 1, 2, 3])
 
 
-async def test_volcano_reads_the_group_from_an_annotation() -> None:
+@pytest.mark.parametrize(
+    ("own", "scheduler"), [({}, "volcano"), ({"schedulerName": ""}, "volcano"), ({"schedulerName": "mine"}, "mine")]
+)
+async def test_volcano_reads_the_group_from_an_annotation(own: Object, scheduler: str) -> None:
     cluster = Cluster()
     cluster.restarted("Volcano")
-    pod: Object = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
+    pod: Object = {"metadata": {"labels": {}, "annotations": {}}, "spec": own}
     PodGroups(cluster, SCHEDULERS["Volcano"]).join(pod, job(), "start")
     assert pod == {
         "metadata": {
             "labels": {POD_GROUP_LABEL: "start"},
             "annotations": {"scheduling.k8s.io/group-name": "digits-start"},
         },
-        "spec": {"schedulerName": "volcano"},
+        "spec": {"schedulerName": scheduler},
     }
     assert SCHEDULERS["Volcano"].count(3) == {"minMember": 3}
 
