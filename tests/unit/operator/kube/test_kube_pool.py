@@ -314,6 +314,18 @@ async def test_a_pipeline_begins_nowhere_for_room_on_nodes_that_its_workers_avoi
     assert "b" in _wanted_racks(world.made[0]) and "a" not in _wanted_racks(world.made[0])
 
 
+async def test_a_pipeline_of_devices_that_nobody_counts_begins_anywhere() -> None:
+    """By its processors alone a rack without any device might have most room."""
+    world, made = World(), _placed(4, "within").model_dump(by_alias=True, exclude_unset=True)
+    made["spec"]["acceleratorResource"] = ""
+    made["spec"]["podTemplate"]["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+    by_claim = PipeTrainingJob.model_validate(made)
+    world.pool = KubePool(world, world, "https://channel", world, reservations=_racks({"a1": 8}))
+    await world.pool.prepare(by_claim, JobStatus(), range(4))
+    await world.pool.create(by_claim, 0, JobStatus())
+    assert _wanted_racks(world.made[0]) == []
+
+
 async def test_a_pipeline_of_a_queue_begins_where_its_flavor_says() -> None:
     world, made = World(), _placed(4, "within")
     queued = made.metadata.model_copy(update={"labels": {QUEUE_LABEL: "team"}})
