@@ -189,6 +189,10 @@ def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() 
     assert pod["metadata"]["labels"][PLACEMENT_GROUP_LABEL] == "2-1"
     near = pod["spec"]["affinity"]["podAffinity"][PREFERRED]
     assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][PLACEMENT_GROUP_LABEL] == "2-1"
+    keys = [(term["podAffinityTerm"]["topologyKey"], term["weight"]) for term in near]
+    assert keys == [("kubernetes.io/hostname", 100), ("topology.kubernetes.io/zone", 50)]
+    (far,) = pod["spec"]["affinity"]["podAntiAffinity"][PREFERRED]
+    assert far["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname" and far["weight"] < 50
     container = {"name": "trainer", "image": "x"}
     assert pod_of(with_containers(container, affinity={"podAffinity": {}}))["spec"]["affinity"] == {"podAffinity": {}}
     assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]

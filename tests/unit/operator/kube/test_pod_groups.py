@@ -135,6 +135,7 @@ async def test_the_first_workers_are_one_group_that_exists_before_them() -> None
     group = cluster.groups["digits-start"]
     assert group["spec"]["priorityClassName"] == cluster.pods["digits-w0"]["spec"]["priorityClassName"] == "base"
     assert group["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
+    assert group["metadata"]["labels"][JOB_LABEL] == "digits", "the next operator lists by it"
 
 
 async def test_an_operator_that_stops_within_a_start_leaves_no_second_group() -> None:
