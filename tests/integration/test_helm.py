@@ -237,6 +237,7 @@ def test_an_account_that_exists_gets_the_permissions_and_the_operator_more_envir
     assert found["ClusterRoleBinding/x-pipetransformer"]["subjects"] == [subject]
     operator = found["Deployment/x-pipetransformer"]["spec"]["template"]["spec"]
     assert operator["serviceAccountName"] == "own"
+    assert operator["automountServiceAccountToken"] is True, "whatever that account says"
     (container,) = operator["containers"]
     assert container["image"].startswith("registry:5000/pipetransformer-operator:")
     environment = {one["name"]: one.get("value") for one in container["env"]}

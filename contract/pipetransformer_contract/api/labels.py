@@ -40,7 +40,7 @@ class FieldError:
 
 def label_errors(labels: Mapping[str, str], spec: JobSpec) -> list[FieldError]:
     """Returns an error if the job names a queue but has no checkpoint, because the queue may stop the job."""
-    if QUEUE_LABEL not in labels or spec.checkpoint is not None:
+    if not labels.get(QUEUE_LABEL) or spec.checkpoint is not None:
         return []
     message = "a queue may stop the job, so the job needs spec.checkpoint: without one all training would be lost"
     return [FieldError(f"metadata.labels[{QUEUE_LABEL}]", message)]

@@ -32,6 +32,7 @@ VALID = [
     make_job().set("evaluation", {"everySteps": 5, "bestMetric": "loss", "goal": "Lowest", "patience": 3}),
     make_job().set("model.name", "huggingface").set("model.path", "some/checkpoint").set("data.name", "text"),
     make_job("a" * 50),
+    make_job().label("kueue.x-k8s.io/queue-name", ""),  # as a chart writes it for a team without a queue
     make_job().set("data.options", {"max_length": 10**30}),  # as tokenizers of transformers say that they have no limit
     make_job().set("data.options", {"max_length": 2**63}),
     make_job().set("pipeline.schedule", "Auto").set("pipeline.packing", "Measured"),

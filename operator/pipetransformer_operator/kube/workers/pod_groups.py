@@ -83,7 +83,7 @@ class Volcano(Scheduler):
     def join(self, pod: Object, name: str) -> None:
         """See `Scheduler`."""
         pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] = name
-        pod["spec"].setdefault("schedulerName", "volcano")
+        pod["spec"]["schedulerName"] = pod["spec"].get("schedulerName") or "volcano"
 
 
 #: The scheduler of each value of the setting `gangScheduling`.

@@ -366,8 +366,10 @@ class KubePool(ClusterListener):
     def _begin(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[str, Object]:
         """Where each group should begin, in which no worker has a node yet: a preference for nodes."""
         within, spread = job.spec.placement.within, job.spec.placement.spread
-        if within is None or self._reservations is None or job.metadata.labels.get(QUEUE_LABEL):
-            return {}  # a queue may limit its pods to some of the nodes
+        if within is None or self._reservations is None:
+            return {}
+        if job.metadata.labels.get(QUEUE_LABEL) or _uncounted_devices(job):
+            return {}  # a queue may limit its pods to some of the nodes, and not all room for devices is known
         near = self._staying(job, status)  # deals as `create` will
         begun = {
             pod["metadata"].get("labels", {}).get(PLACEMENT_GROUP_LABEL, ""): pod["spec"]["nodeName"]

@@ -7,9 +7,9 @@ costs no request.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, NAMESPACE_LABEL
@@ -84,11 +84,11 @@ class Protection:
                 return await self._patch(path, body, known.uid)
         try:
             return await self._api.request("POST", path, body)
-        except Conflict as conflict:
+        except (Conflict, Refused) as error:  # a full quota also refuses to create an object that exists
             try:
                 seen = await self._api.get(f"{path}/{body['metadata']['name']}")
-            except NotFound:
-                raise conflict from None
+            except (NotFound, Refused):
+                raise error from None
         if controller_uid(seen) == job.metadata.uid:
             return seen if seen["spec"] == body["spec"] else await self._patch(path, body, seen["metadata"]["uid"])
         name = f"{body['kind']} {body['metadata']['name']}"
@@ -133,13 +133,26 @@ async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
         namespaces: to look at; all when empty.
 
     Raises:
-        Refused, Unavailable: some could not be deleted.
+        Refused, Unavailable: some could not be deleted. All others are.
     """
     folders = [f"/apis/policy/v1/namespaces/{name}" for name in namespaces] or ["/apis/policy/v1"]
+    errors = await _errors_of(_release(api, folder) for folder in folders)
+    if errors:
+        raise errors[0]
+
+
+async def _release(api: Api, folder: str) -> None:
     query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED_BY.items())))}
-    for folder in folders:
-        async for part in api.list(f"{folder}/poddisruptionbudgets", query):
-            await asyncio.gather(*(_delete(api, budget["metadata"]) for budget in part["items"]))
+    errors: list[BaseException] = []
+    async for part in api.list(f"{folder}/poddisruptionbudgets", query):
+        errors += await _errors_of(_delete(api, budget["metadata"]) for budget in part["items"])
+    if errors:
+        raise errors[0]
+
+
+async def _errors_of(calls: Iterable[Coroutine[Any, Any, None]]) -> list[BaseException]:
+    """Carries out all calls, also if some fail, and returns what they raised."""
+    return [error for error in await asyncio.gather(*calls, return_exceptions=True) if error is not None]
 
 
 async def _delete(api: Api, metadata: Object) -> None:

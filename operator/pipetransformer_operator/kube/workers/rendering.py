@@ -148,8 +148,9 @@ def owner_reference(job: PipeTrainingJob) -> Object:
 
 def _set_up_network(spec: Object, container: Object) -> None:
     if spec.get("hostNetwork"):
-        # The node's own DNS does not know the channel's Service.
-        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+        # The node's own DNS does not know the channel's Service. ClusterFirst, the default, means that DNS here.
+        if spec.get("dnsPolicy") in (None, "", "ClusterFirst"):
+            spec["dnsPolicy"] = "ClusterFirstWithHostNet"
         _serve_no_metrics(container)  # the port would be the node's, so only one worker could run there
     else:
         _serve_metrics(container)
@@ -175,6 +176,7 @@ def _mount_volumes(spec: Object, container: Object) -> None:
 def _set_priority(spec: Object, job: PipeTrainingJob, classes: PriorityClasses, *, claimed: bool) -> None:
     if name := classes.of(job, claimed=claimed):
         spec["priorityClassName"] = name
+        spec.pop("priority", None)  # the class has its own, and the API server refuses another
     if claimed and classes.of_claims(job):
         spec.pop("preemptionPolicy", None)  # the class has its own
 

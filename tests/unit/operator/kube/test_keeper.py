@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Query
+from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
 from pipetransformer_operator.kube.trust import authority
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE, Publisher
 from pipetransformer_operator.kube.watches import follow
 from pipetransformer_operator.kube.watches.keeper import Keeper
-from pipetransformer_operator.kube.workers.protection import Protection
+from pipetransformer_operator.kube.workers.protection import Protection, disruption_budget, release_budgets
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
 
@@ -242,3 +243,64 @@ async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> N
     with pytest.raises(Refused, match="belongs to another owner"):
         await Protection(api).apply(job, 1, keeps_unready=False)
     assert not api.patched
+
+
+class Full(Api):
+    """A quota allows no more objects of these kinds. That of the job is there, as an operator that was killed left it.
+
+    The API server counts before it looks whether the object exists."""
+
+    def __init__(self, job: PipeTrainingJob, *, there: bool) -> None:
+        self.there, self.patched = there, list[int]()
+        self.left = disruption_budget(job, 4, keeps_unready=False)
+
+    async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+        if not self.there or "networkpolicies" in path:
+            raise NotFound(path)
+        return changed(self.left, uid="u", generation=1)
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        if method == "POST":
+            raise Refused("exceeded quota: objects")
+        self.patched.append(body["spec"]["minAvailable"])
+        return {"metadata": {"uid": "u", "generation": 2}}
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_what_protects_a_job_is_kept_up_to_date_where_a_quota_allows_no_more_of_it(there: bool) -> None:
+    job = make_job().job()
+    api = Full(job, there=there)
+    with pytest.raises(Refused, match="exceeded quota"):
+        await Protection(api).apply(job, 2, keeps_unready=False)
+    assert api.patched == ([2] if there else [])
+
+
+class Left(Api):
+    """Budgets of three namespaces. The first namespace was deleted, with the operator's rights there."""
+
+    def __init__(self) -> None:
+        self.budgets = {"two": ["a", "kept", "b"], "three": ["c"]}
+        self.deleted = list[str]()
+
+    async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
+        namespace = path.split("/namespaces/")[1].split("/")[0]
+        if namespace not in self.budgets:
+            raise Refused(f"poddisruptionbudgets is forbidden in {namespace}")
+        number = int(query.get("continue", 0))
+        more = {"continue": str(number + 1)} if number + 1 < len(self.budgets[namespace]) else {}
+        metadata = {"namespace": namespace, "name": self.budgets[namespace][number], "uid": "u"}
+        return {"metadata": more, "items": [{"metadata": metadata}]}
+
+    async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
+        name = path.rsplit("/", 1)[1]
+        if name == "kept":
+            raise Refused("a policy keeps it")
+        self.deleted.append(name)
+        return {}
+
+
+async def test_a_budget_that_cannot_be_deleted_keeps_no_other_one() -> None:
+    api = Left()
+    with pytest.raises(Refused):
+        await release_budgets(api, ["one", "two", "three"])
+    assert sorted(api.deleted) == ["a", "b", "c"]

@@ -17,7 +17,7 @@ from pipetransformer_operator.kube.capacity.free_accelerators import FreeAcceler
 from pipetransformer_operator.kube.capacity.reservations import Reservations
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.watches.nodes import Nodes
-from pipetransformer_operator.kube.workers.placement import PREFERRED
+from pipetransformer_operator.kube.workers.placement import PREFERRED, Groups
 from pipetransformer_operator.kube.workers.pods import observable
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.plan import Worker
@@ -314,6 +314,18 @@ async def test_a_pipeline_begins_nowhere_for_room_on_nodes_that_its_workers_avoi
     assert "b" in _wanted_racks(world.made[0]) and "a" not in _wanted_racks(world.made[0])
 
 
+async def test_a_pipeline_of_devices_that_nobody_counts_begins_anywhere() -> None:
+    """By its processors alone a rack without any device might have most room."""
+    world, made = World(), _placed(4, "within").model_dump(by_alias=True, exclude_unset=True)
+    made["spec"]["acceleratorResource"] = ""
+    made["spec"]["podTemplate"]["spec"] |= {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+    by_claim = PipeTrainingJob.model_validate(made)
+    world.pool = KubePool(world, world, "https://channel", world, reservations=_racks({"a1": 8}))
+    await world.pool.prepare(by_claim, JobStatus(), range(4))
+    await world.pool.create(by_claim, 0, JobStatus())
+    assert _wanted_racks(world.made[0]) == []
+
+
 async def test_a_pipeline_of_a_queue_begins_where_its_flavor_says() -> None:
     world, made = World(), _placed(4, "within")
     queued = made.metadata.model_copy(update={"labels": {QUEUE_LABEL: "team"}})
@@ -335,6 +347,13 @@ async def test_a_replacement_goes_to_its_pipeline_and_a_new_pipeline_to_another_
     for number in (1, 2, 3):
         await world.pool.create(made, number, JobStatus(worker_ids=[0]))
     assert [_wanted_racks(pod) for pod in world.made] == [[], ["b"], ["b"]]
+
+
+def test_a_group_is_alone_only_while_the_job_has_no_worker_of_another() -> None:
+    beside, alone = Groups(2, 2, ["2-0", "2-0"]), Groups(2, 2, ["2-0"])
+    assert (beside.of(4), beside.alone("2-1")) == ("2-1", False), "a claimed pipeline keeps its distance"
+    assert (alone.of(4), alone.alone("2-0")) == ("2-0", True)
+    assert (alone.of(5), alone.alone("2-0")) == ("2-1", False)
 
 
 async def test_each_pair_of_groups_has_one_that_keeps_its_distance() -> None:

@@ -108,6 +108,36 @@ def test_a_crashed_trainer_leaves_the_end_of_its_log_by_default(said: Any, polic
     assert pod["spec"]["containers"][0]["terminationMessagePolicy"] == policy
 
 
+def test_a_trainer_leaves_its_last_words_where_the_kubelet_reads_them() -> None:
+    pod = pod_of(with_containers({"name": "trainer", "image": "x", "terminationMessagePath": "/tmp/words"}))
+    (container,) = pod["spec"]["containers"]
+    assert container["terminationMessagePath"] == environment(container)[Env.TERMINATION_LOG]
+
+
+def test_what_a_quota_adds_stands_beside_what_the_template_says() -> None:
+    mine, theirs = {"key": "gpu", "operator": "Exists"}, {"key": "spot", "operator": "Exists"}
+    job = with_containers({"name": "trainer", "image": "x"}, nodeSelector={"zone": "a"}, tolerations=[mine])
+    job.set("podTemplate.metadata", {"labels": {"a": "b"}, "annotations": {"c": "d"}})
+    quota = Assignment({"e": "f"}, {"g": "h"}, {"pool": "p"}, [theirs])
+    pod = render(job.job(), 3, JobStatus(), channel_url=CHANNEL, assignment=quota)
+    assert {"a": "b", "e": "f"}.items() <= pod["metadata"]["labels"].items()
+    assert pod["metadata"]["annotations"] == {"c": "d", "g": "h"}
+    assert (pod["spec"]["nodeSelector"], pod["spec"]["tolerations"]) == ({"zone": "a", "pool": "p"}, [mine, theirs])
+
+
+def test_what_a_worker_is_told_to_read_and_where_to_write_is_mounted() -> None:
+    spec = pod_of(make_job())["spec"]
+    (container,) = spec["containers"]
+    given, volumes = environment(container), {volume["name"]: volume for volume in spec["volumes"]}
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    assert volumes[mounts[given["TMPDIR"]]["name"]]["emptyDir"] == {} and "readOnly" not in mounts[given["TMPDIR"]]
+    assert given["HF_HOME"].startswith(f"{given['TMPDIR']}/")
+    folder, _, authority = given[Env.CHANNEL_CA_FILE].rpartition("/")
+    token, config_map = volumes[mounts[folder]["name"]]["projected"]["sources"]
+    assert f"{folder}/{token['serviceAccountToken']['path']}" == given[Env.CHANNEL_TOKEN_FILE]
+    assert [one["path"] for one in config_map["configMap"]["items"]] == [authority]
+
+
 def test_a_pod_has_the_metadata_of_its_template_and_our_name_and_owner() -> None:
     theirs = {"labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["example.com/logs"]}
     job = make_job().set("podTemplate.metadata", theirs | {"name": "x", "ownerReferences": [{"uid": "other"}]})
@@ -131,10 +161,11 @@ def test_a_worker_has_no_kubernetes_token_but_one_for_the_channel() -> None:
     assert sources[0]["serviceAccountToken"]["audience"] == TOKEN_AUDIENCE
 
 
-def test_shared_memory_has_a_size_unless_the_template_mounts_its_own() -> None:
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
+def test_shared_memory_has_a_size_unless_the_template_mounts_its_own(path: str) -> None:
     volumes = {volume["name"]: volume for volume in pod_of(make_job())["spec"]["volumes"]}
     assert volumes["pipetransformer-shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
-    own = {"name": "trainer", "image": "x", "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm"}]}
+    own = {"name": "trainer", "image": "x", "volumeMounts": [{"name": "mine", "mountPath": path}]}
     names = [volume["name"] for volume in pod_of(with_containers(own, volumes=[{"name": "mine"}]))["spec"]["volumes"]]
     assert "pipetransformer-shm" not in names
 
@@ -158,6 +189,10 @@ def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() 
     assert pod["metadata"]["labels"][PLACEMENT_GROUP_LABEL] == "2-1"
     near = pod["spec"]["affinity"]["podAffinity"][PREFERRED]
     assert near[0]["podAffinityTerm"]["labelSelector"]["matchLabels"][PLACEMENT_GROUP_LABEL] == "2-1"
+    keys = [(term["podAffinityTerm"]["topologyKey"], term["weight"]) for term in near]
+    assert keys == [("kubernetes.io/hostname", 100), ("topology.kubernetes.io/zone", 50)]
+    (far,) = pod["spec"]["affinity"]["podAntiAffinity"][PREFERRED]
+    assert far["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname" and far["weight"] < 50
     container = {"name": "trainer", "image": "x"}
     assert pod_of(with_containers(container, affinity={"podAffinity": {}}))["spec"]["affinity"] == {"podAffinity": {}}
     assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]
@@ -251,6 +286,18 @@ def test_claimed_workers_have_their_own_priority_class(template: str | None, cla
     assert "priorityClassName" not in pod_of(make_job())["spec"]
 
 
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_templates_number_of_a_priority_does_not_contradict_the_class_that_the_operator_sets(claimed: bool) -> None:
+    """As in a template that was made from a pod. The API server refuses a pod with the number of another class."""
+    theirs = {"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}
+    job = with_containers({"name": "trainer", "image": "x"}, **theirs).job()
+    status = JobStatus(num_shards=4, claimed_ids=[3] if claimed else [])
+    pod = render(job, 3, status, channel_url=CHANNEL, classes=PriorityClasses("base", "claimed"))
+    assert "priority" not in pod["spec"]
+    assert ("preemptionPolicy" in pod["spec"]) is not claimed, "the class of claims preempts nobody"
+    assert render(job, 3, status, channel_url=CHANNEL)["spec"]["priority"] == 0
+
+
 def test_the_job_controls_its_pods() -> None:
     job = make_job().job()
     assert controller_uid(pod_of(make_job())) == job.metadata.uid
@@ -278,7 +325,9 @@ def test_a_worker_may_be_given_a_port_of_its_node() -> None:
 def test_a_worker_on_the_host_network_resolves_names_of_the_cluster() -> None:
     trainer = {"name": "trainer", "image": "x"}
     assert "dnsPolicy" not in pod_of(with_containers(trainer))["spec"]
-    assert pod_of(with_containers(trainer, hostNetwork=True))["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
+    for theirs in (None, "", "ClusterFirst"):  # as charts and `kubectl run` write it
+        pod = pod_of(with_containers(trainer, hostNetwork=True, dnsPolicy=theirs))
+        assert pod["spec"]["dnsPolicy"] == "ClusterFirstWithHostNet"
     own = with_containers(trainer, hostNetwork=True, dnsPolicy="None")
     assert pod_of(own)["spec"]["dnsPolicy"] == "None"
 

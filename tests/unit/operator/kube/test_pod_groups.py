@@ -62,9 +62,14 @@ class Cluster(Api):
         _, _, name = path.rpartition("/")
         if method == "DELETE":
             self.said.append((method, name))
-            return self.groups.pop(name) if "podgroups" in path else self.pods.pop(name)
+            kept = self.groups if "podgroups" in path else self.pods
+            if name not in kept:
+                raise NotFound(name)
+            return kept.pop(name)
         assert isinstance(body, dict)
         if method == "PATCH":
+            if name not in self.groups:
+                raise NotFound(name)
             self.groups[name]["spec"]["schedulingPolicy"] = body["spec"]["schedulingPolicy"]
             self.said.append((method, name, _size(self.groups[name])))
             return self.groups[name]
@@ -130,6 +135,7 @@ async def test_the_first_workers_are_one_group_that_exists_before_them() -> None
     group = cluster.groups["digits-start"]
     assert group["spec"]["priorityClassName"] == cluster.pods["digits-w0"]["spec"]["priorityClassName"] == "base"
     assert group["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
+    assert group["metadata"]["labels"][JOB_LABEL] == "digits", "the next operator lists by it"
 
 
 async def test_an_operator_that_stops_within_a_start_leaves_no_second_group() -> None:
@@ -186,6 +192,22 @@ async def test_groups_without_pods_are_deleted() -> None:
     assert list(cluster.groups) == ["digits-start"]
 
 
+async def test_a_group_that_somebody_deleted_is_made_again_if_its_size_changes_and_not_missed_otherwise() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.give_nodes()
+    await cluster.make(running(6, claimed_ids=[4, 5]), [4, 5])
+    cluster.groups.clear()
+    with pytest.raises(Conflict, match="PodGroup digits-start"):
+        await cluster.make(running(4, leaving_ids=[2, 3]), [])
+    await cluster.make(running(4, leaving_ids=[2, 3]), [])
+    assert _size(cluster.groups["digits-start"]) == 2
+    del cluster.pods["digits-w4"], cluster.pods["digits-w5"]
+    cluster.groups.pop("digits-2-2-claimed")
+    await cluster.make(running(4, leaving_ids=[2, 3]), [])
+    assert list(cluster.groups) == ["digits-start"]
+
+
 async def test_a_new_job_of_the_same_name_looks_for_its_own_groups() -> None:
     cluster = Cluster()
     await cluster.make(status(4), [0, 1, 2, 3])
@@ -226,17 +248,20 @@ async def test_a_cluster_without_groups_is_told_what_it_needs() -> None:
         await cluster.pool.prepare(job(), status(4), [0, 1, 2, 3])
 
 
-async def test_volcano_reads_the_group_from_an_annotation() -> None:
+@pytest.mark.parametrize(
+    ("own", "scheduler"), [({}, "volcano"), ({"schedulerName": ""}, "volcano"), ({"schedulerName": "mine"}, "mine")]
+)
+async def test_volcano_reads_the_group_from_an_annotation(own: Object, scheduler: str) -> None:
     cluster = Cluster()
     cluster.restarted("Volcano")
-    pod: Object = {"metadata": {"labels": {}, "annotations": {}}, "spec": {}}
+    pod: Object = {"metadata": {"labels": {}, "annotations": {}}, "spec": own}
     PodGroups(cluster, SCHEDULERS["Volcano"]).join(pod, job(), "start")
     assert pod == {
         "metadata": {
             "labels": {POD_GROUP_LABEL: "start"},
             "annotations": {"scheduling.k8s.io/group-name": "digits-start"},
         },
-        "spec": {"schedulerName": "volcano"},
+        "spec": {"schedulerName": scheduler},
     }
     assert SCHEDULERS["Volcano"].count(3) == {"minMember": 3}
 
@@ -247,6 +272,7 @@ async def test_volcano_reads_the_group_from_an_annotation() -> None:
 def test_a_group_joins_the_queue_of_volcano_that_the_job_names(annotations: dict[str, str], queue: Object) -> None:
     spec = SCHEDULERS["Volcano"].spec(Size(3, "low"), annotations)
     assert spec == {"minMember": 3, "priorityClassName": "low", **queue}
+    assert SCHEDULERS["Volcano"].spec(Size(3, ""), annotations) == {"minMember": 3, **queue}
 
 
 async def test_workers_are_one_group_where_only_workers_that_leave_have_nodes() -> None:
