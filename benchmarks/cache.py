@@ -198,7 +198,7 @@ class Epochs:
         self.cache: ActivationCache | None = None
         if policy is not CachePolicy.NEVER:
             settings = Cache.model_validate({"policy": policy, **case.cache})
-            self.cache = ActivationCache(settings, job="bench", worker="w0", scratch=scratch)
+            self.cache = ActivationCache(settings, job="bench", scratch=scratch)
             self.cache.use(units)
         self.prefix = FrozenPrefix(units, device=torch.device("cpu"), dtype=torch.float32, cache=self.cache)
 

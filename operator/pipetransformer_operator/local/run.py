@@ -1,9 +1,10 @@
 """A local run from start to end: puts controller, channel and processes together, and waits until the job ends."""
 
 import asyncio
+import shutil
 import socket
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from aiohttp import web
@@ -46,11 +47,11 @@ async def run_job(
     key = JobKey(job.metadata.namespace, job.metadata.name)
     shown = _Shown(changed, told)
     store = MemoryStore(job, shown)
-    with tempfile.TemporaryDirectory(prefix="pipetransformer-") as scratch:
+    with _scratch(run_dir) as scratch:
         sock = socket.create_server((ADDRESS, 0))
         url = f"http://{ADDRESS}:{sock.getsockname()[1]}"
         command, own = worker_command(job), worker_environment(job)
-        pool = ProcessPool(run_dir, Path(scratch), url, command, own, inherited)
+        pool = ProcessPool(run_dir, scratch, url, command, own, inherited)
         controller = Controller(store, pool)
         pool.add(_Waker(controller, key))
         runner = web.AppRunner(Channel(controller.boards, TokenTable(pool.tokens)).application(), shutdown_timeout=1)
@@ -67,6 +68,19 @@ async def run_job(
             await pool.stop()
             await runner.cleanup()
     return store.last.status
+
+
+@contextmanager
+def _scratch(run_dir: Path) -> Iterator[Path]:
+    """A folder for what workers need only while they run. It is in the run's folder, so that the next run there removes
+    it if this process is killed."""
+    folder = run_dir / "workers"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Shown:

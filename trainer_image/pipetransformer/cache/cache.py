@@ -35,17 +35,16 @@ class ActivationCache:
     The training thread calls its methods, except `accept`. Its own threads exchange entries with other workers.
     """
 
-    def __init__(self, settings: Cache, *, job: str, worker: str, scratch: Path | None = None) -> None:
+    def __init__(self, settings: Cache, *, job: str, scratch: Path | None = None) -> None:
         """
         Args:
             settings: the spec's section `cache`: limits, dtype and policy. The policy is not `Never`.
             job: a text that says everything that all entries of the job depend on: model, data, precision.
-            worker: name of the worker, which is in the name of the folder on disk.
-            scratch: parent of that folder; TMPDIR by default.
+            scratch: folder of the files on disk; TMPDIR by default.
         """
         self._counts: Counter[str] = Counter()
         self.choice = Choice(always=True)
-        self.store = TieredStore(settings.memory_bytes, settings.disk_bytes, worker, scratch)
+        self.store = TieredStore(settings.memory_bytes, settings.disk_bytes, scratch)
         self._always = settings.policy is CachePolicy.ALWAYS
         self._dtype = None if settings.dtype is None else _DTYPES[settings.dtype]
         self._digests = PrefixDigests(hashlib.sha256(job.encode()).digest())

@@ -1,13 +1,12 @@
-"""Keeps entries in files of one folder. Each file has slots of one size.
+"""Keeps entries in files without names. Each file has slots of one size.
 
 A slot has a header (digest of the key, checksum of the data) and the data, so damaged data are always noticed. Only one
-thread may call the methods.
+thread may call the methods. The kernel frees the files when the worker ends, also if it is killed.
 """
 
 import hashlib
 import logging
 import os
-import shutil
 import struct
 import tempfile
 import zlib
@@ -36,12 +35,10 @@ class _Slots:
 
 
 class DiskFiles:
-    """Writes and reads entries by key, in a folder that exists from the first entry until `close`."""
+    """Writes and reads entries by key."""
 
-    def __init__(self, name: str, scratch: Path | None) -> None:
-        self._name = name
+    def __init__(self, scratch: Path | None) -> None:
         self._scratch = scratch
-        self._folder: Path | None = None
         self._files: dict[int, _Slots] = {}
         self._places: dict[Key, tuple[_Slots, int]] = {}
 
@@ -88,20 +85,17 @@ class DiskFiles:
             place[0].free.append(place[1])
 
     def close(self) -> None:
-        """Delete all files, and the folder."""
+        """Delete all files."""
         for slots in self._files.values():
             os.close(slots.descriptor)
         self._files.clear()
         self._places.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _slots(self, size: int) -> _Slots:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=f"pipetransformer-cache-{self._name}-", dir=self._scratch))
         if size not in self._files:
-            path = self._folder / f"activations-{size}"
-            self._files[size] = _Slots(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            descriptor, path = tempfile.mkstemp(prefix="pipetransformer-cache-", dir=self._scratch)
+            self._files[size] = _Slots(descriptor)
+            Path(path).unlink()
         return self._files[size]
 
 

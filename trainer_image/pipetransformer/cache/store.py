@@ -13,16 +13,15 @@ from .tiers import DiskTier, MemoryTier, Tier
 class TieredStore:
     """Entries by key, within limits in bytes. Several threads may use it. A failing disk raises no errors."""
 
-    def __init__(self, memory_bytes: int, disk_bytes: int, name: str, scratch: Path | None = None) -> None:
+    def __init__(self, memory_bytes: int, disk_bytes: int, scratch: Path | None = None) -> None:
         """
         Args:
             memory_bytes: limit of the entries in memory.
             disk_bytes: limit of the entries on disk; 0 for no disk.
-            name: part of the name of the folder on disk.
-            scratch: parent of that folder; by default TMPDIR.
+            scratch: folder of the files; by default TMPDIR.
         """
         self.memory = MemoryTier(memory_bytes)
-        self.disk = DiskTier(disk_bytes, name, scratch) if disk_bytes > 0 else None
+        self.disk = DiskTier(disk_bytes, scratch) if disk_bytes > 0 else None
         self._tiers: list[Tier] = [self.memory] if self.disk is None else [self.memory, self.disk]
         #: The tiers that take new entries.
         self._open = self._tiers

@@ -120,16 +120,15 @@ class DiskTier(Tier):
         failed_writes: number of failed writes. After a failure the tier does not grow beyond its size at that time.
     """
 
-    def __init__(self, limit: int, name: str, scratch: Path | None) -> None:
+    def __init__(self, limit: int, scratch: Path | None) -> None:
         """
         Args:
             limit: limit of the entries in bytes.
-            name: part of the name of the folder with the files.
-            scratch: parent of that folder; by default TMPDIR.
+            scratch: folder of the files; by default TMPDIR.
         """
         super().__init__(limit)
         self.failed_writes = 0
-        self._files = DiskFiles(name, scratch)
+        self._files = DiskFiles(scratch)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-disk")
         self._shapes: dict[Key, tuple[torch.Size, torch.dtype]] = {}
         self._writing: deque[tuple[Key, int, Future[bool]]] = deque()

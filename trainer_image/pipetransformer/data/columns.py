@@ -19,7 +19,7 @@ from .dataset import DataInfo, Dataset, Split, Task
 from .masked import MaskedTokens
 from .pictures import scaled_pictures
 from .processors import PictureScaling
-from .tables import column_of, with_classes
+from .tables import column_of, rows_of, with_classes
 
 _FIELD = "data"
 _LABELS = ("labels", "label")
@@ -211,7 +211,7 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
         _check_rows(table)
         if task is not Task.CLASS and label is not None:
             _check_copies(table, label, task)
-    lengths = [pc.list_value_length(column_of(table, "input_ids")) for table in tables]
+    lengths = [_lengths(table) for table in tables]
     longest = max(pc.max(each).as_py() or 0 for each in lengths)
     highest = max(_highest(table) for table in tables)
     vocabulary = 1 + highest if processor is None else len(processor)
@@ -241,7 +241,7 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
 def _token_split(table: Any, longest: int, padding: int, label: str | None, following: str) -> Split:
     columns = [name for name in dict.fromkeys((_TOKENS, _MASK, label, following)) if name in table.column_names]
     table = table.select_columns(columns).with_format(None)
-    shortest = pc.min(pc.list_value_length(column_of(table, "input_ids"))).as_py() if len(table) else longest
+    shortest = pc.min(_lengths(table)).as_py() if len(table) else longest
     ragged = shortest < longest or _is_masked(table)
     return (PaddedTokenRows if ragged else TokenRows)(table, longest, padding, label, following)
 
@@ -319,7 +319,11 @@ def _elements(table: Any, name: str) -> Iterator[tuple[NDArray[np.int64], NDArra
                 f"column {name}: row {start + row} has {others[row]} elements, but {lengths[row]} in {_TOKENS}",
             )
         rows = start + np.repeat(np.arange(len(lengths)), lengths)
-        yield rows, _flat(part[_TOKENS]).to_numpy(), _flat(part[name]).to_numpy()
+        yield rows, pc.list_flatten(part[_TOKENS]).to_numpy(), pc.list_flatten(part[name]).to_numpy()
+
+
+def _lengths(table: Any) -> pa.ChunkedArray:
+    return rows_of(table, pc.list_value_length(table.data.column(_TOKENS)))
 
 
 def _is_masked(table: Any) -> bool:
@@ -327,15 +331,11 @@ def _is_masked(table: Any) -> bool:
 
 
 def _highest(table: Any, name: str = "input_ids") -> int:
-    return int(pc.max(_flat(column_of(table, name))).as_py() or 0)
+    return int(pc.max(pc.list_flatten(column_of(table, name))).as_py() or 0)
 
 
 def _lowest(table: Any, name: str) -> int:
-    return int(pc.min(_flat(column_of(table, name))).as_py() or 0)
-
-
-def _flat(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pa.chunked_array([part.flatten() for part in column.chunks] or [pa.array([], pa.int64())])
+    return int(pc.min(pc.list_flatten(column_of(table, name))).as_py() or 0)
 
 
 def _is_list(table: Any, name: str) -> bool:

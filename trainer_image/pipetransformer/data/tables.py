@@ -80,6 +80,14 @@ def column_of(table: Any, name: str) -> pa.ChunkedArray:
     return table.select_columns(name).with_format("arrow")[:][name]
 
 
+def rows_of(table: Any, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The entries of `column`, a column of `table.data`, for the rows of a table that may be shuffled.
+
+    `column_of` takes the library 10 microseconds a row then. This function copies the entries, so they must be short.
+    """
+    return column if table._indices is None else column.take(table._indices.column(0))
+
+
 def check_texts(tables: Sequence[Any], name: str) -> None:
     """Refuse a column that does not hold texts.
 
@@ -103,7 +111,7 @@ def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tupl
         ValueError: the column does not hold classes, or a row has no class; the error names the first such row. Or the
             tables do not number their classes alike.
     """
-    columns = [column_of(table, name) for table in tables]
+    columns = [rows_of(table, table.data.column(name)) for table in tables]
     if all(_is_text(column) for column in columns):
         for column in columns:
             _refuse(column, name, pc.is_null(column), "class")

@@ -9,7 +9,7 @@ from .job import Job
 logger = logging.getLogger(__name__)
 
 
-def make_cache(job: Job, worker: str) -> ActivationCache | None:
+def make_cache(job: Job) -> ActivationCache | None:
     """Make a worker's cache; None if the spec allows no cache, or if a sample's inputs change between two reads.
 
     In the second case a cache would replace the new inputs of later epochs by those of the first epoch.
@@ -20,7 +20,7 @@ def make_cache(job: Job, worker: str) -> ActivationCache | None:
         warn_of_changes()
         return None
     computes = [job.spec.model.model_dump_json(), job.spec.data.model_dump_json(), job.spec.training.precision]
-    return ActivationCache(job.spec.cache, job="\n".join(computes), worker=worker)
+    return ActivationCache(job.spec.cache, job="\n".join(computes))
 
 
 def warn_of_changes() -> None:

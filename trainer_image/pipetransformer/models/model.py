@@ -158,7 +158,8 @@ class PipelineModel:
             target: (micro-batch, ...) class indices; -100 for a target that is ignored.
             weight: (micro-batch,) 1, or 0 for a sample that only pads the micro-batch.
         """
-        losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+        classes = target if target.is_floating_point() else target.long()  # data may have smaller whole numbers
+        losses = functional.cross_entropy(output.flatten(0, -2), classes.flatten(), reduction="none")
         weights = target_weights(target, weight).flatten()
         return torch.dot(losses, weights.to(losses.dtype)), weights.sum()
 

@@ -53,7 +53,8 @@ def _with_earlier(key: object, value: Tensor, dim: int, context: MicroBatchConte
         kept = context.memory[key] = _Kept(value, dim, tokens.total)
     assert isinstance(kept, _Kept)
     output: Tensor = _Append.apply(value, kept, tokens)  # type: ignore[no-untyped-call]
-    if tokens.stop == tokens.total and not output.requires_grad:  # no backward will free it
+    repeats = context.recompute and torch.is_grad_enabled()  # then earlier slices run their forward after this one
+    if tokens.stop == tokens.total and not output.requires_grad and not repeats:  # no backward will free it
         del context.memory[key]
     return output
 

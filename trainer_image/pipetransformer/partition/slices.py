@@ -264,7 +264,7 @@ def _candidates(terms: Mapping[int, _Terms], samples: int, within: float, limite
         program = _Program.solve(work, times, samples, possible)
         for number in np.flatnonzero(np.isfinite(program.totals)):
             cut = program.cut(int(number))
-            most = np.max([_most(times[size], lengths) for size, lengths in cut], axis=0)
+            most = np.max([_most(times[size], lengths) for size, lengths in set(cut)], axis=0)
             found.append(RoundPlan(float(program.totals[number] + most.sum()), cut))
     return found
 
@@ -332,12 +332,12 @@ class _Program:
 
     def cut(self, number: int) -> tuple[MicroBatchSlices, ...]:
         """The micro-batches of the best round within limit `number`, the smallest first."""
-        micro_batches, left = [], len(self.sizes) - 1
+        sizes, left = [], len(self.sizes) - 1
         while left:
-            size = int(self.sizes[left, number])
-            micro_batches.append(MicroBatchSlices(size, _lengths(self.last[size][number])))
-            left -= size
-        return tuple(sorted(micro_batches))
+            sizes.append(int(self.sizes[left, number]))
+            left -= sizes[-1]
+        made = {size: MicroBatchSlices(size, _lengths(self.last[size][number])) for size in set(sizes)}
+        return tuple(made[size] for size in sorted(sizes))
 
 
 def _least_sums(work: Seconds, times: Seconds, limits: Seconds) -> tuple[Seconds, NDArray[np.int64]]:

@@ -28,7 +28,7 @@ class WorkerCache:
         self._job = job
         self._meter = meter
         self._log = CacheLog(run_dir, worker)
-        self._activations = make_cache(job, worker)
+        self._activations = make_cache(job)
 
     @property
     def activations(self) -> ActivationCache | None:

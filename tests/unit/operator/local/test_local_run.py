@@ -111,6 +111,22 @@ async def test_a_program_that_ends_early_shows_the_end_of_its_log(tmp_path: Path
         assert ("no_such_module" in failed.message) == ("no_such_module" in command[-1])
 
 
+async def test_a_run_leaves_nothing_of_its_workers_and_removes_what_a_killed_one_left(
+    tmp_path: Path, run_dir: Path
+) -> None:
+    left = run_dir / "workers" / "digits-w0"
+    left.mkdir(parents=True)
+    (left / "termination-log").write_text("of a killed run")
+    command = ["python", "-c", "import os; print(open(os.environ['PIPETRANSFORMER_CHANNEL_TOKEN_FILE']).read()); 1 / 0"]
+    job = make_job().command(*command).stages(1).workers(1).set("runPolicy.backoffLimit", 0)
+
+    status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir)
+
+    failed = status.condition(ConditionType.FAILED)
+    assert failed is not None and "ZeroDivisionError" in failed.message
+    assert not left.parent.exists()
+
+
 STUBBORN = """
 import os, signal, sys, time
 

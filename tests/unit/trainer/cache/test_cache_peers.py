@@ -29,7 +29,7 @@ def make_cache(tmp_path: Path) -> Iterator[Callable[..., ActivationCache]]:
     def make(**settings: object) -> ActivationCache:
         torch.manual_seed(0)
         spec = Cache.model_validate({"policy": "Always", "memory_bytes": 1 << 20} | settings)
-        cache = ActivationCache(spec, job="job", worker=f"w{len(caches)}", scratch=tmp_path)
+        cache = ActivationCache(spec, job="job", scratch=tmp_path)
         cache.use([nn.Linear(2, 2).eval()])
         assert cache.ready()
         caches.append(cache)

@@ -14,6 +14,7 @@ from pipetransformer.cache.digest import Key, UnitContent
 from pipetransformer.data import MicroBatch
 from pipetransformer.models import MicroBatchContext
 from pipetransformer_contract.spec import Cache, CacheDtype
+from tests.testkit.trainer.cache_files import cache_file
 from tests.testkit.trainer.storing import until
 
 SAMPLES = 24
@@ -67,7 +68,7 @@ class Bench:
         torch.manual_seed(0)
         self.units = [Unit().eval() for _ in range(4)]
         spec = Cache.model_validate({"policy": "Always", "memory_bytes": 1 << 20} | settings)
-        self.cache = ActivationCache(spec, job="job", worker="w0", scratch=scratch)
+        self.cache = ActivationCache(spec, job="job", scratch=scratch)
         self.prefix = self.freeze(2)
         self.epochs = 0
 
@@ -229,7 +230,7 @@ def test_a_torn_entry_is_computed_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, memory_bytes=0, disk_bytes=1 << 20)
     bench.epoch()
     bench.epoch()
-    (file,) = tmp_path.glob("*/activations-*")
+    file = cache_file(tmp_path)
     content = bytearray(file.read_bytes())
     content[100] ^= 0xFF  # in the first entry's payload
     file.write_bytes(content)
@@ -245,7 +246,7 @@ def test_a_torn_entry_of_an_earlier_boundary_is_computed_from_its_input(tmp_path
     bench = Bench(tmp_path, memory_bytes=0, disk_bytes=1 << 20)
     bench.epoch()
     bench.epoch()
-    (file,) = tmp_path.glob("*/activations-*")
+    file = cache_file(tmp_path)
     file.write_bytes(bytes(file.stat().st_size))
     bench.freeze(3)
 

@@ -16,6 +16,7 @@ from pipetransformer.cache.digest import Key, PrefixDigests, UnitContent
 from pipetransformer.cache.disk import DiskFiles
 from pipetransformer.cache.store import TieredStore
 from pipetransformer_contract.spec import Cache, CachePolicy
+from tests.testkit.trainer.cache_files import cache_file
 
 ENTRY_BYTES = 32
 
@@ -31,7 +32,7 @@ def entry(sample: int) -> torch.Tensor:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[TieredStore]:
     """Room for two entries in memory and two on disk."""
-    store = TieredStore(2 * ENTRY_BYTES, 2 * ENTRY_BYTES, "w0", tmp_path)
+    store = TieredStore(2 * ENTRY_BYTES, 2 * ENTRY_BYTES, tmp_path)
     yield store
     store.close()
 
@@ -56,7 +57,7 @@ def test_room_that_was_freed_is_used_again(store: TieredStore, tmp_path: Path) -
     for sample in range(4):
         store.put(key(sample), entry(sample))
     assert held(store, range(4)) == [0, 1, 2, 3]
-    (file,) = tmp_path.glob("*/activations-*")
+    file = cache_file(tmp_path)
     size = file.stat().st_size
 
     store.remove(key(0))
@@ -77,7 +78,7 @@ def test_an_entry_that_is_too_large_for_any_tier_is_not_kept(store: TieredStore)
 
 def test_an_entry_larger_than_all_that_may_wait_goes_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "_LARGEST_BACKLOG_BYTES", ENTRY_BYTES // 2)
-    store = TieredStore(0, 10 * ENTRY_BYTES, "w0", tmp_path)
+    store = TieredStore(0, 10 * ENTRY_BYTES, tmp_path)
     assert store.put(key(0), entry(0))
     assert held(store, [0]) == [0]
     store.close()
@@ -85,7 +86,7 @@ def test_an_entry_larger_than_all_that_may_wait_goes_to_disk(tmp_path: Path, mon
 
 def test_no_more_than_a_backlog_waits_for_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "_LARGEST_BACKLOG_BYTES", 2 * ENTRY_BYTES)
-    store, is_quick = TieredStore(0, 10 * ENTRY_BYTES, "w0", tmp_path), threading.Event()
+    store, is_quick = TieredStore(0, 10 * ENTRY_BYTES, tmp_path), threading.Event()
     assert store.disk is not None
     for first in (0, 3):
         is_quick.clear()
@@ -98,7 +99,7 @@ def test_no_more_than_a_backlog_waits_for_a_slow_disk(tmp_path: Path, monkeypatc
 
 def test_entries_are_read_ahead_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "_LARGEST_READ_AHEAD_BYTES", 2 * ENTRY_BYTES)
-    store = TieredStore(0, 10 * ENTRY_BYTES, "w0", tmp_path)
+    store = TieredStore(0, 10 * ENTRY_BYTES, tmp_path)
     for sample in range(6):
         store.put(key(sample), entry(sample))
 
@@ -115,7 +116,7 @@ def test_entries_are_read_ahead_up_to_a_limit(tmp_path: Path, monkeypatch: pytes
 
 
 def test_entries_of_several_sizes_and_types_share_the_disk(tmp_path: Path) -> None:
-    store = TieredStore(0, 1 << 20, "w0", tmp_path)
+    store = TieredStore(0, 1 << 20, tmp_path)
     entries = [torch.randn(3, 5), torch.randn(7).to(torch.bfloat16), torch.randn(2, 2, dtype=torch.float64)]
     for sample, tensor in enumerate(entries):
         store.put(key(sample), tensor)
@@ -140,7 +141,7 @@ def test_a_changed_byte_on_disk_is_noticed(store: TieredStore, tmp_path: Path) -
     for sample in range(4):
         store.put(key(sample), entry(sample))
     assert held(store, [2, 3]) == [2, 3]
-    (file,) = tmp_path.glob("*/activations-*")
+    file = cache_file(tmp_path)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
@@ -162,10 +163,10 @@ def test_a_changed_byte_on_disk_is_noticed(store: TieredStore, tmp_path: Path) -
     ids=["prefix", "split", "sample", "augmentation"],
 )
 def test_a_slot_on_disk_is_read_only_as_what_it_was_written_as(other: Key, tmp_path: Path) -> None:
-    files = DiskFiles("w0", tmp_path)
+    files = DiskFiles(tmp_path)
     written = entry(1)
     assert files.write(key(0), written) and files.write(other, entry(2))
-    (path,) = tmp_path.glob("*/activations-*")
+    path = cache_file(tmp_path)
     content = path.read_bytes()
     half = len(content) // 2
 
@@ -183,7 +184,7 @@ def test_a_file_cut_short_is_noticed(store: TieredStore, tmp_path: Path) -> None
     for sample in range(4):
         store.put(key(sample), entry(sample))
     assert held(store, [2, 3]) == [2, 3]
-    (file,) = tmp_path.glob("*/activations-*")
+    file = cache_file(tmp_path)
     os.truncate(file, 40)
 
     assert held(store, range(4)) == [0, 1]
@@ -205,22 +206,21 @@ def test_a_full_disk_costs_its_entries_only(store: TieredStore, monkeypatch: pyt
 
 
 def test_a_folder_that_cannot_be_made_costs_the_disk_tier_only(tmp_path: Path) -> None:
-    store = TieredStore(0, 1000, "w0", tmp_path / "missing")
+    store = TieredStore(0, 1000, tmp_path / "missing")
     store.put(key(0), entry(0))
 
     assert store.get(key(0)) is None
 
 
-def test_each_store_has_a_folder_of_its_own_which_vanishes_with_it(tmp_path: Path) -> None:
-    stores = [TieredStore(0, 1000, "w0", tmp_path) for _ in range(2)]
-    for store in stores:
-        store.put(key(0), entry(0))
-        assert held(store, [0]) == [0]
+def test_each_store_has_a_file_of_its_own_which_a_killed_worker_does_not_leave(tmp_path: Path) -> None:
+    stores = [TieredStore(0, 1000, tmp_path) for _ in range(2)]
+    for number, store in enumerate(stores):
+        store.put(key(number), entry(number))
 
-    assert len(list(tmp_path.iterdir())) == 2
+    assert [held(store, range(2)) for store in stores] == [[0], [1]]
+    assert list(tmp_path.iterdir()) == []
     for store in stores:
         store.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_reading_is_chosen_until_all_that_it_compares_was_measured_and_then_by_the_medians() -> None:
@@ -293,7 +293,7 @@ class Described(torch.nn.Linear):
 
 def test_the_training_thread_does_not_describe_units_that_are_hashed(tmp_path: Path) -> None:
     unit = Described().eval()
-    cache = ActivationCache(Cache(policy=CachePolicy.ALWAYS), job="job", worker="w0", scratch=tmp_path)
+    cache = ActivationCache(Cache(policy=CachePolicy.ALWAYS), job="job", scratch=tmp_path)
     for _ in range(2):
         cache.use([unit])
         assert cache.ready()

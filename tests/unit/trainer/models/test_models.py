@@ -91,6 +91,14 @@ def test_units_are_named_as_in_the_whole_model() -> None:
         model.unit_name(5)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
+def test_classes_may_be_whole_numbers_of_any_size(dtype: torch.dtype) -> None:
+    model, output = build(), torch.randn(4, 10, dtype=torch.float64)
+    target, weight = torch.tensor([3, 0, 9, 1]), torch.ones(4, dtype=torch.float64)
+    assert model.loss(output, target.to(dtype), weight) == model.loss(output, target, weight)
+    assert model.correct(output, target.to(dtype), weight) == model.correct(output, target, weight)
+
+
 def test_padding_counts_neither_in_loss_nor_in_accuracy() -> None:
     model = build()
     output = torch.randn(4, 10, dtype=torch.float64)

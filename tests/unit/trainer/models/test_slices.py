@@ -165,6 +165,16 @@ def test_slices_that_repeat_their_forward_give_the_same_gradients(family: str) -
     assert_same(make, (9, 4, 2, 1), spans=TWO_SPANS, recompute=True, frozen=1)
 
 
+def test_slices_repeat_their_forward_where_keys_need_no_gradient() -> None:
+    """As with adapters on the queries alone, behind a frozen layer."""
+
+    def make() -> PipelineModel:
+        keys = {(unit, f"layer.self_attn.{name}_proj.weight") for unit in range(1, LAYERS + 1) for name in "kv"}
+        return trained_from(build("llama-grouped").with_constants(keys), 1)
+
+    assert_same(make, (9, 4, 2, 1), recompute=True, frozen=1)
+
+
 @pytest.mark.parametrize("frozen", [0, LAYERS])
 def test_the_memory_of_a_micro_batch_goes_with_its_first_slice(frozen: int) -> None:
     model = trained_from(build("gpt2-tied"), frozen)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from pipetransformer.partition import slices
 from pipetransformer.partition.slice_costs import (
     PROBED_QUARTERS,
     SliceCost,
@@ -19,6 +21,7 @@ from pipetransformer.partition.slices import (
     equal_slices,
     grain_of,
     in_tokens,
+    plan_paper,
     plan_round,
     round_seconds,
     scaled,
@@ -78,6 +81,21 @@ def test_a_pipeline_of_one_stage_runs_whole_samples_in_few_micro_batches() -> No
     cut = plan_round(times, 7).micro_batches
     assert len(cut) == 3
     assert {each.lengths for each in cut} == {(6,)}
+
+
+def test_the_slices_of_equal_micro_batches_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A regroup waits for a plan, and took 12 s with 64 micro-batches."""
+    lengths_of, found = slices._lengths, list[tuple[int, ...]]()
+
+    def note(last: NDArray[np.int64]) -> tuple[int, ...]:
+        found.append(lengths_of(last))
+        return found[-1]
+
+    monkeypatch.setattr(slices, "_lengths", note)
+    cost = SliceCost(fixed=1.0, token=0.1)
+    times = {1: [stage_times(cost, cost, samples=1, grain=2, total=2)]}
+    assert plan_paper(times, 50).micro_batches == (MicroBatchSlices(1, (1,)),) * 50
+    assert len(found) == 1
 
 
 def test_samples_that_no_micro_batches_hold_are_refused() -> None:

@@ -134,7 +134,7 @@ def test_frozen_forwards_ahead_give_the_same_bits_as_in_place(workers: int) -> N
 def shares_with_a_cache(group: dist.ProcessGroup, scratch: Path) -> list[float]:
     """The shares of frozen forwards made ahead in each step of two epochs, with a cache on the first worker."""
     settings = Cache.model_validate({"policy": "Always", "memory_bytes": 1 << 20})
-    cache = ActivationCache(settings, job="job", worker="w0", scratch=scratch) if group.rank() == 0 else None
+    cache = ActivationCache(settings, job="job", scratch=scratch) if group.rank() == 0 else None
     generator = torch.Generator().manual_seed(1)
     split = TensorSplit(torch.randn(SAMPLES, POSITIONS, WIDTH, generator=generator), torch.arange(SAMPLES) % CLASSES)
     steps = 2 * STEPS
