@@ -133,13 +133,17 @@ async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
         namespaces: to look at; all when empty.
 
     Raises:
-        Refused, Unavailable: some could not be deleted.
+        Refused, Unavailable: some could not be deleted. All others are deleted.
     """
     folders = [f"/apis/policy/v1/namespaces/{name}" for name in namespaces] or ["/apis/policy/v1"]
     query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED_BY.items())))}
+    errors: list[BaseException] = []
     for folder in folders:
         async for part in api.list(f"{folder}/poddisruptionbudgets", query):
-            await asyncio.gather(*(_delete(api, budget["metadata"]) for budget in part["items"]))
+            deletions = (_delete(api, budget["metadata"]) for budget in part["items"])
+            errors += filter(None, await asyncio.gather(*deletions, return_exceptions=True))
+    for error in errors:
+        raise error
 
 
 async def _delete(api: Api, metadata: Object) -> None:
