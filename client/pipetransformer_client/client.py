@@ -226,14 +226,18 @@ class Client:
         return logs.follow() if follow else logs.read()
 
     def fetch_model(self, name: str, folder: Path) -> Path:
-        """Copies the job's model into a folder and returns the folder.
+        """Copies the job's model into a new or empty folder, and returns the folder.
 
         A model at a URL is read from this machine. A model on a volume is read through a pod that mounts the volume.
 
         Raises:
+            FileExistsError: the folder is not empty. Files of another model, such as a chat template or shards of
+                weights, would become a part of this one.
             NothingToFetch: the job keeps no results, or they cannot be read from this machine.
             ClientError: the model does not exist.
         """
+        if folder.is_dir() and any(folder.iterdir()):
+            raise FileExistsError(f"{folder} is not empty: name a new folder, or its files would mix with the model")
         job = self.get(name)
         if job.results is None:
             raise NothingToFetch(f"{name} has no spec.output, so its model was deleted with its pods")

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipetransformer_contract.api import JobSpec
-from pipetransformer_contract.choose import Bounds, OnPack, Packing, ReleaseDownTo, change, choose
+from pipetransformer_contract.choose import Bounds, OnPack, ReleaseDownTo, change
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import FrozenForward, ScheduleName
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
     """
     found: list[Phase] = []
     whole, elastic, bounds = forecast, spec.elastic_policy, bounds_of(spec, forecast)
-    layout = _start(spec, forecast)
+    layout = _start(spec)
     cut = forecast.cut(0, layout)
     for step, visit, boundary, cached_layers in _points(forecast):
         forecast = whole.at(visit)
@@ -159,19 +158,16 @@ def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savi
             return None
         time += (end - start) * phase.step_seconds
         gpu_time += (end - start) * phase.step_seconds * phase.gpus
-    initial = _start(spec, forecast)
+    initial = _start(spec)
     unfrozen = total * forecast.step_seconds(0, forecast.cut(0, initial), initial.pipelines)
     return Savings(1 - time / unfrozen, 1 - gpu_time / (unfrozen * initial.workers))
 
 
-def _start(spec: JobSpec, forecast: "Forecast") -> Layout:
-    elastic, stages = spec.elastic_policy, spec.pipeline.stages
-    bounds = _limits(spec, forecast)
-    offers = [Offer(stages=stages, bytes_per_worker=0)]
-    found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
-    if found is None:
-        raise ValueError(f"spec.elasticPolicy.maxWorkers: no layout of {stages} stages fits {elastic.ceiling} workers")
-    return found
+def _start(spec: JobSpec) -> Layout:
+    try:
+        return spec.starting_layout()
+    except ValueError as error:
+        raise ValueError(f"spec.elasticPolicy.maxWorkers: {error}") from error
 
 
 def most_workers(spec: JobSpec) -> int:
@@ -189,7 +185,7 @@ def bounds_of(spec: JobSpec, forecast: "Forecast") -> Bounds:
     bounds = _limits(spec, forecast)
     if spec.elastic_policy.release_down_to is ReleaseDownTo.PRESENT_STEP:
         return bounds
-    return replace(bounds, starting_step_seconds=forecast.starting_step_seconds(_start(spec, forecast)))
+    return replace(bounds, starting_step_seconds=forecast.starting_step_seconds(_start(spec)))
 
 
 def _limits(spec: JobSpec, forecast: "Forecast") -> Bounds:

@@ -11,6 +11,7 @@ import sys
 
 from pipetransformer_contract import logs
 
+from .controller.ports import Unavailable
 from .handlers import operate
 from .kube.client.api import Api
 from .kube.client.lease import LeaseLost
@@ -49,7 +50,11 @@ def release() -> int:
         finally:
             await api.close()
 
-    asyncio.run(connect_and_release())
+    try:
+        asyncio.run(connect_and_release())
+    except Unavailable as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -138,7 +138,7 @@ async def test_the_documented_rights_suffice(
     assert await asyncio.to_thread(lambda: next(client.stream("digits")).uid) == job.uid
     assert await asyncio.to_thread(client.events, job) == []
     with pytest.raises(ClientError, match="should read the job's volume, but is Pending"):
-        await asyncio.to_thread(client.fetch_model, "digits", tmp_path)
+        await asyncio.to_thread(client.fetch_model, "digits", tmp_path / "model")
     assert await namespace.pods() == {}
     kube = Kube.connect()
     pod = reader_pod(job)

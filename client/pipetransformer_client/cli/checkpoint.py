@@ -20,7 +20,9 @@ def now(
         str | None, typer.Option("--token", help="Name of the request. The same name asks once. Default: a new one.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the checkpoint is durable.")] = False,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds to wait at most.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Maximum time to wait in seconds. Default: no limit.")
+    ] = None,
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:

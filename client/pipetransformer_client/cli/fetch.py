@@ -14,7 +14,7 @@ from .options import Context, JobName, Namespace, console
 @app.command()
 def fetch(
     name: JobName,
-    folder: Annotated[Path, typer.Argument(help="Folder to copy the model to.", file_okay=False)],
+    folder: Annotated[Path, typer.Argument(help="New or empty folder for the model.", file_okay=False)],
     namespace: Namespace = None,
     context: Context = None,
 ) -> None:

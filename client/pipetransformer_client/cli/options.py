@@ -31,7 +31,7 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace of the job. Default: the context's.")
 ]
 JobName = Annotated[str, typer.Argument(help="Name of the job.", autocompletion=complete_job)]
-Output = Annotated[Format | None, typer.Option("--output", "-o", help="Print in a format for programs.")]
+Output = Annotated[Format | None, typer.Option("--output", "-o", help="Print as json or yaml, for programs.")]
 
 
 def console() -> Console:

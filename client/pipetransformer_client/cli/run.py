@@ -38,9 +38,7 @@ def run(
     """Run a job on this machine, with workers as local processes. The same command resumes an interrupted run."""
     out = console()
     if find_spec("pipetransformer_operator") is None:  # only this command needs it
-        errors().print(
-            'error: a local run needs the operator: pip install "pipetransformer-client[local]"', markup=False
-        )
+        errors().print("error: a local run needs the operator: pip install ./operator")
         raise typer.Exit(EXIT_REFUSED)
     try:
         manifest = local_manifest(one_job(file, name, settings))

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from pipetransformer_contract.choose import OnPack, ReleaseDownTo
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, ReleaseDownTo, choose
 from pipetransformer_contract.conditions import field, given
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import Positive
+from pipetransformer_contract.messages import Offer, Positive
 from pipetransformer_contract.spec import TrainerSpec, TrainingSpec
 from pipetransformer_contract.spec_model import IntOrString, Rule, SpecModel
+from pipetransformer_contract.words import counted
 
 from .status import JobStatus
 
@@ -314,6 +315,30 @@ class JobSpec(TrainingSpec):
         """The largest number of pipelines that the spec allows."""
         elastic = self.elastic_policy
         return elastic.max_pipelines or max(elastic.workers, elastic.max_workers)
+
+    def starting_layout(self) -> Layout:
+        """The layout of a start without a checkpoint.
+
+        Raises:
+            ValueError: the limits of `elasticPolicy` allow none.
+        """
+        elastic, stages = self.elastic_policy, self.pipeline.stages
+        bounds = Bounds(
+            initial=self.initial_layout,
+            min_workers=elastic.min_workers,
+            max_workers=elastic.ceiling,
+            min_pipelines=elastic.min_pipelines,
+            max_pipelines=self.max_pipelines,
+            bytes_budget=0,
+        )
+        offers = [Offer(stages=stages, bytes_per_worker=0)]
+        found = choose(offers, elastic.workers, bounds, on_pack=elastic.on_pack, packing=Packing.PAPER)
+        if found is None:
+            raise ValueError(
+                f"no layout of {counted(stages, 'stage')} fits {counted(elastic.ceiling, 'worker')}, with minPipelines"
+                f" {elastic.min_pipelines} and minWorkers {elastic.min_workers}"
+            )
+        return found
 
 
 class Metadata(SpecModel):

@@ -222,6 +222,10 @@ def worker_environment(job: PipeTrainingJob) -> dict[str, str]:
 def _never_started(job: PipeTrainingJob) -> list[FieldError]:
     """Errors of a job that would never start in a local run. On a cluster a user or another controller starts it."""
     errors = []
+    try:
+        job.spec.starting_layout()
+    except ValueError as error:
+        errors.append(FieldError("spec.elasticPolicy.maxWorkers", str(error)))
     if job.spec.suspend:
         errors.append(FieldError("spec.suspend", "must be false, because a suspended job never starts in a local run"))
     if not job.spec.managed:

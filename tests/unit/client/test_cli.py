@@ -62,6 +62,20 @@ def test_a_local_run_refuses_a_pipeline_in_the_words_of_the_api_server(
         assert error.path in said and error.message in said
 
 
+def test_a_local_run_that_could_never_start_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A cluster's job waits until its user raises the limit. Nobody can edit a local run."""
+    monkeypatch.chdir(tmp_path)
+    for least in (1, 2):
+        job = make_job().stages(4).workers(8, most=4 * least - 1).set("elasticPolicy.minPipelines", least)
+        Path("job.yaml").write_text(yaml.safe_dump(job.manifest()))
+        assert command(monkeypatch, "run", "--run-dir", "run", "job.yaml") == 2
+        words = f"spec.elasticPolicy.maxWorkers: no layout of 4 stages fits {4 * least - 1} workers, with minPipelines"
+        assert f"{words} {least} and minWorkers 1" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
 @pytest.mark.parametrize("words", [("run", "--run-dir", "run"), ("submit",)], ids=["run", "submit"])
 def test_a_file_that_is_not_there_is_refused(
     words: tuple[str, ...], fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -513,6 +513,23 @@ def test_the_record_of_a_job_that_trains_comes_through_its_leader(
             client.fetch_record("digits", tmp_path)
 
 
+def test_a_model_is_fetched_into_no_folder_whose_files_would_become_a_part_of_it(
+    client: Client, fake: FakeKube, tmp_path: Path
+) -> None:
+    source = tmp_path / "there" / "digits" / "model"
+    source.mkdir(parents=True)
+    (source / "model.safetensors").write_bytes(b"weights")
+    fake.objects[f"{JOBS}/digits"] = stored(make_job().set("output.location", f"file://{tmp_path}/there"))
+    folder = tmp_path / "here"
+    folder.mkdir()
+    client.fetch_model("digits", folder)
+    (source / "model.safetensors").unlink()
+    (source / "chat_template.jinja").touch()
+    with pytest.raises(FileExistsError, match=f"{folder} is not empty: name a new folder"):
+        client.fetch_model("digits", folder)
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+
+
 def test_a_job_without_output_has_nothing_to_fetch(client: Client, fake: FakeKube, tmp_path: Path) -> None:
     fake.objects[f"{JOBS}/digits"] = stored(make_job(), conditions=[finished()])
     with pytest.raises(NothingToFetch, match=r"spec\.output"):

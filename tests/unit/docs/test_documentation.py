@@ -6,7 +6,7 @@ import importlib
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import datasets
@@ -156,6 +156,24 @@ def test_the_architecture_names_every_room() -> None:
     rooms = [room for room in rooms if not room.name.startswith("__")]
     assert len(rooms) > 40
     assert not [room.stem for room in rooms if room.stem not in named]
+
+
+def test_the_architecture_lists_a_room_of_the_trainer_above_all_rooms_that_it_imports() -> None:
+    rooms = (ROOT / "docs" / "architecture.md").read_text().partition("\n### Trainer\n")[2].partition("\n### ")[0]
+    cells = re.findall(r"^\| (`[^|]*`) \|", rooms, flags=re.MULTILINE)
+    row_of = {room.replace("/", "."): row for row, cell in enumerate(cells) for room in re.findall(r"`([\w/]+)`", cell)}
+    assert len(row_of) > 20
+    package = ROOT / "trainer_image" / "pipetransformer"
+    upward = set()
+    for file in package.rglob("*.py"):
+        (own,) = _room(row_of, ".".join(file.relative_to(package).with_suffix("").parts)) or [""]
+        for module in re.findall(r"^\s*from pipetransformer\.([\w.]+) import", file.read_text(), flags=re.MULTILINE):
+            upward |= {(own, room) for room in _room(row_of, module) if own and row_of[room] < row_of[own]}
+    assert not upward
+
+
+def _room(rooms: Iterable[str], module: str) -> list[str]:
+    return [room for room in rooms if f"{module}.".startswith(f"{room}.")]
 
 
 @pytest.mark.parametrize("walk", walks.walks(), ids=lambda walk: walk.title)

@@ -50,14 +50,14 @@ def take_size(draft: Draft) -> Layout | None:
 
 
 def wait(draft: Draft) -> None:
-    """Releases all workers and tells the user that the spec's limits allow no layout for a start."""
+    """Releases all workers and tells the user that the limits of spec and checkpoint allow no layout for a start."""
     bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
     *others, last = lengths
     words = " or ".join([*map(str, others), counted(last, "stage")])
     message = (
-        f"spec.elasticPolicy allows no starting layout: it needs pipelines of {words},"
-        f" and allows {bounds.min_pipelines} to {bounds.max_pipelines} of them,"
-        f" {bounds.min_workers} to {counted(bounds.max_workers, 'worker')} in all"
+        f"no starting layout is within all limits: pipelines of {words}; {bounds.min_pipelines} to"
+        f" {counted(bounds.max_pipelines, 'pipeline')}, by spec.elasticPolicy and the data order of the checkpoint;"
+        f" {bounds.min_workers} to {counted(bounds.max_workers, 'worker')}, by spec.elasticPolicy"
     )
     draft.warn(ConditionType.RUNNING, False, Reason.NO_LEGAL_START, message)
     hold_nothing(draft, Reason.NO_LEGAL_START, message)

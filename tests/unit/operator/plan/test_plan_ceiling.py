@@ -146,10 +146,24 @@ def test_a_start_follows_the_ceiling_and_waits_with_words_below_one_pipeline() -
         running = world.condition(ConditionType.RUNNING)
         assert (world.workers, world.status.resize, world.status.start_time) == ({}, None, None)
         assert (running.status, running.reason) == ("False", "NoLegalStart")
-        assert running.message.endswith("of 4 stages, and allows 1 to 2 of them, 1 to 3 workers in all")
+        assert "pipelines of 4 stages; 1 to 2 pipelines," in running.message
+        assert running.message.endswith("; 1 to 3 workers, by spec.elasticPolicy")
         world.wait(7200)
     scale(world, 8)
     assert world.shape == (4, 2)
+
+
+def test_a_start_that_the_checkpoints_data_order_does_not_allow_says_that_it_is_a_limit() -> None:
+    world = World(make_job().stages(2).workers(8).checkpoint())
+    world.start()
+    world.commit(checkpoint=0, num_shards=2)
+    world.builder.suspended().set("elasticPolicy.minPipelines", 3)
+    world.settle()
+    world.builder.suspended(False)
+    world.settle()
+    running = world.condition(ConditionType.RUNNING)
+    assert running.reason == "NoLegalStart"
+    assert "; 3 to 2 pipelines, by spec.elasticPolicy and the data order of the checkpoint;" in running.message
 
 
 def test_a_job_that_starts_again_obeys_the_ceiling_whatever_its_checkpoint_needs() -> None:
@@ -193,4 +207,4 @@ def test_no_job_has_more_workers_than_its_status_can_name(monkeypatch: pytest.Mo
     assert (fresh.shape, len(fresh.workers)) == ((2, 3), 6)
     never = World(make_job().stages(2).workers(8, least=8, most=16))
     never.settle()
-    assert "8 to 6 workers in all" in never.condition(ConditionType.RUNNING).message
+    assert "; 8 to 6 workers, by spec.elasticPolicy" in never.condition(ConditionType.RUNNING).message
