@@ -5,16 +5,17 @@ of other models are in one file, by whole-model name.
 """
 
 import json
+import logging
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, ValidationError
 from torch import Tensor
 
 from pipetransformer.data import DataInfo, Processor, Task
@@ -26,6 +27,8 @@ from pipetransformer_contract.wire import Wire
 
 from .files import Folder
 from .store import from_bytes, to_bytes
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS = "model.safetensors"
 CONFIG = "pipetransformer.json"
@@ -63,6 +66,7 @@ class ModelConfig(Wire):
         pad_id: id of padding; None if there is no such token.
         start_id: id at the start of a text; None if there is no such token.
         end_id: id at the end of a text; None if there is no such token.
+        files: the other files of the folder that belong to the model.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -86,6 +90,7 @@ class ModelConfig(Wire):
     pad_id: int | None = None
     start_id: int | None = None
     end_id: int | None = None
+    files: tuple[str, ...] = ()
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -111,7 +116,8 @@ def write_model(
     info: DataInfo,
     processor: Processor | None = None,
 ) -> None:
-    """Write the weights and then `pipetransformer.json` into a folder.
+    """Write the weights and then `pipetransformer.json` into a folder. Files of the model that was there are removed,
+    because readers would mix them with the new ones, such as shards of weights. Other files stay.
 
     Args:
         location: path or fsspec URL of the folder, which is created if needed.
@@ -132,9 +138,27 @@ def write_model(
             (scratch / WEIGHTS).write_bytes(to_bytes(tensors, {"format": "pt"}))
         if processor is not None:
             processor.save_pretrained(str(scratch))
-        for file in sorted(file for file in scratch.rglob("*") if file.is_file()):
-            folder.write(str(file.relative_to(scratch)), file.read_bytes())
-    folder.write(CONFIG, json.dumps(_described(config), indent=2).encode())
+        files = tuple(sorted(str(file.relative_to(scratch)) for file in scratch.rglob("*") if file.is_file()))
+        for file in files:
+            folder.write(file, (scratch / file).read_bytes())
+    _remove_earlier(folder, files)
+    described = _described(config.model_copy(update={"files": files}))
+    folder.write(CONFIG, json.dumps(described, indent=2).encode())
+
+
+def _remove_earlier(folder: Folder, files: Sequence[str]) -> None:
+    """Remove the files of an earlier model, except `files`. A store that forbids it keeps them, with a warning."""
+    try:
+        earlier = ModelConfig.model_validate_json(folder.read(CONFIG)).files
+    except (FileNotFoundError, ValidationError):
+        return
+    for file in set(earlier) - set(files):
+        if not {"", ".", ".."}.isdisjoint(file.split("/")):
+            continue  # an edited list must not remove what is outside
+        try:
+            folder.remove(file)
+        except OSError as error:
+            logger.warning("%s of an earlier model stays: %s", folder.path(file), error)
 
 
 def _described(config: ModelConfig) -> dict[str, object]:

@@ -462,6 +462,37 @@ def test_a_model_folder_rebuilds_the_model(location: str) -> None:
     assert 0 <= accuracy(model, load_dataset(trainer_spec().data, dtype=torch.float64).test) <= 1
 
 
+def test_a_model_replaces_the_files_of_an_earlier_one_and_no_others(location: str) -> None:
+    write_small_model(location)
+    folder = Folder(location)
+    described = json.loads(folder.read("pipetransformer.json"))
+    assert described["files"] == ["model.safetensors"]
+    described["files"] += ["model-00001-of-00002.safetensors", "templates/chat.jinja", "gone.json", "", "templates/.."]
+    for name in ("model-00001-of-00002.safetensors", "templates/chat.jinja", "README.md"):
+        folder.write(name, b"of an earlier model, or the user's")
+    folder.write("pipetransformer.json", json.dumps(described).encode())
+
+    write_small_model(location)
+
+    kept = {"README.md", "model.safetensors", "pipetransformer.json"}
+    assert kept == set(folder.names()) - {"templates"}
+    assert not folder.exists("templates/chat.jinja")
+
+
+def test_files_of_an_earlier_model_that_cannot_be_removed_end_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_small_model(str(tmp_path))
+    described = json.loads((tmp_path / "pipetransformer.json").read_text())
+    (tmp_path / "pipetransformer.json").write_text(json.dumps(described | {"files": ["old"]}))
+    monkeypatch.setattr(Folder, "remove", mock.Mock(side_effect=PermissionError("the store does not allow it")))
+
+    write_small_model(str(tmp_path))
+
+    assert "old of an earlier model stays: the store does not allow it" in caplog.text
+    assert load_model(str(tmp_path)).num_layers == 2
+
+
 def test_a_model_folder_without_a_model_says_which_file_is_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"pipetransformer\.json"):
         load_model(str(tmp_path))
