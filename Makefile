@@ -248,7 +248,7 @@ bench-worth-ideal: $(STAMP) ## What freezing, elastic layouts and the cache can 
 bench-worth-runs: $(STAMP) ## Whole runs on virtual devices against what one would pick instead (8 min; FULL=1: 3 h).
 	$(BIN)/python -m benchmarks.worth.runs $(if $(FULL),--full)
 
-bench-worth: bench-worth-ideal bench-worth-runs bench-worth-accuracy ## What a whole run saves: all parts (FULL=1: for the record).
+bench-worth: bench-worth-ideal bench-worth-runs bench-worth-accuracy ## What a whole run saves: all parts that need no root (FULL=1: for the record).
 
 .PHONY: clean
 clean: ## Remove the virtual environment, caches and runs.
