@@ -188,16 +188,17 @@ class ProcessPool:
             await asyncio.wait(self._watchers)
 
     async def stop(self) -> None:
-        """Ends all processes and waits until they are gone. They have time for a checkpoint unless it is cancelled."""
+        """Tells all processes to end, and waits until they are gone or had time for a checkpoint."""
         for process in list(self._processes.values()):
             if process.process.returncode is None:
                 process.process.terminate()
-        try:
-            if self._watchers:
-                await asyncio.wait(self._watchers, timeout=STOP_SECONDS)
-        finally:
-            for process in list(self._processes.values()):
-                _kill(process)
+        if self._watchers:
+            await asyncio.wait(self._watchers, timeout=STOP_SECONDS)
+
+    async def kill(self) -> None:
+        """Ends the processes that still run, and waits until they are gone."""
+        for process in list(self._processes.values()):
+            _kill(process)
         await asyncio.gather(*self._watchers)
 
     async def _watch(self, process: _Process) -> None:

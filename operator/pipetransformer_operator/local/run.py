@@ -64,8 +64,11 @@ async def run_job(
             await pool.all_ended()
         finally:
             progress.cancel()
-            await controller.stop()
-            await pool.stop()
+            try:
+                await controller.stop()
+                await pool.stop()
+            finally:  # also where a second signal comes in the middle of it
+                await pool.kill()
             await runner.cleanup()
     return store.last.status
 

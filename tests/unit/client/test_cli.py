@@ -428,10 +428,11 @@ def write_local_job(folder: Path, monkeypatch: pytest.MonkeyPatch, *, advance_to
     (folder / "run" / "advance-to").write_text(str(advance_to))
 
 
-def slow_to_end() -> str:
-    """The command of a scripted worker that needs a second for its checkpoint."""
+def slow_to_end(seconds: int) -> str:
+    """The command of a scripted worker that needs so long for its checkpoint."""
     trainer = ROOT / "tests/testkit/operator/scripted_trainer.py"
-    return json.dumps(["sh", "-c", f"trap 'sleep 1; touch run/saved; kill $!; exit' TERM; python {trainer} & wait"])
+    saves = f"trap 'sleep {seconds}; touch run/saved; kill $!; exit' TERM"
+    return json.dumps(["sh", "-c", f"echo $$ > run/pid; {saves}; python {trainer} & wait"])
 
 
 def signal_while_it_trains(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
@@ -537,7 +538,7 @@ def test_a_closed_terminal_ends_the_workers_and_leaves_them_time_for_a_checkpoin
     monkeypatch.setattr(PlainView, "told", closed)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
-        assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end()}") == 130
+        assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end(1)}") == 130
     finally:
         signal.signal(signal.SIGHUP, before)
     assert (tmp_path / "run" / "saved").exists()
@@ -556,8 +557,9 @@ def test_a_second_signal_ends_the_workers_at_once(
 
     signal_while_it_trains(monkeypatch, signal.SIGINT)
     monkeypatch.setattr(PlainView, "told", again)
-    assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end()}") == 130
+    assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end(30)}") == 130
     assert not (tmp_path / "run" / "saved").exists()
+    assert not Path("/proc", (tmp_path / "run" / "pid").read_text().strip()).exists()
 
 
 def test_a_run_that_cannot_be_shown_ends_as_any_other(
