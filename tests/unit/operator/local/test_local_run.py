@@ -62,11 +62,16 @@ async def test_freezes_widen_the_job_through_three_layouts_and_it_completes(tmp_
 
 
 async def test_a_releasing_job_gives_its_workers_back_while_it_trains(tmp_path: Path, run_dir: Path) -> None:
+    (run_dir / "advance-to").write_text("5")
+
+    def changed(job: PipeTrainingJob) -> None:
+        if job.status.gpus.released == 3:
+            (run_dir / "advance-to").write_text("6")
+
     job = read_job(write(packing_job().release(), tmp_path), run_dir)
-    status = await run_job(job, run_dir)
+    status = await run_job(job, run_dir, changed=changed)
     assert status.is_true(ConditionType.COMPLETE)
     assert status.generation is not None and status.generation.stages * status.generation.pipelines == 1
-    assert status.gpus.released == 3
 
 
 async def test_blocks_that_train_again_deepen_the_pipelines_of_the_same_workers(tmp_path: Path, run_dir: Path) -> None:
