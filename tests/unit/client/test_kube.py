@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import socket
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kubernetes import client
+from websocket import WebSocket, WebSocketTimeoutException
 
 from pipetransformer_client import kube as module
 from pipetransformer_client.errors import AlreadyExists, ClientError, NotFound, Refused, Unavailable
@@ -137,11 +139,26 @@ def test_a_command_that_fails_says_why(said: list[bytes], words: str, execute: E
         list(execute(write))
 
 
+def let_silences_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command says nothing for so long that a ping is due, three times. Each answer has its whole time to come."""
+    silences, receive = itertools.chain([True, False] * 3, itertools.repeat(False)), WebSocket.recv_data_frame
+
+    def received(socket: WebSocket, control_frame: bool = False) -> object:
+        if next(silences):
+            raise WebSocketTimeoutException
+        return receive(socket, control_frame)
+
+    monkeypatch.setattr(WebSocket, "recv_data_frame", received)
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_silent_command_is_waited_for_as_long_as_its_connection_works(
     answers: bool, execute: Execute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PING_SECONDS", 0.1)
+    if answers:
+        let_silences_end_at_once(monkeypatch)
+    else:
+        monkeypatch.setattr(module, "PING_SECONDS", 0.1)
 
     def write(connection: socket.socket) -> None:
         for _ in range(3):

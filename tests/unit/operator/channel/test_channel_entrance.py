@@ -6,6 +6,7 @@ import resource
 import socket
 import ssl
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -199,9 +200,22 @@ async def test_a_connection_is_closed_when_its_request_does_not_come(
         assert await channel.ask("127.0.0.1", request_) == b""
 
 
+def let_tls_begin_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers wait a minute for TLS to begin, because a client on a busy machine may need long for it."""
+    loop = asyncio.get_running_loop()
+    create = loop.create_server
+
+    async def patient(*arguments: Any, **options: Any) -> asyncio.Server:
+        return await create(*arguments, **options | {"ssl_handshake_timeout": 60.0})
+
+    monkeypatch.setattr(loop, "create_server", patient)
+
+
 @pytest.mark.parametrize("tls", [False, True], ids=["before TLS", "at its end"])
 async def test_who_says_nothing_of_tls_holds_no_connection(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_entrance, "IDLE_SECONDS", 0.1)
+    if tls:
+        let_tls_begin_late(monkeypatch)
     async with Listening() as channel:
         opened = asyncio.create_task(channel.until_open(1))
         with await asyncio.to_thread(channel.connect_silently, tls=tls):

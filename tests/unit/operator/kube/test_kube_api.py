@@ -30,10 +30,10 @@ async def serve(answer: web.Request) -> web.StreamResponse:
         for part in (*PARTS, EXPIRED):
             await stream.write(part)
         return stream
-    if "watch" in answer.query:  # of what does not change: without a word until its time is over
+    if "watch" in answer.query:  # of what does not change: without a word until its time is over, or a second
         silent = web.StreamResponse()
         await silent.prepare(answer)
-        await asyncio.sleep(float(answer.query["timeoutSeconds"]))
+        await asyncio.sleep(1 if answer.path == "/ending" else float(answer.query["timeoutSeconds"]))
         return silent
     if "/namespaces/slow/" in answer.path:
         await asyncio.Event().wait()
@@ -212,12 +212,13 @@ async def test_a_watch_may_be_silent_until_the_server_sends_bookmarks(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
     monkeypatch.setattr(kube_api, "BOOKMARK_SECONDS", 0.1)
-    monkeypatch.setattr(kube_api, "TIMEOUT_SECONDS", 0.3)
     api = await Api.connect()
     try:
-        assert [event async for event in api.watch("/watched", "1", 1)] == []
+        await api.get("/version")  # opens a connection, which may take longer than the watches may be silent
+        monkeypatch.setattr(kube_api, "TIMEOUT_SECONDS", 0.3)
+        assert [event async for event in api.watch("/ending", "1", 60)] == []
         with pytest.raises(Unavailable):
-            [event async for event in api.watch("/watched", "1", 1, bookmarked=True)]
+            [event async for event in api.watch("/watched", "1", 60, bookmarked=True)]
     finally:
         await api.close()
 
