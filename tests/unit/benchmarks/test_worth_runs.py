@@ -124,6 +124,7 @@ def test_a_device_has_memory_for_three_layers_that_train() -> None:
     assert 3 < EIGHT.device_bytes / model.trained_bytes[1] < 4
 
 
+@pytest.mark.timeout(300)  # it searches all layouts of five ways
 def test_what_is_elastic_could_take_less_at_best() -> None:
     ways = (STATIC, RECUT_CACHE, ELASTIC, OFFLOAD, DDP_FREEZE_CACHE)
     static, recut, elastic, offload, lone = (EIGHT.ideal(way) for way in ways)
