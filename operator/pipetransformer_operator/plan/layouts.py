@@ -32,11 +32,9 @@ def best(view: View, workers: int) -> Layout | None:
     """The best layout on at most `workers` workers, by the offers in the leader's last report; None if none is valid.
 
     Without offers it has as many stages as the present layout."""
-    generation, bounds = view.status.generation, bounds_of(view)
-    assert generation is not None
-    offers = offered(view)
+    offers, bounds = offered(view), bounds_of(view)
     if not offers:
-        offers, bounds = _of_one_length(awaited(view, generation.layout).stages, bounds)
+        offers, bounds = _of_one_length(awaited(view, view.generation.layout).stages, bounds)
     packing = view.spec.pipeline.packing
     return choose(offers, workers, bounds, on_pack=view.on_pack, packing=packing, present=_present(view))
 
@@ -104,8 +102,7 @@ def _of_one_length(stages: int, bounds: Bounds) -> tuple[list[Offer], Bounds]:
 
 def _present(view: View) -> Present:
     """The layout that trains now, with its step time once the leader of the published generation reported it."""
-    generation, report = view.status.generation, view.present_report
-    assert generation is not None
+    present, report = view.generation.layout, view.present_report
     if report is None:
-        return Present(generation.layout)
-    return Present(generation.layout, report.step_seconds, report.remaining_steps)
+        return Present(present)
+    return Present(present, report.step_seconds, report.remaining_steps)

@@ -12,10 +12,18 @@ from typing import Any
 
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.api.labels import label_errors
-from pipetransformer_contract.api.status import ConditionType, JobStatus, LastReport, Resize, ResizePhase
+from pipetransformer_contract.api.status import JobStatus, LastReport, Resize, ResizePhase
 from pipetransformer_contract.api.template import template_errors
 from pipetransformer_contract.choose import OnPack
-from pipetransformer_contract.messages import DurableCheckpoint, Member, Offer, Report, ResizeReason, Upcoming
+from pipetransformer_contract.messages import (
+    DurableCheckpoint,
+    Generation,
+    Member,
+    Offer,
+    Report,
+    ResizeReason,
+    Upcoming,
+)
 from pipetransformer_contract.wire import Wire
 
 from .clock import Clock
@@ -87,11 +95,6 @@ class View:
         return self.spec.managed and not (self.stopped or self.status.finished)
 
     @property
-    def suspended(self) -> bool:
-        """Whether the status says that the job is suspended."""
-        return self.status.is_true(ConditionType.SUSPENDED)
-
-    @property
     def preparation(self) -> Resize | None:
         """The resize or start that workers are prepared for; None without one."""
         resize = self.status.resize
@@ -143,7 +146,7 @@ class View:
     @property
     def newest_step(self) -> int:
         """Number of committed steps, as far as the operator knows. The workers may have made a few more."""
-        return max((one.step for one in (self.report, self.status.last_report) if one is not None), default=0)
+        return max((report.step for report in filter(None, (self.report, self.status.last_report))), default=0)
 
     @property
     def present_report(self) -> LastReport | None:
@@ -154,12 +157,18 @@ class View:
         return report
 
     @property
-    def published_time(self) -> datetime:
-        """When the published generation was published."""
+    def generation(self) -> Generation:
+        """The published generation. Ask only about a job that has one; `status.generation` may be None."""
         generation = self.status.generation
         assert generation is not None
-        assert generation.published_time is not None
-        return generation.published_time
+        return generation
+
+    @property
+    def published_time(self) -> datetime:
+        """When the published generation was published."""
+        published = self.generation.published_time
+        assert published is not None
+        return published
 
     @property
     def awaited_level(self) -> Upcoming | None:

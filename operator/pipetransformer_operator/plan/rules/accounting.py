@@ -2,6 +2,7 @@
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.status import Gpus, JobStatus, Reason
+from pipetransformer_contract.words import counted_are
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.view import View
 
@@ -15,8 +16,8 @@ def count(draft: Draft) -> None:
     held = len(draft.view.workers.holding if status.finished else draft.view.workers)
     saved = _saved(draft.view, held) if _uses_workers(status) else 0
     if gone:
-        left = "1 worker is gone" if len(gone) == 1 else f"{len(gone)} workers are gone"
-        draft.tell(Reason.GPUS_RELEASED, f"{left}, {held} {'is' if held == 1 else 'are'} held")
+        left = counted_are(len(gone), "worker")
+        draft.tell(Reason.GPUS_RELEASED, f"{left} gone, {held} {'is' if held == 1 else 'are'} held")
     _add_seconds(draft, held, saved)
     draft.update(
         gpus=Gpus(held=held, released=status.gpus.released + len(gone), saved=saved),
@@ -48,8 +49,6 @@ def _saved(view: View, held: int) -> int:
 
     The comparison is with as many pipelines as at the start. Workers that are missing because of a failure or a lower
     `maxWorkers` do not count. `held` is the number of workers that the job holds."""
-    generation, spec = view.status.generation, view.spec
-    assert generation is not None
-    stages = spec.pipeline.stages
-    pipelines = min(view.status.initial_workers, spec.elastic_policy.ceiling) // stages
-    return max(0, min(pipelines * (stages - generation.stages), pipelines * stages - held))
+    stages = view.spec.pipeline.stages
+    pipelines = min(view.status.initial_workers, view.spec.elastic_policy.ceiling) // stages
+    return max(0, min(pipelines * (stages - view.generation.stages), pipelines * stages - held))

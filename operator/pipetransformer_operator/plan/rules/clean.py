@@ -16,8 +16,7 @@ from pipetransformer_operator.plan.sharing.claim import target
 
 def under_way(draft: Draft) -> bool:
     """Releases the leavers that may go. Returns whether some still wait for a checkpoint."""
-    status, generation = draft.status, draft.status.generation
-    assert generation is not None
+    status, generation = draft.status, draft.view.generation
     draining = draft.view.wanted.among(draft.view.leaving_ids).draining
     _release(draft, draining.ids, "and on a node that is being drained")
     if draft.status.leaving_ids and draft.spec.checkpoint and not generation.covered_by(status.checkpoint):
@@ -34,8 +33,7 @@ def under_way(draft: Draft) -> bool:
 
 
 def _spares(draft: Draft) -> set[int]:
-    generation, status = draft.status.generation, draft.status
-    assert generation is not None
+    generation, status = draft.view.generation, draft.status
     may_stay = draft.view.leaving_ids.difference(status.surplus_ids, quota.lost_ids(status, draft.observed))
     living = set(draft.view.wanted.among(may_stay).alive.ids)
     if draft.view.on_pack is OnPack.HOLD:
@@ -45,8 +43,7 @@ def _spares(draft: Draft) -> set[int]:
 
 
 def _release(draft: Draft, ids: Set[int], why: str) -> None:
-    status, generation = draft.status, draft.status.generation
-    assert generation is not None
+    status, generation = draft.status, draft.view.generation
     draft.update(releasing_ids=sorted({*status.releasing_ids, *(set(status.surplus_ids) & ids)}))
     why = f"not part of generation {generation.layout_generation} ({generation.reason.value}), {why}"
     draft.keep_workers(draft.view.wanted_ids - ids, why)

@@ -33,8 +33,7 @@ _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeRe
 
 def under_way(draft: Draft) -> bool:
     """Publishes another generation if the present one broke. Returns whether the newest one is not confirmed yet."""
-    generation = draft.status.generation
-    assert generation is not None
+    generation = draft.view.generation
     since = draft.view.broken_since
     if since is not None:
         _mend(draft, generation, since)

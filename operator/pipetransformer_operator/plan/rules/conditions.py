@@ -191,15 +191,14 @@ def _resizing(draft: Draft) -> None:
 
 
 def _awaits_level(draft: Draft, level: Upcoming) -> str:
-    generation = draft.status.generation
-    assert generation is not None
     if draft.status.resize is None:
         why = _ceiling_of_level(draft.view) or _why_not_larger(draft)
     else:
         why = why_not_ready(draft.view)[1]
     return (
         f"level {level.level} begins before step {level.step}, and its model does not fit in"
-        f" {generation.layout.words}: the job makes no step until it has more workers" + (f"; {why}" if why else "")
+        f" {draft.view.generation.layout.words}: the job makes no step until it has more workers"
+        + (f"; {why}" if why else "")
     )
 
 
@@ -271,8 +270,7 @@ def _limit_of_pipelines(view: View, generation: Generation) -> str:
 
 
 def _awaited(view: View, resize: Resize) -> str:
-    generation = view.status.generation
-    assert generation is not None
+    generation = view.generation
     if resize.phase is ResizePhase.PREPARE:
         return why_not_ready(view)[1]
     if resize.phase is ResizePhase.COMMIT:

@@ -25,8 +25,7 @@ def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers on drained nodes, or prepares their replacements.
 
     Returns whether it did either."""
-    generation = draft.status.generation
-    assert generation is not None
+    generation = draft.view.generation
     cordoned = draft.view.wanted.draining.names
     going, staying = parted(generation.members, cordoned)
     if not going:

@@ -1,7 +1,7 @@
 """Sends events about lost steps: steps that the job made, but that neither a worker nor its checkpoint holds."""
 
 from pipetransformer_contract.api.status import Reason
-from pipetransformer_contract.words import counted
+from pipetransformer_contract.words import counted_are
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import saved_step
 from pipetransformer_operator.plan.types import EventType, Worker, WorkerPhase
@@ -32,21 +32,21 @@ def settle(draft: Draft, step: int) -> None:
     if reached is None:
         return
     if reached > step:
-        words = f"{_lost(reached - step)}: step {reached} was reached, and the job resumed from step {step}"
+        lost = counted_are(reached - step, "step")
+        words = f"{lost} lost: step {reached} was reached, and the job resumed from step {step}"
         draft.tell(Reason.STEPS_LOST, words, EventType.WARNING)
     draft.update(unsettled_step=None)
 
 
 def tell_lost(draft: Draft) -> None:
     """Tells how many steps no durable checkpoint holds. Before its first confirmed generation a job has made none."""
-    generation, stop, checkpoint = draft.status.generation, draft.status.stop, draft.status.checkpoint
-    assert generation is not None
-    if not generation.confirmed_generation or (stop is not None and draft.spec.checkpoint is None):
+    stop, checkpoint = draft.status.stop, draft.status.checkpoint
+    if not draft.view.generation.confirmed_generation or (stop is not None and draft.spec.checkpoint is None):
         return  # without a checkpoint, the event at the begin of the stop said that all steps will be lost
     durable = max(saved_by_members(draft.view), stop.saved_step if stop else 0, checkpoint.step if checkpoint else 0)
     newest = draft.view.newest_step
     if newest > durable:
-        steps = f"{_lost(newest - durable)}: step {newest} was reached, and "
+        steps = f"{counted_are(newest - durable, 'step')} lost: step {newest} was reached, and "
         steps += f"the newest durable checkpoint is of step {durable}" if durable else "no checkpoint is durable"
         draft.tell(Reason.STEPS_LOST, steps, EventType.WARNING)
 
@@ -56,7 +56,3 @@ def saved_by_members(view: View) -> int:
 
     Workers of earlier generations do not count, because they do not hold the steps since then."""
     return max(map(saved_step, view.workers_of(view.members)), default=0)
-
-
-def _lost(steps: int) -> str:
-    return f"{counted(steps, 'step')} {'is' if steps == 1 else 'are'} lost"

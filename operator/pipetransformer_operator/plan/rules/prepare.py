@@ -36,8 +36,7 @@ def publish(draft: Draft) -> bool:
     It takes all joiners once all are ready; after the deadline those that are ready; otherwise none. Workers whose
     quota the queue reclaims leave. Returns whether it published a generation.
     """
-    generation = draft.status.generation
-    assert generation is not None
+    generation = draft.view.generation
     going, staying = parted(generation.members, draft.view.names_of(quota.lost_ids(draft.status, draft.observed)))
     joining = _joining_now(draft)
     number = len(staying) + len(joining)
@@ -82,8 +81,7 @@ def _follow_release(draft: Draft, *, reclaimed: bool, is_limited: bool) -> None:
 
 def prepare(draft: Draft) -> None:
     """Creates the workers of the next layout, and cancels the attempt if they are not ready by its deadline."""
-    generation = draft.status.generation
-    assert generation is not None
+    generation = draft.view.generation
     begin(draft, ResizeReason.CLAIM)  # drops the replacements of a drain that is over
     if is_late(draft):
         cancel(draft, *why_not_ready(draft.view))

@@ -186,8 +186,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     workers, even if replacements end before they join. Leavers that wait for a checkpoint stay, because the job may
     have to start again in its old size.
     """
-    generation, status = draft.status.generation, draft.status
-    assert generation is not None
+    generation, status = draft.view.generation, draft.status
     kept = draft.view.ids_of(survivors)
     staying = [*kept, *status.leaving_ids]
     whole = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)

@@ -12,8 +12,9 @@ from pipetransformer_operator.plan.view import View
 from .lost_steps import settle
 from .prepare import forget_failures
 
-#: A report that shows only more steps is written this often. Any other report is written at once.
+#: A report that shows only more steps is written this often.
 PROGRESS_INTERVAL = timedelta(seconds=30)
+#: What rules decide by. A report in which one of these is new is written at once.
 _DECIDES = attrgetter("layout_generation", "boundary", "outcome", "checkpoint", "offers", "upcoming", "step_seconds")
 
 
@@ -24,17 +25,19 @@ def fold(draft: Draft) -> None:
     report, last = draft.view.report, draft.status.last_report
     if report is None or not report.newer_than(last):
         return
-    mends = _mends(draft.status, report)
-    if last is not None and not (mends or _decides(report, last) or _is_due(draft.view, last)):
+    makes_step = _is_first_step_after_break(draft.status, report)
+    if last is not None and not (makes_step or _DECIDES(report) != _DECIDES(last) or _is_due(draft.view, last)):
         return
     before = draft.view.boundary
     _write(draft, report)
     _tell_boundary(draft, report, before)
+    if makes_step:
+        draft.update(generation=draft.view.generation.model_copy(update={"broken_before": 0}))
     if draft.status.generation is not None:
-        _confirm(draft, draft.status.generation.model_copy(update={"broken_before": 0} if mends else {}), report)
+        _confirm(draft, draft.status.generation, report)
 
 
-def _mends(status: JobStatus, report: Report) -> bool:
+def _is_first_step_after_break(status: JobStatus, report: Report) -> bool:
     """Whether the report shows the first step after one or more generations broke."""
     steps = status.last_report.step if status.last_report else 0
     return status.generation is not None and status.generation.broken_before > 0 and report.step > steps
@@ -68,7 +71,6 @@ def _tell_boundary(draft: Draft, report: Report, before: int) -> None:
 def _confirm(draft: Draft, generation: Generation, report: Report) -> None:
     """Writes that the report's generation is confirmed, and sends an event at the first report of each generation."""
     number = report.layout_generation
-    draft.update(generation=generation)
     settle(draft, report.step)
     if number <= generation.confirmed_generation:
         return
@@ -88,10 +90,6 @@ def _frozen_forward(report: Report) -> str:
     return ", frozen layers compute ahead" if report.frozen_forward == FrozenForward.AHEAD else ""
 
 
-def _decides(report: Report, last: Report) -> bool:
-    return _DECIDES(report) != _DECIDES(last)
-
-
 def _is_due(view: View, last: LastReport) -> bool:
     """Whether it is time to write mere progress: often enough that the job does not seem to stall."""
     stall = view.spec.run_policy.stall_timeout_seconds
@@ -100,6 +98,5 @@ def _is_due(view: View, last: LastReport) -> bool:
 
 
 def _newer(old: DurableCheckpoint | None, new: DurableCheckpoint | None) -> DurableCheckpoint | None:
-    if old is None or new is None:
-        return new or old
-    return max(old, new, key=lambda checkpoint: (checkpoint.layout_generation, checkpoint.step))
+    known = filter(None, (old, new))
+    return max(known, key=lambda checkpoint: (checkpoint.layout_generation, checkpoint.step), default=None)

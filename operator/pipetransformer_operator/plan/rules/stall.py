@@ -76,8 +76,7 @@ def last_words(view: View) -> str:
     """Why the published generation broke, in the words of its leader, otherwise of the first member that says so.
 
     The text is for the end of a message and begins with `; `. It is empty if no member says why."""
-    generation = view.status.generation
-    assert generation is not None
+    generation = view.generation
     for member in sorted(generation.members, key=lambda member: member.name != generation.leader):
         if because := view.observed.beat(member.uid).because:
             return f"; {member.name}: {because}"
@@ -86,8 +85,7 @@ def last_words(view: View) -> str:
 
 def _is_awaited(view: View) -> bool:
     """Whether the published generation should have been confirmed by now, but is not."""
-    generation = view.status.generation
-    assert generation is not None
+    generation = view.generation
     return not generation.confirmed and view.clock.reached(view.published_time + SILENCE)
 
 

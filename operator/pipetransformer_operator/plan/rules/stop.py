@@ -110,8 +110,7 @@ def _regroup_survivors(draft: Draft) -> None:
     """Publishes a generation of the members that are left, if some were lost or the group broke.
 
     If the survivors are too few for a layout, or hold no copy of a lost stage, the job releases them."""
-    generation = draft.status.generation
-    assert generation is not None
+    generation = draft.view.generation
     lost = recover.find_lost(draft, generation)
     if not lost:
         commit.under_way(draft)

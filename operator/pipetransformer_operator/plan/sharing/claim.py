@@ -27,9 +27,7 @@ def target(draft: Draft) -> Layout:
 
     It is the present layout if no larger one is better, or if the job waits after a failed attempt. It is also the
     present layout while the cluster refuses to delete workers of the failed attempt."""
-    plan = draft.status.generation
-    assert plan is not None
-    current = plan.layout
+    current = draft.view.generation.layout
     if draft.view.sleeps() or undeleted.leaks(draft):
         return current
     best = _larger(draft, current, share.ceiling(draft))
@@ -82,9 +80,8 @@ def _most_own(draft: Draft) -> int:
     It tries once to replace all lost workers, because an autoscaler may add nodes. Later, or after it released workers
     for another job, it tries only as many as nodes have room for, preemption included. Otherwise an attempt that gets
     only some of its workers would preempt claims of other jobs without using them."""
-    plan, status, reach = draft.status.generation, draft.status, draft.observed.reach
-    assert plan is not None
-    lost = plan.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
+    status, reach = draft.status, draft.observed.reach
+    lost = draft.view.generation.reason in (ResizeReason.FAILURE, ResizeReason.DRAIN) and not status.resize_failures
     if lost or reach is None or not _claims_idle(draft):
         return status.initial_workers
     draft.waits_for_room = True

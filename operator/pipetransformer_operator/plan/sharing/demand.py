@@ -174,12 +174,12 @@ def _cannot_take_joiners(draft: Draft) -> bool:
     """Whether no worker can join now, because the published generation is not confirmed, or its leavers do not leave.
 
     Only after several unconfirmed generations, or after `resizeTimeoutSeconds`."""
-    plan = draft.status.generation
-    if plan is None:
+    generation = draft.status.generation
+    if generation is None:
         return False
-    settled = plan.confirmed and not draft.status.leaving_ids
+    settled = generation.confirmed and not draft.status.leaving_ids
     timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
-    repeated = plan.layout_generation > plan.confirmed_generation + 1
+    repeated = generation.layout_generation > generation.confirmed_generation + 1
     return not settled and (repeated or draft.now >= draft.view.published_time + timeout)
 
 
@@ -200,9 +200,7 @@ def _speeds(draft: Draft) -> dict[int, float]:
     If step times are not measured, a speed is the number of workers. The result leaves out larger sizes whose gain does
     not cover the pause, because the job would not take them. Before the first offers it has only the present size.
     """
-    plan, offers = draft.status.generation, layouts.offered(draft.view)
-    assert plan is not None
-    present = plan.layout.workers
+    present, offers = draft.view.generation.layout.workers, layouts.offered(draft.view)
     if not offers:
         return {present: 1.0}
     bounds = layouts.bounds_of(draft.view)

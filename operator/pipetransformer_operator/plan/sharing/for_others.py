@@ -84,8 +84,8 @@ class Claims:
 def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None:
     """The claimed workers of a job; None if it does not train, or does not use accelerators."""
     draft = Draft(spec, observed, now)
-    plan, status = draft.status.generation, draft.status
-    if plan is None or not draft.view.active or not spec.accelerator_resource:
+    status = draft.status
+    if status.generation is None or not draft.view.active or not spec.accelerator_resource:
         return None
     members = draft.view.member_names
     claimed = draft.view.claimed
