@@ -159,7 +159,7 @@ class Draft:
             resize = resize.model_copy(update=kept)
         self.update(resize=resize)
 
-    def prepare_anew(self, begin: datetime) -> None:
+    def restart_preparation(self, begin: datetime) -> None:
         """Restarts the time of the present preparation, if there is one: its deadline counts from `begin`."""
         resize = self.view.preparation
         if resize is not None:

@@ -68,7 +68,9 @@ class View:
         """The view at the start of a turn."""
         errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
         by_name = {worker.name: worker for worker in observed.workers}
-        return cls(spec, observed, _until(now, observed.status), Clock(now), Workers(observed.workers), by_name, errors)
+        return cls(
+            spec, observed, _cap_times(now, observed.status), Clock(now), Workers(observed.workers), by_name, errors
+        )
 
     def with_status(self, status: JobStatus) -> "View":
         """The same view with another status."""
@@ -395,7 +397,7 @@ class View:
         return any(self.waits(member) and self.hears(member.uid) for member in self.state_holders)
 
 
-def _until(now: datetime, status: JobStatus) -> JobStatus:
+def _cap_times(now: datetime, status: JobStatus) -> JobStatus:
     """The status with `now` in place of later times.
 
     An operator whose clock was ahead wrote the later times. A wait that counts from them would take too long."""

@@ -36,13 +36,13 @@ def under_way(draft: Draft) -> bool:
     generation = draft.view.generation
     since = draft.view.broken_since
     if since is not None:
-        _mend(draft, generation, since)
+        _replace_broken(draft, generation, since)
     elif not generation.confirmed:
         _check_deadline(draft, generation)
     return draft.status.finished or draft.status.generation is not generation or not generation.confirmed
 
 
-def _mend(draft: Draft, generation: Generation, since: datetime) -> None:
+def _replace_broken(draft: Draft, generation: Generation, since: datetime) -> None:
     if not all(_is_outside(draft.view, generation, member, since) for member in draft.view.state_holders):
         return  # the other members notice the break soon, or are lost
     due, broken = since, generation.broken_before + 1

@@ -25,7 +25,7 @@ from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted, unsaved
 from .prepare import queue_says, why_not_ready
-from .stall import hears_nobody, stall_time, stall_timeout, why_broken
+from .stall import all_silent, stall_time, stall_timeout, why_broken
 
 _STATES = (
     (ConditionType.FAILED, ConditionStatus.TRUE, State.FAILED),
@@ -286,7 +286,7 @@ def _stalled(draft: Draft) -> None:
     elif stall is None:
         if before is not None:
             draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
-    elif draft.now >= stall or (draft.suspects and not _stood(before)):
+    elif draft.now >= stall or (draft.suspects and not _says_stalled(before)):
         message = f"{_no_step(draft.view, stall)}; {_why_no_step(draft)}"
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     else:
@@ -296,15 +296,15 @@ def _stalled(draft: Draft) -> None:
 
 def _not_stalled(draft: Draft, before: Condition | None) -> None:
     report = draft.status.last_report
-    if _stood(before) and (report is None or report.time < before.last_transition_time):
+    if _says_stalled(before) and (report is None or report.time < before.last_transition_time):
         return  # a member was replaced, but Stalled stays until a step is made
-    if hears_nobody(draft.view):
+    if all_silent(draft.view):
         draft.warn(ConditionType.STALLED, None, Reason.NOT_HEARD, _SILENT)
     else:
         draft.set_condition(ConditionType.STALLED, False, Reason.PROGRESSING)
 
 
-def _stood(condition: Condition | None) -> TypeGuard[Condition]:
+def _says_stalled(condition: Condition | None) -> TypeGuard[Condition]:
     """Whether this condition says that the job makes no progress."""
     return condition is not None and (condition.status, condition.reason) == (ConditionStatus.TRUE, Reason.NO_PROGRESS)
 
@@ -321,4 +321,4 @@ def _no_step(view: View, stall: datetime) -> str:
 
 def _why_no_step(draft: Draft) -> str:
     suspects = "; ".join(f"{name} is replaced: {why}" for name, why in draft.suspects.items())
-    return suspects or (_SILENT if hears_nobody(draft.view) else "every worker still sends heartbeats")
+    return suspects or (_SILENT if all_silent(draft.view) else "every worker still sends heartbeats")

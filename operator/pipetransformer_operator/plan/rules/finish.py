@@ -29,7 +29,7 @@ def judge(draft: Draft) -> None:
         return
     report = status.last_report
     if report and report.outcome is not None:
-        _believe(draft, report)
+        _end_as_reported(draft, report)
     elif refusal := _refusal(draft.view):
         reason, message = termination(refusal)
         if not report_of(refusal):  # the code is from the user's program, or from Python without one
@@ -41,7 +41,7 @@ def judge(draft: Draft) -> None:
         _check_deadline(draft)
 
 
-def _believe(draft: Draft, report: Report) -> None:
+def _end_as_reported(draft: Draft, report: Report) -> None:
     if report.outcome is Outcome.SUCCEEDED:
         _complete(draft, report.message)
     else:
@@ -56,7 +56,7 @@ def clean(draft: Draft) -> None:
     ended = status.completion_time
     assert ended is not None
     had_time = draft.clock.reached(ended + FINISH_GRACE)
-    draft.spared_ids = draft.view.workers.that(lambda one: not _goes(draft.view, one, had_time=had_time)).ids
+    draft.spared_ids = draft.view.workers.that(lambda one: not _deletes(draft.view, one, had_time=had_time)).ids
     if not had_time:
         draft.min_available = 0  # also if no worker is left, because the first write may fail
     if draft.view.workers.holding:
@@ -68,7 +68,7 @@ def clean(draft: Draft) -> None:
         draft.expired = draft.clock.reached(expiry) and draft.observed.kept_by is None and status.stop is None
 
 
-def _goes(view: View, worker: Worker, *, had_time: bool) -> bool:
+def _deletes(view: View, worker: Worker, *, had_time: bool) -> bool:
     """Whether to delete this pod of a job that has ended. `had_time`: the pod had `FINISH_GRACE` to end by itself."""
     policy = view.spec.run_policy.clean_pod_policy
     if policy is CleanPodPolicy.NONE and view.observed.kept_by is None:

@@ -11,7 +11,7 @@ from pipetransformer_operator.plan.types import FailureCause, NodeFailure, Worke
 from pipetransformer_operator.plan.view import View
 from pipetransformer_operator.plan.workers import Workers
 
-from .prepare import may_go_on
+from .prepare import may_renew
 
 #: How long a node may not report on a new pod. A working node reports within seconds, while the cluster takes most of
 #: a minute to see that a node is dead.
@@ -45,43 +45,43 @@ class Incident:
         return self.view.wanted.by_id
 
     @cached_property
-    def members(self) -> list[int]:
+    def lost_member_ids(self) -> list[int]:
         """Ids of lost workers that hold state."""
         return [key for key in self.view.status.worker_ids if self.view.name_of(key) in self.lost]
 
-    def _present(self, ids: Iterable[int]) -> Workers:
+    def _existing(self, ids: Iterable[int]) -> Workers:
         """The workers with these ids whose pods exist."""
         return Workers(filter(None, map(self.workers.get, ids)))
 
     @cached_property
     def stranded(self) -> dict[int, str]:
         """Why joiners will not start on their nodes, by id of the joiner."""
-        whys = {worker.id: _why_stranded(self.view, worker) for worker in self._present(self.view.joining_ids)}
+        whys = {worker.id: _why_stranded(self.view, worker) for worker in self._existing(self.view.joining_ids)}
         return {key: why for key, why in whys.items() if why}
 
     @cached_property
     def ended(self) -> Workers:
         """Joiners that ended before they joined."""
-        return self._present(self.view.joining_ids).ended
+        return self._existing(self.view.joining_ids).ended
 
     @cached_property
     def why(self) -> dict[int, str]:
         """Why each lost worker is lost, by its id; members first."""
         joiners = self.stranded.keys() | self.ended.ids
-        return {key: self._why(key) for key in (*self.members, *sorted(joiners))}
+        return {key: self._why(key) for key in (*self.lost_member_ids, *sorted(joiners))}
 
     def _why(self, key: int) -> str:
         return self.lost.get(self.view.name_of(key)) or self.stranded.get(key) or describe(self.workers.get(key))
 
     @cached_property
-    def observed(self) -> Workers:
+    def lost_workers(self) -> Workers:
         """Lost workers whose pods exist."""
-        return self._present(self.why)
+        return self._existing(self.why)
 
     @cached_property
-    def short(self) -> dict[int, int]:
+    def out_of_memory(self) -> dict[int, int]:
         """Members that ran out of memory after packing, by id: how many stages their pipeline had."""
-        stages = {worker.id: out_of_memory_at(worker) for worker in self._present(self.members)}
+        stages = {worker.id: out_of_memory_at(worker) for worker in self._existing(self.lost_member_ids)}
         return {key: count for key, count in stages.items() if 0 < count < self._longest}
 
     @property
@@ -89,9 +89,9 @@ class Incident:
         return self.view.spec.pipeline.stages
 
     @cached_property
-    def failed(self) -> list[int]:
+    def failed_member_ids(self) -> list[int]:
         """Ids of members whose loss is a failure of the job."""
-        return [key for key in self.members if loss_of(self.workers.get(key), self._longest).counts]
+        return [key for key in self.lost_member_ids if loss_of(self.workers.get(key), self._longest).counts]
 
     @cached_property
     def failed_joiners(self) -> Workers:
@@ -116,12 +116,12 @@ class Incident:
     @cached_property
     def silent(self) -> Workers:
         """Members whose loss is a failure, unless their nodes turn out to be lost."""
-        return self._present(self.failed).that(lambda one: budget.is_of_node(self.view, one, self.suspects))
+        return self._existing(self.failed_member_ids).that(lambda one: budget.is_of_node(self.view, one, self.suspects))
 
     @property
     def failures(self) -> list[NodeFailure]:
         """Failed workers by node and cause, except silent ones: whether their node is lost shows later."""
-        failed = [*self._present(self.failed).without(self.silent.ids), *self.failed_joiners]
+        failed = [*self._existing(self.failed_member_ids).without(self.silent.ids), *self.failed_joiners]
         return [NodeFailure(worker.node, self._cause(worker)) for worker in failed]
 
     def _cause(self, worker: Worker) -> FailureCause:
@@ -130,7 +130,7 @@ class Incident:
     @property
     def counts(self) -> bool:
         """Whether these losses are a failure of the job."""
-        return bool(self.failed or self._fails_a_start)
+        return bool(self.failed_member_ids or self._fails_a_start)
 
     @property
     def counts_now(self) -> bool:
@@ -138,13 +138,13 @@ class Incident:
 
         Not if all failed members may have lost their nodes: `budget` first waits for the cluster's word. Nor if a start
         already waits to replace workers: these losses probably have the same cause."""
-        return len(self.failed) > len(self.silent) or (self._fails_a_start and not self.view.asleep)
+        return len(self.failed_member_ids) > len(self.silent) or (self._fails_a_start and not self.view.asleep)
 
     @property
     def _fails_a_start(self) -> bool:
         return self.starting and bool(self.failed_joiners)
 
-    def named(self, key: int) -> str:
+    def name_and_node(self, key: int) -> str:
         """Name of the worker with this id, and its node if it has one."""
         name, worker = self.view.name_of(key), self.workers.get(key)
         return f"{name} on {worker.node}" if worker is not None and worker.node else name
@@ -152,7 +152,7 @@ class Incident:
     @property
     def described(self) -> str:
         """All lost workers and why they are lost, for messages."""
-        return ", ".join(f"{self.named(key)} ({self.why[key]})" for key in sorted(self.why))
+        return ", ".join(f"{self.name_and_node(key)} ({self.why[key]})" for key in sorted(self.why))
 
 
 def _why_stranded(view: View, worker: Worker) -> str:
@@ -165,7 +165,7 @@ def _why_stranded(view: View, worker: Worker) -> str:
     A job that trains also gives up joiners on a node that is being drained, at most `prepare.RENEWALS` times. Pods that
     tolerate the node's taint would otherwise return there again and again.
     """
-    if worker.draining and may_go_on(view):
+    if worker.draining and may_renew(view):
         return f"its node {worker.node} no longer accepts pods"
     if view.hears(worker.uid):
         return ""

@@ -123,7 +123,7 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
     all attempts to replace them share its deadline. After it the job starts again from the checkpoint.
     """
     if reason is Reason.UNSCHEDULABLE:
-        share.note_vain(draft)
+        share.note_no_nodes(draft)
     wait = sleep(draft, reason) if is_recovery(draft.view) else back_off(draft)
     if not (is_recovery(draft.view) and draft.status.checkpoint):
         draft.update(resize=None)
@@ -132,18 +132,18 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
     draft.tell(reason, f"Resize {message}", EventType.WARNING)
 
 
-def go_on(draft: Draft) -> None:
+def renew(draft: Draft) -> None:
     """Restarts the time of a preparation, because the cluster removed joiners and new ones replace them.
 
     This happens at most `RENEWALS` times."""
     prepared = draft.view.preparation
     assert prepared is not None
-    if may_go_on(draft.view):
+    if may_renew(draft.view):
         draft.update(resize=prepared.model_copy(update={"renewals": prepared.renewals + 1}))
-        draft.prepare_anew(draft.now)
+        draft.restart_preparation(draft.now)
 
 
-def may_go_on(view: View) -> bool:
+def may_renew(view: View) -> bool:
     """Whether a job that trains prepares a resize, and its time may restart once more."""
     prepared = view.prepared_resize
     return prepared is not None and prepared.renewals < RENEWALS

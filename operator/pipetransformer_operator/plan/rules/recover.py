@@ -19,7 +19,7 @@ from pipetransformer_operator.plan import budget, generations, layouts, workforc
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import blames_device, describe, says_succeeded, words
 from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.sharing.claim import is_in_vain
+from pipetransformer_operator.plan.sharing.claim import would_fail_again
 from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType
 from pipetransformer_operator.plan.view import View
 
@@ -31,9 +31,9 @@ from .prepare import (
     begin,
     cancel,
     enter,
-    go_on,
     is_late,
     is_recovery,
+    renew,
     sleep,
     try_at_once,
     why_not_ready,
@@ -118,7 +118,7 @@ def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
 
 def _blame_nodes(draft: Draft, incident: Incident) -> None:
     """Notes nodes that rejected workers, or whose accelerators failed. Tells which nodes are avoided from now on."""
-    gone = incident.observed
+    gone = incident.lost_workers
     broken = gone.that(blames_device)
     draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *broken.nodes])
     draft.broken = {worker.uid: worker.node for worker in broken if worker.node}
@@ -132,14 +132,18 @@ def _follow_up(draft: Draft, incident: Incident) -> None:
     its time restarts. If a member of the starting size is lost, the next attempt begins at once. If only claimed
     members are lost and none failed, it waits, because the cluster would probably remove new claims too.
     """
-    if draft.view.prepared_resize and not incident.members:
+    if draft.view.prepared_resize and not incident.lost_member_ids:
         if (key := incident.at_fault) is None:
-            go_on(draft)
+            renew(draft)
         else:
-            cancel(draft, Reason.WORKER_FAILED, f"lost {incident.named(key)} ({incident.why[key]}) before it was ready")
-    if any(key not in draft.view.claimed_ids for key in incident.members):
+            cancel(
+                draft,
+                Reason.WORKER_FAILED,
+                f"lost {incident.name_and_node(key)} ({incident.why[key]}) before it was ready",
+            )
+    if any(key not in draft.view.claimed_ids for key in incident.lost_member_ids):
         try_at_once(draft)  # to replace a worker of the starting size is no claim
-    elif incident.members and not incident.failed:
+    elif incident.lost_member_ids and not incident.failed_member_ids:
         back_off(draft)
 
 
@@ -151,7 +155,7 @@ def _count(draft: Draft, incident: Incident) -> None:
         budget.note(draft, incident.silent, incident.described)
         if incident.counts_now:
             budget.count(draft, incident.described)
-    elif incident.stranded or set(incident.members) - incident.short.keys():
+    elif incident.stranded or set(incident.lost_member_ids) - incident.out_of_memory.keys():
         draft.tell(Reason.WORKER_DRAINED, f"Continuing without {incident.described}")
 
 
@@ -166,10 +170,10 @@ def _tell_avoided(draft: Draft) -> None:
 
 def _note_too_short(draft: Draft, incident: Incident) -> None:
     """Notes with how many stages members ran out of memory after packing, so that the job uses longer pipelines."""
-    if not incident.short:
+    if not incident.out_of_memory:
         return
-    most, boundary = max(incident.short.values()), draft.view.boundary
-    one = incident.workers[min(incident.short)]
+    most, boundary = max(incident.out_of_memory.values()), draft.view.boundary
+    one = incident.workers[min(incident.out_of_memory)]
     draft.update(too_short=TooShort(stages=most, boundary=boundary))
     message = f"Pipelines of {most} stages need more memory than {one.name} has ({words(one)})"
     until = f"the job uses longer ones until more than {boundary} layers are frozen"
@@ -191,7 +195,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     staying = [*kept, *status.leaving_ids]
     whole = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
     to = _attainable(draft, whole)
-    asleep = draft.view.sleeps() or is_in_vain(draft, to.workers)
+    asleep = draft.view.sleeps() or would_fail_again(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
@@ -226,7 +230,7 @@ def _attainable(draft: Draft, whole: Layout) -> Layout:
     if draft.view.joining_ids and is_recovery(draft.view):
         assert prepared is not None
         workers = min(prepared.to.layout.workers, whole.workers)  # keep the target that this attempt began with
-    elif is_in_vain(draft, whole.workers):
+    elif would_fail_again(draft, whole.workers):
         assert reach is not None
         workers = draft.view.num_placed + reach
     else:

@@ -89,7 +89,7 @@ def _is_awaited(view: View) -> bool:
     return not generation.confirmed and view.clock.reached(view.published_time + SILENCE)
 
 
-def hears_nobody(view: View) -> bool:
+def all_silent(view: View) -> bool:
     """Whether all workers with state have been silent for too long; False without such workers."""
     holders = view.state_holders
     due = [_last_heard(view, member) + view.patience(member.uid) for member in holders]
@@ -101,17 +101,12 @@ def _last_heard(view: View, member: Member) -> datetime:
     return max(view.observed.heard.get(member.uid, NEVER), view.observed.since)
 
 
-def _was_heard(view: View, member: Member) -> bool:
-    """Whether this operator has heard the member since it began to listen."""
-    return view.observed.heard.get(member.uid, NEVER) >= view.observed.since
-
-
 def suspicion(view: View, member: Member) -> str:
     """Why a member is lost although its pod looks alive; empty if it is not lost, or not yet."""
     suspect = _Suspect(view, member)
     if not suspect.in_question:
         return ""
-    if suspect.is_on_deleted_node or suspect.outlived:
+    if suspect.silent_on_deleted_node or suspect.silent_alone:
         return f"not heard for {(suspect.due - suspect.heard).total_seconds():.0f} s"
     if view.clock.reached(suspect.due) and view.hears_holders:
         view.clock.wake_at(view.now + NEXT_WORD)
@@ -134,24 +129,20 @@ class _Suspect:
         return worker
 
     @property
-    def named(self) -> bool:
+    def named_by_peers(self) -> bool:
         """Whether peers reported that they lost their connection to the member."""
         return self.member.name in self.view.observed.lost_peers
 
     @property
-    def deserted(self) -> bool:
+    def holds_up_peers(self) -> bool:
         """Whether peers wait for the next generation, but the member does not."""
         return self.view.broken_since is not None and not self.view.waits(self.member)
 
     @property
-    def unseen(self) -> bool:
-        """Whether the member's node is silent, too."""
-        return self.worker.node_lost
-
-    @property
     def in_question(self) -> bool:
         """Whether anything except silence suggests that the member is lost."""
-        return self.named or self.deserted or self.unseen or is_stalled(self.view) or _is_awaited(self.view)
+        from_others = self.named_by_peers or self.holds_up_peers or self.worker.node_lost
+        return from_others or is_stalled(self.view) or _is_awaited(self.view)
 
     @cached_property
     def heard(self) -> datetime:
@@ -167,17 +158,18 @@ class _Suspect:
         other members, and a member in a callback or a long round notices the break only later.
         """
         broken = self.view.broken_since
-        due = self.heard + self.view.patience(self.member.uid, NAMED_SILENCE if self.named else SILENCE)
-        had_to_beat = self.named and self.unseen and _was_heard(self.view, self.member)
+        due = self.heard + self.view.patience(self.member.uid, NAMED_SILENCE if self.named_by_peers else SILENCE)
+        was_heard = self.view.observed.heard.get(self.member.uid, NEVER) >= self.view.observed.since
+        had_to_beat = self.named_by_peers and self.worker.node_lost and was_heard
         return min(due, max(broken, self.heard) + SILENCE) if broken is not None and had_to_beat else due
 
     @property
-    def is_on_deleted_node(self) -> bool:
+    def silent_on_deleted_node(self) -> bool:
         """Whether the member's node was deleted, and its silence has lasted too long."""
         return self.worker.node_gone and self.view.now >= self.due
 
     @property
-    def outlived(self) -> bool:
+    def silent_alone(self) -> bool:
         """Whether the member's silence lasted too long while the operator heard another member."""
         return self.view.newest_word >= self.due
 
@@ -185,7 +177,7 @@ class _Suspect:
     def hangs(self) -> bool:
         """Whether peers have waited too long for the member to leave the broken generation."""
         broken, policy = self.view.broken_since, self.view.spec.run_policy
-        if not self.deserted:
+        if not self.holds_up_peers:
             return False
         assert broken is not None
         patience = timedelta(seconds=policy.stall_timeout_seconds or policy.resize_timeout_seconds)

@@ -15,7 +15,7 @@ from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing import share
-from pipetransformer_operator.plan.sharing.claim import is_in_vain
+from pipetransformer_operator.plan.sharing.claim import would_fail_again
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
@@ -80,7 +80,7 @@ def start(draft: Draft, layout: Layout) -> None:
     if draft.observed.gives_way_to and not draft.view.start_complete:
         _give_way(draft)
         return
-    if draft.view.sleeps() or undeleted.leaks(draft) or _is_in_vain(draft, layout):
+    if draft.view.sleeps() or undeleted.leaks(draft) or _waits_for_room(draft, layout):
         return
     ready = draft.view.ready_joiners
     if len(ready) >= layout.workers:
@@ -91,7 +91,7 @@ def start(draft: Draft, layout: Layout) -> None:
     ids = list(dict.fromkeys([*draft.view.joiners.by_id, *draft.view.joining_ids]))  # workers that are alive come first
     workforce.want(draft, ids[: layout.workers], layout.workers)
     draft.enter(ResizePhase.PREPARE, layout, ResizeReason.START)
-    _put_off_what_does_not_begin(draft)
+    _check_deadline(draft)
 
 
 def _give_way(draft: Draft) -> None:
@@ -104,9 +104,9 @@ def _give_way(draft: Draft) -> None:
         draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
 
 
-def _is_in_vain(draft: Draft, layout: Layout) -> bool:
+def _waits_for_room(draft: Draft, layout: Layout) -> bool:
     """Returns whether the start waits because nodes lack room for all its workers. If so, the condition says it."""
-    if not is_in_vain(draft, layout.workers):
+    if not would_fail_again(draft, layout.workers):
         return False
     draft.waits_for_room = True
     assert draft.observed.reach is not None
@@ -116,7 +116,7 @@ def _is_in_vain(draft: Draft, layout: Layout) -> bool:
     return True
 
 
-def _put_off_what_does_not_begin(draft: Draft) -> None:
+def _check_deadline(draft: Draft) -> None:
     resize = draft.status.resize
     assert resize is not None
     placed = len(draft.view.joining_ids) == resize.to.layout.workers and draft.view.joiners_placed
@@ -128,7 +128,7 @@ def _put_off_what_does_not_begin(draft: Draft) -> None:
         return
     reason, why = why_not_ready(draft.view)
     if reason is Reason.UNSCHEDULABLE:
-        share.note_vain(draft)
+        share.note_no_nodes(draft)
     elif trouble is None:
         draft.update(slow_starts=draft.status.slow_starts + 1)
     _put_off(draft, reason, why)
@@ -159,7 +159,7 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
         draft.update(next_resize_time=begin)
         message = f"lost {lost} before all workers were ready; replaced in {(begin - draft.now).total_seconds():.0f} s"
         draft.set_condition(ConditionType.RUNNING, False, Reason.WORKER_FAILED, message)
-    draft.prepare_anew(begin)
+    draft.restart_preparation(begin)
 
 
 def _replaced_in_a_row(draft: Draft) -> int:

@@ -88,7 +88,7 @@ def _most_own(draft: Draft) -> int:
     return draft.view.num_placed + reach
 
 
-def is_in_vain(draft: Draft, workers: int) -> bool:
+def would_fail_again(draft: Draft, workers: int) -> bool:
     """Whether an attempt of a job that does not train would probably fail again to get this many workers.
 
     That is so if nodes cannot take them all, even by preemption. Such an attempt would preempt workers of other jobs

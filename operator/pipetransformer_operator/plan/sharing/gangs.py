@@ -4,7 +4,7 @@ A start needs all of its workers. If two jobs hold half of the accelerators each
 sorts all incomplete starts of a pool by priority, and then by age. It prefers the first job that can start with the
 accelerators that it and the less important jobs hold. The others release theirs, and wait until it has all its workers.
 No job gives way to one of lower priority, because its own pods would preempt that job's pods later. If a preferred job
-finds no nodes all the same, no job makes room for it for a while (`share.note_vain`).
+finds no nodes all the same, no job makes room for it for a while (`share.note_no_nodes`).
 """
 
 import math

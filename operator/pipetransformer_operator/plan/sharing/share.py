@@ -51,7 +51,7 @@ def _grow_into(draft: Draft, workers: int, before: Share | None) -> None:
         draft.update(next_resize_time=None)
     granted = before.workers if before and not before.for_others else 0
     if workers > granted and is_open(draft):
-        draft.prepare_anew(draft.now)  # other jobs make room from now on
+        draft.restart_preparation(draft.now)  # other jobs make room from now on
 
 
 def _workers(share: Share | None) -> int | None:
@@ -85,7 +85,7 @@ def is_open(draft: Draft) -> bool:
     return granted is not None and draft.view.num_placed < granted
 
 
-def note_vain(draft: Draft) -> None:
+def note_no_nodes(draft: Draft) -> None:
     """Lets the job sit out for a while, if other jobs made room for it and it still found no nodes."""
     if not is_open(draft) and draft.observed.preferred_since is None:
         return
