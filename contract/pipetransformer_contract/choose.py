@@ -263,10 +263,10 @@ def _cheapest(
     stay = None
     if present is not None:
         stay = seconds.get(present.layout) if present.step_seconds is None else present.step_seconds
-    leaves = False
+    too_slow = False
     if not on_pack.widens:
         bar = RELEASE_TOLERANCE * _slowest(min(seconds.values()), stay, bounds)
-        leaves = stay is not None and stay > RELEASE_TOLERANCE * bar
+        too_slow = stay is not None and stay > RELEASE_TOLERANCE * bar
         seconds = {layout: taken for layout, taken in seconds.items() if taken <= bar}
 
     def price(layout: Layout, taken: float) -> float:
@@ -277,7 +277,7 @@ def _cheapest(
         return price(layout, seconds[layout]) + price(present.layout if present else layout, pause)
 
     best = min(seconds, key=lambda layout: (price_of_change(layout), layout.workers, layout.stages), default=None)
-    if present is None or stay is None or (best and leaves):
+    if present is None or stay is None or (best and too_slow):
         return best
     return best if best and price_of_change(best) < price(present.layout, stay) else present.layout
 

@@ -22,7 +22,7 @@ from .channel.limits.entrance import Entrance, allow_files, listen, serve
 from .channel.tls import buffers
 from .channel.tls.certificate import Certificate, MountedCertificate, Validity
 from .controller.manager import Controller
-from .controller.ports import Conflict, Refused, Unavailable
+from .controller.ports import Conflict, Unavailable
 from .health import Health
 from .kube.client.api import Api, NotFound
 from .kube.client.lease import Lease
@@ -164,7 +164,7 @@ class Service:
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await release_budgets(self._apis[-1], self._namespaces)
-        except (Refused, Unavailable, TimeoutError) as error:
+        except (Unavailable, TimeoutError) as error:
             logger.warning(
                 "cannot delete PodDisruptionBudgets, which refuse evictions while no operator runs: %r", error
             )

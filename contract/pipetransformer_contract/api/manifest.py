@@ -120,11 +120,11 @@ def read_documents(file: Path) -> list[Document]:
         text = sys.stdin.read() if file == STANDARD_INPUT else _text(file)
         contents = list(yaml.load_all(text, Loader=_Loader))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidManifest([FieldError(_called(file), f"is not YAML: {error}")]) from error
+        raise InvalidManifest([FieldError(_name_of(file), f"is not YAML: {error}")]) from error
     if len(contents) == 1:
-        return [Document(_called(file), contents[0])]
+        return [Document(_name_of(file), contents[0])]
     return [
-        Document(f"{_called(file)}, document {number}", content)
+        Document(f"{_name_of(file)}, document {number}", content)
         for number, content in enumerate(contents, start=1)
         if content is not None
     ]
@@ -142,7 +142,7 @@ def parse_value(text: str) -> Any:
         raise ValueError(f"{text!r} is not YAML: {error}") from error
 
 
-def _called(file: Path) -> str:
+def _name_of(file: Path) -> str:
     return "standard input" if file == STANDARD_INPUT else str(file)
 
 
@@ -277,7 +277,7 @@ def _only(file: Path) -> Document:
     documents = read_documents(file)
     if len(documents) == 1:
         return documents[0]
-    raise InvalidManifest([FieldError(_called(file), f"must hold one {KIND}, and holds {len(documents)} documents")])
+    raise InvalidManifest([FieldError(_name_of(file), f"must hold one {KIND}, and holds {len(documents)} documents")])
 
 
 def checked(manifest: Any, source: str) -> dict[str, Any]:
@@ -291,7 +291,7 @@ def checked(manifest: Any, source: str) -> dict[str, Any]:
         InvalidManifest: the manifest is not a valid job.
     """
     if not isinstance(manifest, dict):
-        raise InvalidManifest([FieldError(source, "must hold one PipeTrainingJob")])
+        raise InvalidManifest([FieldError(source, f"must hold one {KIND}")])
     read: dict[str, Any] = without_nulls(root_schema(), manifest)
     if isinstance(metadata := read.get("metadata"), dict):
         read["metadata"] = {key: value for key, value in metadata.items() if value is not None}

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import (
+    MAX_MEMBERS,
     MAX_TOKEN,
     Count,
     DurableCheckpoint,
@@ -24,7 +25,6 @@ from pipetransformer_contract.messages import (
 )
 from pipetransformer_contract.wire import Wire
 
-MAX_MEMBERS = 8192
 #: Maximum length of a condition's message, in characters. Longer messages are cut.
 MAX_CONDITION_MESSAGE = 32768
 MAX_CONDITION_REASON = 1024

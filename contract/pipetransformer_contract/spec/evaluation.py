@@ -9,7 +9,7 @@ from pipetransformer_contract.conditions import field, not_both
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec_model import Rule, SpecModel
 
-from .names import _IMPORT_PATH
+from .names import IMPORT_PATH
 
 
 class Goal(StrEnum):
@@ -27,7 +27,7 @@ class Evaluation(SpecModel):
         default=None,
         description="Number of epochs between evaluations, instead of everySteps. By default one.",
     )
-    metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=_IMPORT_PATH)]] = Field(
+    metrics: list[Annotated[str, Field(min_length=3, max_length=253, pattern=IMPORT_PATH)]] = Field(
         default_factory=list,
         max_length=16,
         description="Metrics in addition to loss and accuracy: the module:function of (output, target, weight) of each"

@@ -19,8 +19,7 @@ class Model(SpecModel):
 
     name: ImportPath = Field(
         description="`vit`, `huggingface`, module:function of a model in the trainer's image, or `script` if the"
-        " program"
-        " passes the model."
+        " program passes the model."
     )
     path: Annotated[str, Field(max_length=4096)] = Field(
         default="",
@@ -85,8 +84,7 @@ class Data(SpecModel):
 
     name: ImportPath = Field(
         description="`digits`, `text`, `huggingface`, module:function of data in the trainer's image, or `script` if"
-        " the"
-        " program passes the data."
+        " the program passes the data."
     )
     path: Annotated[str, Field(max_length=4096)] = Field(
         default="",

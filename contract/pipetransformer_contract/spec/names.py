@@ -12,7 +12,8 @@ from pipetransformer_contract.spec_model import Rule
 SCRIPT = "script"
 #: A known name, or `module:attribute`, which is imported in the trainer's image.
 ImportPath = Annotated[str, Field(min_length=1, max_length=253)]
-_IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+#: Pattern of `module:attribute`.
+IMPORT_PATH = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 _URL = r"^[a-z][a-z0-9+.-]*://.+"
 IS_A_LOCATION = Rule(
     field("location").starts_with("/") | field("location").matches(_URL),
@@ -23,4 +24,4 @@ IS_A_LOCATION = Rule(
 
 def known_or_imported(name: str, known: Iterable[str]) -> Condition:
     """Whether the field `name` has one of the `known` values, or the form `module:attribute`."""
-    return field(name).is_among(known) | field(name).matches(_IMPORT_PATH)
+    return field(name).is_among(known) | field(name).matches(IMPORT_PATH)

@@ -137,10 +137,10 @@ async def served(api: Api) -> bool:
         schemas = (await api.get(f"/openapi/v3/apis/{GROUP}/{VERSION}"))["components"]["schemas"]
     except (NotFound, Unavailable):
         return False
-    served = next((schema for name, schema in schemas.items() if name.endswith(f".{KIND}")), None)
-    if served is None or PLURAL not in {resource["name"] for resource in group["resources"]}:
+    theirs = next((schema for name, schema in schemas.items() if name.endswith(f".{KIND}")), None)
+    if theirs is None or PLURAL not in {resource["name"] for resource in group["resources"]}:
         return False
-    missing = missing_fields(root_schema()["properties"]["status"], served["properties"].get("status", {}), "status")
+    missing = missing_fields(root_schema()["properties"]["status"], theirs["properties"].get("status", {}), "status")
     if missing:
         logger.error(
             "the CRD of %s is older than this operator and lacks %s: apply the newer one", PLURAL, ", ".join(missing)

@@ -1,16 +1,15 @@
 """A quota request as a Workload: its rendering, the meaning of Kueue's answers, and what is written back."""
 
 from datetime import datetime
-from typing import Any
 
 from pipetransformer_contract.api import GROUP, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, JOB_UID_LABEL, PRIORITY_CLASS_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_contract.messages import Generation
 from pipetransformer_operator.kube.workers.rendering import Assignment, owner_reference
 from pipetransformer_operator.plan import Answer, worker_name
 
-Object = dict[str, Any]
 API = "kueue.x-k8s.io/v1beta2"
 #: Keeps the quota until we drop it: Kueue frees a deleted Workload's quota at once, but pods take longer to end.
 FINALIZER = f"{GROUP}/pods-gone"

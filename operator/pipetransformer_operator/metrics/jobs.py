@@ -184,9 +184,8 @@ class JobCollector(Collector):
             f"Accelerators that the job holds without training on them, by reason: {', '.join(IdleReason)}.",
             labels=(*JOB_LABELS, "reason"),
         )
-        states = ", ".join(state.value for state in State)
         state = GaugeMetricFamily(
-            f"{PREFIX}_job_state", f"1 for the job's present state: {states}.", labels=(*JOB_LABELS, "state")
+            f"{PREFIX}_job_state", f"1 for the job's present state: {', '.join(State)}.", labels=(*JOB_LABELS, "state")
         )
         for job in self._source.jobs():
             labels = (job.metadata.namespace, job.metadata.name)

@@ -14,10 +14,10 @@ class LagListener(Protocol):
         ...
 
 
-async def watch_lag(listener: LagListener, pause_seconds: float = PAUSE_SECONDS) -> None:
+async def watch_lag(listener: LagListener) -> None:
     """Tells the listener endlessly how late the event loop is."""
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + pause_seconds
-        await asyncio.sleep(pause_seconds)
+        due = loop.time() + PAUSE_SECONDS
+        await asyncio.sleep(PAUSE_SECONDS)
         listener.on_lag(max(0.0, loop.time() - due))

@@ -127,7 +127,7 @@ class Metrics(LoopMetrics, ChannelListener):
 
     def _add_loops(self) -> None:
         self._turns = self._counter(
-            "reconciles", f"Turns of jobs' loops by result: {_values(TurnResult)}.", ("result",)
+            "reconciles", f"Turns of jobs' loops by result: {', '.join(TurnResult)}.", ("result",)
         )
         self._turn_seconds = self._histogram(
             "reconcile_seconds", "Seconds of a turn of a job's loop: observe, plan, write.", buckets=_REQUEST_SECONDS
@@ -141,14 +141,13 @@ class Metrics(LoopMetrics, ChannelListener):
             buckets=_REQUEST_SECONDS,
         )
         self._generations = self._counter(
-            "generations", f"Published layouts by reason: {_values(ResizeReason)}.", ("reason",)
+            "generations", f"Published layouts by reason: {', '.join(ResizeReason)}.", ("reason",)
         )
         for why in ResizeReason:
             self._generations.labels(why.value)
         self._decisions = self._counter(
-            "decisions", f"Kubernetes events for decisions, by reason: {_values(Reason)}.", ("reason",)
+            "decisions", f"Kubernetes events for decisions, by reason: {', '.join(Reason)}.", ("reason",)
         )
-
         self._finished = self._counter(
             "jobs_finished",
             "Jobs that ended, by state (Complete, Failed) and the reason of that condition.",
@@ -157,9 +156,10 @@ class Metrics(LoopMetrics, ChannelListener):
         for kind, reasons in _ENDS.items():
             for reason in reasons:
                 self._finished.labels(kind.value, reason.value)
-        causes = ", ".join(FailureCause)
         self._node_failures = self._counter(
-            "node_failures", f"Failures of workers by the node that they ran on and cause: {causes}.", ("node", "cause")
+            "node_failures",
+            f"Failures of workers by the node that they ran on and cause: {', '.join(FailureCause)}.",
+            ("node", "cause"),
         )
         self._lag = self._histogram(
             "event_loop_lag_seconds",
@@ -354,7 +354,3 @@ class _KueueCollector(Collector):
         if self._state.kueue_answers is not None:
             answers.add_metric((), self._state.kueue_answers)
         yield answers
-
-
-def _values(kind: Iterable[Reason | ResizeReason | TurnResult]) -> str:
-    return ", ".join(member.value for member in kind)

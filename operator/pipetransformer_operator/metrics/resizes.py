@@ -10,7 +10,6 @@ from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.status import Resize, ResizePhase
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.clocks import Stopwatch
 from pipetransformer_operator.controller.ports import JobKey
 
 from .names import PREFIX
@@ -43,15 +42,14 @@ class Resizes:
 
     Args:
         registry: where the metrics are registered.
-        clock: seconds that only grow.
     """
 
-    def __init__(self, registry: CollectorRegistry, clock: Stopwatch = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._entered: dict[JobKey, tuple[ResizePhase, float]] = {}
         self._ended = Counter(
             f"{PREFIX}_resizes",
-            f"Changes of layout that have ended, by direction ({_values(Direction)}) and result ({_values(Result)}).",
+            f"Changes of layout that have ended, by direction ({', '.join(Direction)})"
+            f" and result ({', '.join(Result)}).",
             ("direction", "result"),
             registry=registry,
         )
@@ -59,7 +57,7 @@ class Resizes:
             self._ended.labels(direction.value, result.value)
         self._seconds = Histogram(
             f"{PREFIX}_resize_phase_seconds",
-            f"Seconds that changes of layout spent in a phase: {_values(ResizePhase)}.",
+            f"Seconds that changes of layout spent in a phase: {', '.join(ResizePhase)}.",
             ("phase",),
             buckets=_SECONDS,
             registry=registry,
@@ -73,11 +71,11 @@ class Resizes:
         phase = None if after.resize is None or after.finished else after.resize.phase
         known = self._entered.get(key)
         if known is not None and known[0] is not phase:
-            self._seconds.labels(known[0].value).observe(self._clock() - known[1])
+            self._seconds.labels(known[0].value).observe(time.monotonic() - known[1])
             del self._entered[key]
         began = before.resize is None or before.resize.phase is not phase
         if phase is not None and key not in self._entered and began:
-            self._entered[key] = phase, self._clock()
+            self._entered[key] = phase, time.monotonic()
 
     def on_gone(self, key: JobKey) -> None:
         """The job is gone."""
@@ -141,7 +139,3 @@ def result_of(before: JobStatus, after: JobStatus) -> Result | None:
     if new is None or new.layout_generation != old.layout_generation:
         return Result.UNDONE if new is not None and new.reason is ResizeReason.UNDO else Result.SUPERSEDED
     return None
-
-
-def _values(kind: type[StrEnum]) -> str:
-    return ", ".join(member.value for member in kind)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from pipetransformer_operator.metrics.lag import watch_lag
+from pipetransformer_operator.metrics.lag import PAUSE_SECONDS, watch_lag
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -17,9 +17,9 @@ async def test_what_blocks_the_loop_shows_as_lag() -> None:
         def on_lag(self, seconds: float) -> None:
             told.put_nowait(seconds)
 
-    watching = asyncio.create_task(watch_lag(Listener(), pause_seconds=0.01))
+    watching = asyncio.create_task(watch_lag(Listener()))
     await told.get()
-    time.sleep(0.2)  # noqa: ASYNC251  # this blocks the loop, which is what is measured
+    time.sleep(PAUSE_SECONDS + 0.2)  # noqa: ASYNC251  # this blocks the loop, which is what is measured
     blocked = await told.get()
     watching.cancel()
     assert blocked >= 0.15
