@@ -17,6 +17,10 @@ class JobKey(NamedTuple):
     namespace: str
     name: str
 
+    @classmethod
+    def of(cls, job: PipeTrainingJob) -> "JobKey":
+        return cls(job.metadata.namespace, job.metadata.name)
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 

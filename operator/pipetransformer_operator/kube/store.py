@@ -58,7 +58,7 @@ class ParsedJobs:
 
     def note(self, job: PipeTrainingJob) -> None:
         """The job was written: this version is newer than the watch."""
-        self._newest[JobKey(job.metadata.namespace, job.metadata.name)] = job
+        self._newest[JobKey.of(job)] = job
 
     def trimmed(self, key: JobKey, body: Mapping[str, Any]) -> Object:
         """The part of a watched job to keep in memory: only its version if that is already parsed here; otherwise

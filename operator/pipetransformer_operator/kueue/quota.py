@@ -58,7 +58,7 @@ class KueueQuota(ClusterListener):
         if not job.metadata.labels.get(QUEUE_LABEL) and not job.status.quota_requests:
             return None
         answers = {name: workloads.answer(one) for name, one in self._mine(job).items()}
-        if refusal := self._refusals.get(_key(job)):
+        if refusal := self._refusals.get(JobKey.of(job)):
             waiting = (one.name for one in job.status.quota_requests if not one.admitted)
             answers |= {name: replace(answers.get(name, Answer(False)), message=refusal) for name in waiting}
         return Queue(self._seen.problem(job.metadata.namespace), answers)
@@ -67,7 +67,7 @@ class KueueQuota(ClusterListener):
         """See `Quota`."""
         if self._seen.problem(job.metadata.namespace):
             return
-        self._refusals.pop(_key(job), None)
+        self._refusals.pop(JobKey.of(job), None)
         mine, now = self._mine(job), self._clock()
         wanted = {request.name for request in status.quota_requests}
         for request in status.quota_requests:
@@ -169,7 +169,7 @@ class KueueQuota(ClusterListener):
         try:
             yield
         except (NotFound, Refused) as error:
-            self._refusals[_key(job)] = str(error)
+            self._refusals[JobKey.of(job)] = str(error)
             raise Refused(str(error)) from error
 
     async def _class_value(self, job: PipeTrainingJob) -> int | None:
@@ -207,7 +207,7 @@ class KueueQuota(ClusterListener):
         return await self._api.get(f"/apis/{workloads.API}/{what}", timeout=TIMEOUT_SECONDS)
 
     def _mine(self, job: PipeTrainingJob) -> dict[str, Object]:
-        seen = self._seen.of(_key(job))
+        seen = self._seen.of(JobKey.of(job))
         return {name: one for name, one in seen.items() if controller_uid(one) == job.metadata.uid}
 
 
@@ -275,10 +275,6 @@ async def _drop_finalizer(api: Api, workload: Object) -> list[str]:
     with suppress(NotFound):
         await api.request("PATCH", path, body, content_type=MERGE_PATCH, timeout=TIMEOUT_SECONDS)
     return others
-
-
-def _key(job: PipeTrainingJob) -> JobKey:
-    return JobKey(job.metadata.namespace, job.metadata.name)
 
 
 def _path(namespace: str) -> str:

@@ -44,7 +44,7 @@ async def run_job(
         told: called with each decision.
         inherited: file descriptors that stay open in each worker.
     """
-    key = JobKey(job.metadata.namespace, job.metadata.name)
+    key = JobKey.of(job)
     shown = _Shown(changed, told)
     store = MemoryStore(job, shown)
     with _scratch(run_dir) as scratch:

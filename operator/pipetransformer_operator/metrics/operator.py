@@ -204,7 +204,7 @@ class Metrics(LoopMetrics, ChannelListener):
             self._generations.labels(published.reason.value).inc()
         for event in plan.events:
             self._decisions.labels(event.reason.value).inc()
-        key = JobKey(job.metadata.namespace, job.metadata.name)
+        key = JobKey.of(job)
         self._resizes.on_turned(key, before, plan.status)
         self._returns.on_turned(key, before, plan.status)
         self._starts.on_turned(key, before, plan.status, observed.report, self._clock())

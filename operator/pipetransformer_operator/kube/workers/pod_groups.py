@@ -129,7 +129,7 @@ class PodGroups:
             Refused: the cluster does not take a group.
             Conflict, Unavailable: it cannot be written now.
         """
-        key = JobKey(job.metadata.namespace, job.metadata.name)
+        key = JobKey.of(job)
         there = self._known.get(key)
         if there is None or there.uid != job.metadata.uid:
             there = self._known[key] = _Known(job.metadata.uid, await self._find(job))
@@ -173,7 +173,7 @@ class PodGroups:
                 return
             await self._api.request("POST", self._path(job), self._object(job, name, size))
         except (Conflict, NotFound) as error:  # another client made or deleted it: look again in the next turn
-            self.forget(JobKey(job.metadata.namespace, job.metadata.name))
+            self.forget(JobKey.of(job))
             if await self._is_foreign(job, name):
                 text = f"PodGroup {name} exists and belongs to another owner: delete or rename it or the job"
                 raise Refused(text) from error

@@ -131,12 +131,12 @@ class KubePool(ClusterListener):
         self._clock = clock
         self._pod_groups = pod_groups
         self._written: dict[JobKey, dict[str, Object]] = {}
-        self._asking: Counter[JobKey] = Counter()
-        self._gone: dict[JobKey, set[str]] = {}
+        self._requests: Counter[JobKey] = Counter()
+        self._gone_meanwhile: dict[JobKey, set[str]] = {}
         self._unattended: dict[str, datetime] = {}
         self._avoided: dict[JobKey, tuple[set[str], set[str]]] = {}
-        self._groups: dict[JobKey, Groups] = {}
-        self._together: dict[JobKey, dict[int, str]] = {}
+        self._placement_groups: dict[JobKey, Groups] = {}
+        self._pod_group_of: dict[JobKey, dict[int, str]] = {}
         self._beginnings: dict[JobKey, dict[str, Object]] = {}
         self._shapes: dict[JobKey, _Shape] = {}
 
@@ -174,10 +174,10 @@ class KubePool(ClusterListener):
         if uncounted := shape.unknown or _uncounted_devices(job):
             return unknown_room(uncounted)
         avoided = self._nodes.avoided if self._nodes is not None else ()
-        room = self._reservations.room(_key(job), shape, avoided)
+        room = self._reservations.room(JobKey.of(job), shape, avoided)
         if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # the job neither takes workers back nor retries
-        if self._shapes[_key(job)].tolerated is None:
+        if self._shapes[JobKey.of(job)].tolerated is None:
             return room  # a retry shows which nodes its pods tolerate
         return room._replace(reach=self._reservations.reach(shape, status.priority, avoided))
 
@@ -187,23 +187,25 @@ class KubePool(ClusterListener):
             return
         wanted = set() if status.finished else set(status.worker_ids)
         settled = {worker_id(pod) for pod in self._pods(job) if not awaits_room(pod)}
-        self._reservations.reserve(_key(job), self._shape(job), len(wanted - settled))
+        self._reservations.reserve(JobKey.of(job), self._shape(job), len(wanted - settled))
 
     def _shape(self, job: PipeTrainingJob, created: Iterable[Object] = ()) -> PodShape:
         """What the job's pods ask of a node, which is remembered because every turn needs it.
 
         Its pods may tolerate more than its template says: admission plugins and quotas add tolerations, for example the
         one for GPU nodes on GKE. So what its pods tolerated stays known until its spec changes."""
-        known, version = self._shapes.get(_key(job)), (job.metadata.uid, job.metadata.generation)
+        known, version = self._shapes.get(JobKey.of(job)), (job.metadata.uid, job.metadata.generation)
         before = known.tolerated if known is not None and known.version == version else None
         tolerated = _tolerated(created if before is not None else self._pods(job), before)
         if known is None or (known.version, known.tolerated) != (version, tolerated):
             spec = job.spec.pod_template.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-            known = self._shapes[_key(job)] = _Shape(version, tolerated, shape_of(_tolerating(spec, tolerated or ())))
+            known = self._shapes[JobKey.of(job)] = _Shape(
+                version, tolerated, shape_of(_tolerating(spec, tolerated or ()))
+            )
         return known.shape
 
     def _pods(self, job: PipeTrainingJob) -> tuple[Object, ...]:
-        key = _key(job)
+        key = JobKey.of(job)
         pods = {pod["metadata"]["uid"]: pod for pod in self._watched.of(key)}
         written = self._written.get(key, {})
         listed = self._watched.listed_version(key.namespace)
@@ -221,15 +223,15 @@ class KubePool(ClusterListener):
         if not written:
             self._written.pop(key, None)
         self._unattended.pop(uid, None)
-        if self._asking[key]:
-            self._gone.setdefault(key, set()).add(uid)
+        if self._requests[key]:
+            self._gone_meanwhile.setdefault(key, set()).add(uid)
 
     def on_job_gone(self, key: JobKey) -> None:
         """See `ClusterListener`."""
         self._written.pop(key, None)
         self._avoided.pop(key, None)
-        self._groups.pop(key, None)
-        self._together.pop(key, None)
+        self._placement_groups.pop(key, None)
+        self._pod_group_of.pop(key, None)
         self._beginnings.pop(key, None)
         self._shapes.pop(key, None)
         if self._pod_groups is not None:
@@ -254,26 +256,26 @@ class KubePool(ClusterListener):
 
     async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         """See `WorkerPool`. Also decides which nodes new workers avoid: once, because that looks at all workers."""
-        self._avoided[_key(job)] = self._to_avoid(job)
-        self._groups.pop(_key(job), None)
-        self._beginnings[_key(job)] = self._begin(job, status, new)
+        self._avoided[JobKey.of(job)] = self._nodes_to_avoid(job)
+        self._placement_groups.pop(JobKey.of(job), None)
+        self._beginnings[JobKey.of(job)] = self._choose_beginnings(job, status, new)
         await self._trust.publish(job.metadata.namespace)
         if self._pod_groups is not None:
-            groups = self._together[_key(job)] = self._grouped(job, status, new)
-            await self._pod_groups.apply(job, self._group_sizes(job, status, groups))
+            groups = self._pod_group_of[JobKey.of(job)] = self._assign_pod_groups(job, status, new)
+            await self._pod_groups.apply(job, self._pod_group_sizes(job, status, groups))
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
-        groups = self._near(job, status)
+        groups = self._current_groups(job, status)
         group = groups.of(number)  # before the first await, so that groups fill in order
         alone = groups.alone(group)
-        together = self._together.get(_key(job), {}).get(number, "")
-        if self._pod_groups is not None and not together:
+        pod_group = self._pod_group_of.get(JobKey.of(job), {}).get(number, "")
+        if self._pod_groups is not None and not pod_group:
             raise Conflict(f"job {job.metadata.name} was deleted while its workers were created")
         assignment = await self._quota.assigned(job, number, status) if self._quota else ANYWHERE
         path, name = _pods_path(job), worker_name(job.metadata.name, number)
-        doubted, unfit = self._avoided.get(_key(job), (set(), set()))
-        with self._ask(_key(job)):
+        doubted, unfit = self._avoided.get(JobKey.of(job), (set(), set()))
+        with self._request_in_flight(JobKey.of(job)):
             try:
                 pod = render(
                     job,
@@ -284,26 +286,26 @@ class KubePool(ClusterListener):
                     assignment=assignment,
                     group=group,
                     alone=alone,
-                    begins=self._beginnings.get(_key(job), {}).get(group),
+                    begins=self._beginnings.get(JobKey.of(job), {}).get(group),
                     doubted=doubted,
                     unfit=unfit,
                     avoided=self._nodes.avoided if self._nodes is not None else (),
                 )
                 if self._pod_groups is not None:
-                    self._pod_groups.join(pod, job, together)
+                    self._pod_groups.join(pod, job, pod_group)
                 created = await self._api.request("POST", path, pod, strict=True)
             except Refused as error:
                 raise Refused(f"spec.podTemplate: {error}") from error
             except Conflict as conflict:
-                created = await self._own(job, name, conflict)
+                created = await self._existing_pod(job, name, conflict)
             if lost := _removed(created, pod):
-                await self._end(path, name, created["metadata"]["uid"])
+                await self._delete_pod(path, name, created["metadata"]["uid"])
                 raise Refused(f"pod {name} was deleted: an admission webhook or policy removed its {', '.join(lost)}")
             self._note(job, created)
-            if _key(job) in self._shapes:  # otherwise the job is gone
+            if JobKey.of(job) in self._shapes:  # otherwise the job is gone
                 self._shape(job, [created])
 
-    async def _own(self, job: PipeTrainingJob, name: str, conflict: Conflict) -> Object:
+    async def _existing_pod(self, job: PipeTrainingJob, name: str, conflict: Conflict) -> Object:
         """The pod of that name, which exists, if it is the job's own.
 
         Raises:
@@ -329,14 +331,14 @@ class KubePool(ClusterListener):
                 if controller_uid(await self._api.get(f"{path}/{name}")) != job.metadata.uid:
                     return
         has_its_own = (job.spec.pod_template.spec.model_extra or {}).get("terminationGracePeriodSeconds") is not None
-        with self._ask(_key(job)):
-            ending = await self._end(path, name, uid, None if has_its_own else GRACE_SECONDS)
+        with self._request_in_flight(JobKey.of(job)):
+            ending = await self._delete_pod(path, name, uid, None if has_its_own else GRACE_SECONDS)
             if ending is None:
-                self.on_pod_gone(_key(job), uid)
+                self.on_pod_gone(JobKey.of(job), uid)
             else:
                 self._note(job, ending)
 
-    async def _end(self, path: str, name: str, uid: str, grace: int | None = None) -> Object | None:
+    async def _delete_pod(self, path: str, name: str, uid: str, grace: int | None = None) -> Object | None:
         """Deletes a pod, with its own grace period or `grace` seconds. Returns the pod while it ends, None if it is
         already gone."""
         options: Object = {"preconditions": {"uid": uid}}
@@ -349,7 +351,7 @@ class KubePool(ClusterListener):
         ends = deleted.get("kind") == "Pod" and "deletionTimestamp" in deleted["metadata"]
         return deleted if ends and "resourceVersion" in deleted["metadata"] else None
 
-    def _to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
+    def _nodes_to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
         """Nodes to avoid: doubted ones that have workers of the job, and all others."""
         if self._nodes is None:
             return set(), set()
@@ -357,26 +359,26 @@ class KubePool(ClusterListener):
         own = doubted & {worker.node for worker in self.list(job)} if doubted else doubted
         return own, unfit | doubted - own
 
-    def _near(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
+    def _current_groups(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
         """Deals placement groups until the next `prepare`."""
-        if (groups := self._groups.get(_key(job))) is None:
-            groups = self._groups[_key(job)] = self._staying(job, status)
+        if (groups := self._placement_groups.get(JobKey.of(job))) is None:
+            groups = self._placement_groups[JobKey.of(job)] = self._groups_that_stay(job, status)
         return groups
 
-    def _begin(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[str, Object]:
+    def _choose_beginnings(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[str, Object]:
         """Where each group should begin, in which no worker has a node yet: a preference for nodes."""
         within, spread = job.spec.placement.within, job.spec.placement.spread
         if within is None or self._reservations is None:
             return {}
         if job.metadata.labels.get(QUEUE_LABEL) or _uncounted_devices(job):
             return {}  # a queue may limit its pods to some of the nodes, and not all room for devices is known
-        near = self._staying(job, status)  # deals as `create` will
+        groups = self._groups_that_stay(job, status)  # deals as `create` will
         begun = {
             pod["metadata"].get("labels", {}).get(PLACEMENT_GROUP_LABEL, ""): pod["spec"]["nodeName"]
             for pod in self._pods(job)
             if pod["spec"].get("nodeName") and "deletionTimestamp" not in pod["metadata"]
         }
-        sizes = Counter(group for one in new if (group := near.of(one)) not in begun)
+        sizes = Counter(group for one in new if (group := groups.of(one)) not in begun)
         apart = spread is not None and spread.topology_key == within.topology_key
         avoided = self._nodes.avoided if self._nodes is not None else ()
         room = self._reservations.room_by_label(
@@ -385,17 +387,17 @@ class KubePool(ClusterListener):
         domains = choose_domains(sizes, room, apart=apart)
         return {group: inside(within.topology_key, domain) for group, domain in domains.items()}
 
-    def _grouped(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[int, str]:
+    def _assign_pod_groups(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[int, str]:
         """The pod group of each new worker. All are one while no worker of the job has a node, otherwise each pipeline.
 
         Claimed workers have groups of their own, because all pods of a group have one priority."""
         stays = set(status.worker_ids) - set(status.leaving_ids)
         begun = any(pod["spec"].get("nodeName") for pod in self._pods(job) if worker_id(pod) in stays)
-        near = self._near(job, status)
-        groups = {one: near.of(one) if begun else FIRST_GROUP for one in new}
+        dealer = self._current_groups(job, status)
+        groups = {one: dealer.of(one) if begun else FIRST_GROUP for one in new}
         return {one: group + CLAIMED if one in status.claimed_ids else group for one, group in groups.items()}
 
-    def _group_sizes(self, job: PipeTrainingJob, status: JobStatus, new: Mapping[int, str]) -> dict[str, Size]:
+    def _pod_group_sizes(self, job: PipeTrainingJob, status: JobStatus, new: Mapping[int, str]) -> dict[str, Size]:
         """How many pods the job wants of each pod group that has one, or gets one."""
         stays = set(status.worker_ids) - set(status.leaving_ids)
         wanted = Counter(new.values())
@@ -405,7 +407,7 @@ class KubePool(ClusterListener):
         classes = {claimed: self._priority_classes.of(job, claimed=claimed) for claimed in (False, True)}
         return {group: Size(max(1, count), classes[group.endswith(CLAIMED)]) for group, count in wanted.items()}
 
-    def _staying(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
+    def _groups_that_stay(self, job: PipeTrainingJob, status: JobStatus) -> Groups:
         """Groups of the workers that stay. A leaving worker frees its place."""
         stages = job.spec.pipeline.stages
         stays = set(status.worker_ids) - set(status.leaving_ids)
@@ -418,16 +420,16 @@ class KubePool(ClusterListener):
         return Groups(status.generation.stages if status.generation else stages, stages, taken)
 
     @contextmanager
-    def _ask(self, key: JobKey) -> Iterator[None]:
+    def _request_in_flight(self, key: JobKey) -> Iterator[None]:
         """Remembers which pods of the job go during a request, because the watch may be faster than the answer."""
-        self._asking[key] += 1
+        self._requests[key] += 1
         try:
             yield
         finally:
-            self._asking[key] -= 1
-            if not self._asking[key]:
-                del self._asking[key]
-                self._gone.pop(key, None)
+            self._requests[key] -= 1
+            if not self._requests[key]:
+                del self._requests[key]
+                self._gone_meanwhile.pop(key, None)
 
     def _unattended_since(self, pod: Object) -> datetime | None:
         """Since when the pod has been unattended, by this operator's clock: the pod's times come from other clocks."""
@@ -438,13 +440,9 @@ class KubePool(ClusterListener):
         return self._unattended.setdefault(uid, self._clock())
 
     def _note(self, job: PipeTrainingJob, pod: Object) -> None:
-        key, uid = _key(job), pod["metadata"]["uid"]
-        if uid not in self._gone.get(key, ()):
+        key, uid = JobKey.of(job), pod["metadata"]["uid"]
+        if uid not in self._gone_meanwhile.get(key, ()):
             self._written.setdefault(key, {})[uid] = observable(pod)
-
-
-def _key(job: PipeTrainingJob) -> JobKey:
-    return JobKey(job.metadata.namespace, job.metadata.name)
 
 
 def _uncounted_devices(job: PipeTrainingJob) -> str:

@@ -51,7 +51,7 @@ class Protection:
             Refused: the cluster refuses them, or an object of another owner has the name; the message says which.
             Unavailable: they cannot be written now.
         """
-        key = JobKey(job.metadata.namespace, job.metadata.name)
+        key = JobKey.of(job)
         applied = self._applied.setdefault(key, {})
         wanted = {"/apis/networking.k8s.io/v1": network_policy(job, self._scraper)}
         if min_available is not None:

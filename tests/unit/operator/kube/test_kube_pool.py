@@ -384,7 +384,7 @@ async def test_of_a_deleted_job_whose_pods_end_after_it_nothing_is_kept() -> Non
     await world.pool.create(job(), 0, JobStatus())
     world.pool.on_job_gone(KEY)
     world.pool.on_pod_gone(KEY, "uid-0")
-    for memory in ("_written", "_gone", "_asking", "_unattended", "_avoided", "_groups"):
+    for memory in ("_written", "_gone_meanwhile", "_requests", "_unattended", "_avoided", "_placement_groups"):
         assert vars(world.pool)[memory] == vars(empty)[memory]
 
 
