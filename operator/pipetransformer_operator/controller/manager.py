@@ -103,7 +103,7 @@ class Controller:
             if key in (None, known):
                 loop.notice()
 
-    def note_release(self, by: JobKey | None = None) -> None:
+    def note_release(self, by: JobKey | None) -> None:
         """Pods of the job released accelerators; None: a pod of another owner did, or a node has more for pods now."""
         self._releases.note(self._clock(), by)
         self.wake_waiting(by)
@@ -139,7 +139,7 @@ class Controller:
         for key, loop in list(self._loops.items()):
             await asyncio.sleep(0)  # observing a thousand jobs takes a third of a second
             if (job := self._store.read(key)) is None:
-                continue  # the pool has forgotten it, and would remember it for ever
+                continue  # the pool has forgotten it, and would keep what it remembers of it
             looks[name := str(key)] = loop, job
             if self._release_for_others is None and not may_demand(job):
                 continue
@@ -155,17 +155,15 @@ class Controller:
             demands.append(demand)
             gangs.append(gang)
             claims.append(claim)
-        allocated = allocate(
-            [demand for demand in demands if demand is not None], weigh_namespaces=self._weigh_namespaces
-        )
+        allocated = allocate(list(filter(None, demands)), weigh_namespaces=self._weigh_namespaces)
         shares = {
             name: Share(workers=workers, layout_generation=looks[name][1].status.layout_generation)
             for name, workers in allocated.items()
             if workers is not None
         }
         if self._release_for_others is not None:
-            shares |= self._release_for_others.look([claim for claim in claims if claim is not None])
-        places = self._gangs.look([gang for gang in gangs if gang is not None], now)
+            shares |= self._release_for_others.look(list(filter(None, claims)))
+        places = self._gangs.look(list(filter(None, gangs)), now)
         for name, (loop, _) in looks.items():
             loop.grant(shares.get(name))
             loop.take_place(places.get(name, FREE))

@@ -5,7 +5,7 @@ some hundred milliseconds, and does not know what the scheduler is about to do.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,19 +47,6 @@ def pod_view(pod: Object) -> PodView | None:
     return PodView(pod["metadata"]["uid"], node, requests_of(spec), int(spec.get("priority") or 0))
 
 
-def free_by_node(nodes: Iterable[NodeView], pods: Iterable[PodView]) -> dict[str, dict[str, int]]:
-    """What is left of each node's resources, by node and resource, in thousandths of the resource's unit.
-
-    The amount is negative if pods hold more than the node has, for example after a device broke."""
-    left = {node.name: dict(node.allocatable) for node in nodes}
-    for pod in pods:
-        of_node = left.get(pod.node, {})
-        for name, amount in pod.requests.items():
-            if name in of_node:
-                of_node[name] -= amount
-    return left
-
-
 class NodeGate(Protocol):
     """Knows which nodes take no pods."""
 
@@ -69,7 +56,7 @@ class NodeGate(Protocol):
 
 
 class FreeAccelerators:
-    """See the module. Keeps what `free_by_node` computes, updated by each change.
+    """See the module.
 
     Args:
         gate: knows which nodes take no pods; None: all take pods.
@@ -117,11 +104,6 @@ class FreeAccelerators:
             return False
         self._hold(view, -1)
         return _holds_extended(view)
-
-    def by_node(self, resource: str) -> dict[str, int]:
-        """Whole free units of the resource, by name of each node that has some and takes pods."""
-        free = {name: self._left(node).get(resource, 0) // 1000 for name, node in self._nodes.items()}
-        return {name: amount for name, amount in free.items() if amount > 0 and not self._closed(name)}
 
     def room_by_node(self, shape: PodShape) -> Mapping[str, int]:
         """How many more pods of this shape each node would take now, without nodes that take none."""
@@ -210,6 +192,7 @@ class FreeAccelerators:
         return room if room and allows(node, shape.spec) else 0
 
     def _left(self, node: NodeView) -> Amounts:
+        """What pods leave of the node. An amount is negative if they hold more than it has, as after a device broke."""
         held = self._held.get(node.name)
         if not held:
             return node.allocatable

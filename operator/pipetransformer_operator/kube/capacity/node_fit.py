@@ -6,7 +6,7 @@ between pods: a pod that fails by them is simply pending.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,7 +131,7 @@ class PodShape:
         key: the same text for equal shapes.
         spec: the pod's.
         requests: what it holds on its node.
-        unknown: why nobody can tell which nodes take it, in words; empty if that is known.
+        unknown: why it is unknown which nodes take it, in words; empty if it is known.
     """
 
     key: str
@@ -187,7 +187,10 @@ def allows(node: NodeView, spec: Mapping[str, Any]) -> bool:
     if required and not any(_term_matches(node, term) for term in required.get("nodeSelectorTerms") or ()):
         return False
     tolerations = spec.get("tolerations") or ()
-    return all(taint.get("effect") not in _HOLDS_OFF or _is_tolerated(taint, tolerations) for taint in node.taints)
+    return all(
+        taint.get("effect") not in _HOLDS_OFF or any(_tolerates(one, taint) for one in tolerations)
+        for taint in node.taints
+    )
 
 
 def fits(left: Amounts, requests: Amounts) -> int:
@@ -245,10 +248,12 @@ def _is_less(one: str | None, other: str | None) -> bool:
     return int(one) < int(other)
 
 
-def _is_tolerated(taint: Mapping[str, str], tolerations: Iterable[Object]) -> bool:
-    return any(
-        one.get("effect") in (None, "", taint.get("effect"))
-        and one.get("key") in ((None, "") if one.get("operator") == "Exists" else ()) + (taint.get("key"),)
-        and (one.get("operator") == "Exists" or (one.get("value") or "") == (taint.get("value") or ""))
-        for one in tolerations
+def _tolerates(toleration: Object, taint: Mapping[str, str]) -> bool:
+    """Whether this toleration matches the taint. With the operator Exists any value matches, and without a key any
+    taint."""
+    exists, key = toleration.get("operator") == "Exists", toleration.get("key")
+    return (
+        toleration.get("effect") in (None, "", taint.get("effect"))
+        and (key == taint.get("key") or (exists and not key))
+        and (exists or (toleration.get("value") or "") == (taint.get("value") or ""))
     )

@@ -11,7 +11,7 @@ from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import JobKey, Unavailable
 from pipetransformer_operator.kube.capacity import free_accelerators
-from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators, free_by_node, pod_view
+from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators, pod_view
 from pipetransformer_operator.kube.capacity.node_fit import NodeView, allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room
 from pipetransformer_operator.kube.events import ClusterListener
@@ -57,6 +57,9 @@ def container(gpus: int = 1, **amounts: str) -> dict[str, Any]:
     return {"name": "main", "resources": {"limits": {GPU: str(gpus)}, "requests": amounts}}
 
 
+ONE_GPU = shape_of({"containers": [container()]})
+
+
 def pod(uid: str, on: str = "", gpus: int = 1, phase: str = "Running", nominated: str = "") -> dict[str, Any]:
     status = {"phase": phase, **({"nominatedNodeName": nominated} if nominated else {})}
     spec = {"containers": [container(gpus)], **({"nodeName": on} if on else {})}
@@ -72,24 +75,24 @@ def test_pods_of_all_owners_take_accelerators_and_those_that_have_ended_do_not()
     free.note_pod(pod("3", "b", 2))
     free.note_pod(pod("4"))
     free.note_pod(pod("5", "unknown", 2))
-    assert free.by_node(GPU) == {"a": 5}
+    assert free.room_by_node(ONE_GPU) == {"a": 5}
     free.note_pod(pod("3", "b", 2, "Failed"))
     free.drop_pod("1")
     free.drop_pod("1")
-    assert free.by_node(GPU) == {"a": 8, "b": 2}
+    assert free.room_by_node(ONE_GPU) == {"a": 8, "b": 2}
 
 
 def test_a_pod_for_which_others_are_preempted_holds_its_place_already() -> None:
     free = FreeAccelerators()
     free.note_node(node("a", 2))
     free.note_pod(pod("1", nominated="a", phase="Pending"))
-    assert free.by_node(GPU) == {"a": 1}
+    assert free.room_by_node(ONE_GPU) == {"a": 1}
     free.note_pod(pod("1", "a"))
-    assert free.by_node(GPU) == {"a": 1}
+    assert free.room_by_node(ONE_GPU) == {"a": 1}
     worker = pod("2", nominated="a", phase="Pending")
     worker["metadata"]["labels"] = {JOB_LABEL: "digits"}
     free.note_pod(worker)
-    assert free.by_node(GPU) == {"a": 1}, "its job reserved that place"
+    assert free.room_by_node(ONE_GPU) == {"a": 1}, "its job reserved that place"
 
 
 def test_a_node_that_takes_no_pods_or_is_gone_has_nothing_free() -> None:
@@ -106,10 +109,10 @@ def test_a_node_that_takes_no_pods_or_is_gone_has_nothing_free() -> None:
     assert free.room_by_node(shape) == {"a": 1, "b": 1}
     closed.add("a")
     free.note_node(node("a", 1))
-    assert (free.by_node(GPU), free.room_by_node(shape)) == ({"b": 1}, {"b": 1})
+    assert free.room_by_node(shape) == {"b": 1}
     assert (free.reach_by_node(shape, 0), free.lacking(shape, GPU)) == ({"b": 1}, {"b": 0})
     free.note_node(node("b", 1), deleted=True)
-    assert (free.by_node(GPU), free.room_by_node(shape)) == ({}, {})
+    assert free.room_by_node(shape) == {}
 
 
 def test_a_free_accelerator_is_no_room_where_memory_is_missing() -> None:
@@ -192,7 +195,7 @@ def test_a_template_that_no_server_accepts_fits_nowhere_and_hinders_no_other(wro
     assert shape.unknown.endswith(f"{where} is invalid")
     assert (free.room_by_node(shape), free.lacking(shape, GPU), free.reach_by_node(shape, 1)) == ({}, {}, {})
     free.note_pod(pod("1", "a"))
-    assert (free.by_node(GPU), free.room_by_node(shape)) == ({"a": 1}, {})
+    assert (free.holders("a"), free.room_by_node(shape)) == (1, {})
 
 
 def test_a_pod_requests_its_containers_or_its_largest_init_container() -> None:
@@ -245,10 +248,12 @@ def test_what_is_kept_by_changes_is_what_is_counted_from_scratch(changes: list[t
         else:
             there[uid] = pod(uid, on, gpus)
             free.note_pod(there[uid])
-    views = [view for one in there.values() if (view := pod_view(one)) is not None]
-    left = free_by_node([node_view(one) for one in nodes], views)
-    expected = {name: of[GPU] // 1000 for name, of in left.items() if of[GPU] >= 1000}
-    assert free.by_node(GPU) == free.room_by_node(shape) == expected
+    left = {"a": 4, "b": 6}
+    for one in there.values():
+        if (view := pod_view(one)) is not None and view.node in left:
+            left[view.node] -= view.requests.get(GPU, 0) // 1000
+    expected = {name: gpus for name, gpus in left.items() if gpus > 0}
+    assert free.room_by_node(shape) == expected
 
 
 def test_what_one_job_is_about_to_take_is_no_room_for_another() -> None:
@@ -362,7 +367,7 @@ async def test_a_pod_of_others_that_went_unseen_holds_nothing_after_the_next_lis
     others = OtherPods(api, free)
     assert not others.listed
     await api.answer(others.run())
-    assert (others.listed, free.by_node(GPU)) == (True, {"a": 3})
+    assert (others.listed, free.room_by_node(ONE_GPU)) == (True, {"a": 3})
 
 
 async def test_a_node_that_went_unseen_has_nothing_free_after_the_next_list() -> None:
@@ -387,6 +392,6 @@ async def test_a_node_that_went_unseen_has_nothing_free_after_the_next_list() ->
     )
     free, watched = Free(), Watched()
     await api.answer(NodeWatch(api, free, watched).run())
-    assert free.by_node(GPU) == {"c": 2}
+    assert free.room_by_node(ONE_GPU) == {"c": 2}
     assert free.lost.is_gone("a") and free.lost.is_gone("b") and not free.lost.is_gone("c")
     assert watched.paths == ["/api/v1/nodes"]
