@@ -112,8 +112,8 @@ def choose(
     `Paper` begins with the initial number of stages. It halves this number while the largest stage needs at most
     `bytes_budget` bytes (PipeTransformer, Algorithm 1 and Eq. 2). It returns to a longer pipeline only if that needs
     less memory. All frozen layers count in the first stage, so a freeze may take each length above the budget. If
-    there are too few workers for one such pipeline, it takes the longest pipeline that they can form, because a
-    tightly packed job is better than a job that waits. If the bounds allow no pipeline that is so short, it takes the
+    there are too few workers for one such pipeline, it takes the longest pipeline that they can form. A tightly packed
+    job is better than a job that waits. If the bounds allow no pipeline that is so short, it takes the
     shortest one that they allow.
 
     `Measured` leaves the present layout only if the remaining steps gain more than the pause of the change costs.

@@ -79,14 +79,14 @@ class Assembly:
             api,
             cluster.pods,
             settings.channel_url,
-            self.publisher,
-            cluster.seen_nodes,
-            _priority_classes(settings),
-            settings.scraper_namespace,
-            self.quota,
-            cluster.reservations,
-            sources.now,
-            PodGroups(api, SCHEDULERS[settings.gang_scheduling]) if settings.gang_scheduling else None,
+            trust=self.publisher,
+            nodes=cluster.seen_nodes,
+            priority_classes=_priority_classes(settings),
+            scraper=settings.scraper_namespace,
+            quota=self.quota,
+            reservations=cluster.reservations,
+            clock=sources.now,
+            pod_groups=PodGroups(api, SCHEDULERS[settings.gang_scheduling]) if settings.gang_scheduling else None,
         )
         self.controller = Controller(
             cluster.store,
@@ -167,5 +167,7 @@ class _Waker(ClusterListener):
 
 def _priority_classes(settings: Settings) -> PriorityClasses:
     return PriorityClasses(
-        settings.base_priority_class, settings.claim_priority_class, settings.autoscaled_priority_class
+        base=settings.base_priority_class,
+        claimed=settings.claim_priority_class,
+        autoscaled=settings.autoscaled_priority_class,
     )

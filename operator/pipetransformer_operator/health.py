@@ -21,8 +21,8 @@ class Health(ClusterListener):
 
     Args:
         kinds: plural names of the resources that must be watched before this operator is ready.
-        refusable: names of watches that must be open too, unless the API server refuses them.
         leadership: held while the API server answers this operator.
+        refusable: names of watches that must be open too, unless the API server refuses them.
         patience: seconds after which a watch that was not reopened is stuck.
         clock: seconds that only grow.
     """

@@ -108,7 +108,16 @@ class Service:
         # Any client may send tokens to the metrics page, so their reviews delay neither the lease nor jobs.
         reviews = await Api.connect(listener=metrics)
         api = await Api.connect(lease, metrics, settings.api_limiter())
-        assembly = Assembly(settings, api, lease, certificate, health, metrics, metrics, entrance.most_polls)
+        assembly = Assembly(
+            settings,
+            api,
+            lease,
+            trust=certificate,
+            watcher=health,
+            metrics=metrics,
+            requests=metrics,
+            most_polls=entrance.most_polls,
+        )
         controller, cluster = assembly.controller, assembly.cluster
         metrics.show(_State(controller, lease, health, entrance, cluster.nodes, certificate, assembly.quota))
         guarded = entrance.guard(listen(settings.host, settings.channel_port))

@@ -20,13 +20,13 @@ class Announcement:
     Attributes:
         generation: that is announced.
         uids: of its members and leavers.
-        turn: to be held during each answer with all members.
+        slots: one is held during each answer with all members.
     """
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.uids = frozenset(member.uid for group in (generation.members, generation.leavers) for member in group)
-        self.turn = asyncio.Semaphore(WHOLES_AT_ONCE)
+        self.slots = asyncio.Semaphore(WHOLES_AT_ONCE)
 
     @cached_property
     def notice(self) -> bytes:

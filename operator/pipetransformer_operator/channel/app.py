@@ -253,7 +253,7 @@ async def _whole(request: web.Request, announced: Announcement) -> web.StreamRes
     body = announced.compressed if compressed else announced.whole
     response = web.StreamResponse(headers={"Content-Encoding": "gzip"} if compressed else {})
     response.content_type, response.content_length = JSON, len(body)
-    async with announced.turn:
+    async with announced.slots:
         await asyncio.sleep(0)
         if (transport := request.transport) is None:
             return response  # the worker has gone

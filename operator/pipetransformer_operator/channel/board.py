@@ -23,8 +23,8 @@ from .limits.pulse import Pulse
 DEAF = timedelta(seconds=10)
 #: Polls of one worker that may wait at once: two of its threads ask, and a broken connection may still count.
 MAX_POLLS = 4
-#: An unknown sender has the board look at the pods of the job, 70 ms for 4,096. After a look the next one waits so many
-#: times as long as that took, because the workers of a deleted job of the same name ask until they end.
+#: An unknown sender has the board look at the pods of the job, 70 ms for 4,096. The next look waits this many times as
+#: long as the last one took. The workers of a deleted job of the same name ask until they end.
 LOOKS_REST = 10
 #: Polls answered before the event loop does anything else; each answer takes half a millisecond.
 TOLD_AT_ONCE = 32
@@ -74,6 +74,7 @@ class Board:
         stop: whether the members must write a checkpoint and exit; heartbeats answer with it.
         checkpoint_request: token of the checkpoint that the members shall write now; heartbeats and reports are
             answered with it.
+        shown: whether the loop has looked at the job since the operator's start.
         since: when a worker was heard again after all were silent for `DEAF`; at first, when the board was created.
     """
 
@@ -93,7 +94,7 @@ class Board:
         self._polls: dict[str, list[asyncio.Future[bool]]] = {}
         self._report: Report | None = None
         self._announced: Announcement | None = None
-        self._shown = False
+        self.shown = False
         self._ended = False
         self.stop = False
         self.checkpoint_request = ""
@@ -161,7 +162,7 @@ class Board:
         """
         self.stop, self.checkpoint_request = stop, checkpoint_request
         generation = generation.for_workers() if generation else None
-        self._shown = True
+        self.shown = True
         present = self._announced.generation if self._announced else None
         changed = generation != present or ended != self._ended
         if changed:
@@ -184,11 +185,6 @@ class Board:
         self._count(workers=0, jobs=0)
 
     # What workers ask and say.
-
-    @property
-    def shown(self) -> bool:
-        """Whether the loop has looked at the job since the operator's start."""
-        return self._shown
 
     @property
     def job_uid(self) -> str:
@@ -234,9 +230,15 @@ class Board:
             same = before is not None and before.waiting_after == heartbeat.waiting_after
             since = before.waiting_since if before is not None and same else now
         pause = self.pulse.beat_seconds
-        pace = timedelta(seconds=pause)
-        after, because = heartbeat.waiting_after, heartbeat.because
-        self._beats[uid] = Beat(now, heartbeat.layout_generation, after, since, pace, because, heartbeat.unsaved)
+        self._beats[uid] = Beat(
+            time=now,
+            layout_generation=heartbeat.layout_generation,
+            waiting_after=heartbeat.waiting_after,
+            waiting_since=since,
+            pace=timedelta(seconds=pause),
+            because=heartbeat.because,
+            unsaved=heartbeat.unsaved,
+        )
         lost, known = frozenset(heartbeat.lost_peers), self._lost_peers.pop(uid, frozenset())
         if lost:
             self._lost_peers[uid] = lost
@@ -313,13 +315,13 @@ class Board:
     def _hear(self, reporter: Reporter) -> datetime:
         now = self._clock()
         if now < self._newest:
-            self._take_back(now)
+            self._cap_times(now)
         if now > self._newest + DEAF + timedelta(seconds=self.pulse.beat_seconds) - SHORTEST_PACE:
             self.since = now
         self._newest = self._heard[reporter.uid] = now
         return now
 
-    def _take_back(self, now: datetime) -> None:
+    def _cap_times(self, now: datetime) -> None:
         """Caps all times at `now`, because the clock was set back: otherwise a hanging worker would count as heard."""
         self.since = min(self.since, now)
         self._heard = {uid: min(time, now) for uid, time in self._heard.items()}

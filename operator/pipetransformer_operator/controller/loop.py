@@ -104,7 +104,7 @@ class JobLoop:
         self._releases = releases
         self._deletions = Deletions(pace.first_retry, pace.longest_retry)
         self._applier = Applier(key, store, pool, slots, quota, self._deletions)
-        self._grant: tuple[Share | None] | None = None
+        self._grant: tuple[Share | None] | None = None  # None before the first decision; its share may be None, too
         self._place = FREE
         self._written = float("-inf")
         self._due: float | None = None
@@ -275,14 +275,14 @@ class JobLoop:
         return self._pool.list(job) if job else ()
 
     async def _wait(self, seconds: float) -> None:
-        if await _comes(self._noticed, seconds):
-            await _comes(self._woken, self.board.pulse.notice_seconds)
+        if await _is_set_within(self._noticed, seconds):
+            await _is_set_within(self._woken, self.board.pulse.notice_seconds)
             await asyncio.sleep(self._pace.debounce)
         self._noticed.clear()
         self._woken.clear()
 
 
-async def _comes(event: asyncio.Event, seconds: float) -> bool:
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
     """Waits for the event. Returns whether it came in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):

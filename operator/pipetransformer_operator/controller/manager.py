@@ -83,14 +83,14 @@ class Controller:
                 key,
                 self._store,
                 self._pool,
-                self._clock,
-                self._pace,
-                self._metrics,
-                self._pulse,
-                self._slots,
-                self._releases,
-                self._quota,
-                self._token,
+                clock=self._clock,
+                pace=self._pace,
+                metrics=self._metrics,
+                pulse=self._pulse,
+                slots=self._slots,
+                releases=self._releases,
+                quota=self._quota,
+                token=self._token,
             )
             task = self._tasks[key] = asyncio.create_task(loop.run(), name=f"job {key}")
             task.add_done_callback(lambda _: self._forget(key))

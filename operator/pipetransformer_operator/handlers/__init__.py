@@ -33,7 +33,7 @@ async def operate(settings: Settings) -> None:
     """
     stopped = asyncio.Event()
     # kopf takes the signal once it watches. Until then Linux would drop it, because a container's process has the id 1
-    # and no default action: a spare operator would outlive the leader, and take the lease from it.
+    # and no default action. A spare operator would outlive the leader, and take the lease from it.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     service = await Service.start(settings)
     registry = kopf.OperatorRegistry()

@@ -61,8 +61,9 @@ class ParsedJobs:
         self._newest[JobKey.of(job)] = job
 
     def trimmed(self, key: JobKey, body: Mapping[str, Any]) -> Object:
-        """The part of a watched job to keep in memory: only its version if that is already parsed here; otherwise
-        everything except managedFields, which the operator does not read."""
+        """The part of a watched job to keep in memory: only its version if that is already parsed here.
+
+        Otherwise it is everything except managedFields, which the operator does not read."""
         metadata, known = body["metadata"], self._newest.get(key)
         if known is not None and _same(known, body):
             return {"metadata": {name: metadata[name] for name in ("uid", "resourceVersion")}}

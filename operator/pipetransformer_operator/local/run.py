@@ -97,7 +97,7 @@ class _Shown:
     def on_status(self, job: PipeTrainingJob) -> None:
         if job.status.finished:
             self.finished.set()
-        self._changed(job)  # last, because it may raise: nobody reads what a broken pipe shows
+        self._changed(job)  # last, because it raises if the reader of its pipe is gone
 
     def on_event(self, event: PlanEvent) -> None:
         self._told(event)

@@ -2,8 +2,8 @@
 
 As in client-go, clocks of machines are never compared. A candidate takes over when its own clock has seen the Lease
 unchanged for its duration. The holder counts from before it sent its last renewal, and stops writing (`held`) well
-before another may start. It renews with one request, and reads the Lease only after somebody else changed it.
-During an outage of the API server no operator can take over or write: the holder serves workers from memory, and may
+before another may start. It renews with one request, and reads the Lease only after another client changed it.
+During an outage of the API server no operator can take over or write. The holder serves workers from memory, and may
 write again after its next renewal.
 """
 

@@ -1,7 +1,7 @@
 """Where workers should run, unless the template says so: workers of a pipeline close together, pipelines apart.
 
 The trainer decides which worker serves which pipeline, after the pods have nodes. A pod cannot be moved, so its group
-is a guess at its creation: a free place in a group, otherwise a new group with as many places as a pipeline has stages.
+is a guess at its creation. It gets a free place in a group, otherwise a new group with a place for each stage.
 """
 
 from collections import Counter

@@ -181,7 +181,7 @@ def disruption_budget(job: PipeTrainingJob, min_available: int, *, keeps_unready
     """Allows evictions as long as `min_available` workers stay.
 
     This is a number, because the cluster would take a percentage, or `maxUnavailable`, of the job's scale, which is a
-    ceiling. A pod that runs but is not ready is evicted at once with AlwaysAllow; with IfHealthyBudget it is not while
+    ceiling. A pod that runs but is not ready is evicted at once with AlwaysAllow. With IfHealthyBudget it stays while
     too few are ready, which may never end. Pods that do not run are always evicted.
     """
     return {

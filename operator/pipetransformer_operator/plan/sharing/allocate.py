@@ -119,9 +119,9 @@ def by_pool(items: Iterable[_P]) -> list[list[_P]]:
 def allocate(demands: Sequence[Demand], *, weigh_namespaces: bool = False) -> dict[str, int | None]:
     """Returns the share of each job, in workers. None means as many as it can get.
 
-    All jobs of a pool get None if nothing is to be shared: no job waits, no training job could make room, nodes have
-    room for all, or no job's share would exceed what it holds. A job that holds its whole share claims none of the
-    workers that others release.
+    All jobs of a pool get None if nothing is to be shared: no job waits, no training job could make room, or nodes have
+    room for all. They also get None if no job's share would exceed what it holds. A job that holds its whole share
+    claims none of the workers that others release.
 
     Args:
         demands: demands of all jobs.
