@@ -76,6 +76,7 @@ class Service:
         self.metrics = metrics
         self.jobs = assembly.cluster.jobs
         self._apis = apis
+        self._unguarded, self._guarded = apis[0], apis[-1]  # only a leader may write by the guarded one
         self._lease = lease
         self._assembly = assembly
         self._runners = runners
@@ -134,7 +135,7 @@ class Service:
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator holds the lease."""
-        while not await served(self._apis[0]):
+        while not await served(self._unguarded):
             logger.info("the cluster does not serve %s yet", PLURAL)
             await asyncio.sleep(CRD_POLL_SECONDS)
         await self._lease.acquire()
@@ -172,7 +173,7 @@ class Service:
             return
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
-                await release_budgets(self._apis[-1], self._namespaces)
+                await release_budgets(self._guarded, self._namespaces)
         except (Unavailable, TimeoutError) as error:
             logger.warning(
                 "cannot delete PodDisruptionBudgets, which refuse evictions while no operator runs: %r", error

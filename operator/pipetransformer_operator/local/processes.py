@@ -77,7 +77,7 @@ class ProcessPool:
         channel_url: str,
         command: Sequence[str],
         own: Mapping[str, str],
-        inherited: Sequence[int] = (),
+        inherited: Sequence[int],
     ) -> None:
         self.tokens: dict[str, Identity] = {}
         self._run_dir = run_dir

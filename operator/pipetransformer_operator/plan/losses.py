@@ -112,12 +112,13 @@ class Loss:
     told: str
 
 
+_TAKEN_AWAY = "taken away"
 _GONE = Loss(bool, counts=False, retry=None, told="its pod is gone")
 _PACKED_TOO_TIGHT = Loss(bool, counts=False, retry=None, told="exit code {code}")
 #: The first row that fits applies.
 LOSSES = (
-    Loss(attrgetter("disrupted"), counts=False, retry=RETRY_TAKEN, told="taken away"),
-    Loss(attrgetter("terminating"), counts=False, retry=None, told="taken away"),
+    Loss(attrgetter("disrupted"), counts=False, retry=RETRY_TAKEN, told=_TAKEN_AWAY),
+    Loss(attrgetter("terminating"), counts=False, retry=None, told=_TAKEN_AWAY),
     Loss(says_left, counts=False, retry=None, told="exit code {code}"),
     Loss(says_succeeded, counts=False, retry=None, told="exit code {code}"),
     Loss(lambda worker: worker.exit_code is not None, counts=True, retry=RETRY, told="exit code {code}"),
@@ -156,5 +157,5 @@ def describe(worker: Worker | None) -> str:
     if worker is None:
         return told
     told = told.format(code=worker.exit_code, phase=worker.phase.value)
-    silent = told == "taken away" and worker.exit_code == 0
+    silent = told == _TAKEN_AWAY and worker.exit_code == 0
     return ": ".join(filter(None, [told, "" if silent else words(worker)]))

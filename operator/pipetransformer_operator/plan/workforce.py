@@ -59,15 +59,15 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
     starting size, and up to `most` if that quota suffices. Requests that are no longer needed are withdrawn.
     """
     stuck = draft.view.workers.that(draft.view.is_stuck).ids
-    own, claims = (quota.room(draft.status, draft.observed, stuck, own=kind) for kind in (True, False))
+    own, claims = (quota.available(draft.status, draft.observed, stuck, own=is_own) for is_own in (True, False))
     base = min(missing, max(least, min(own.granted, most)))
     queue, may_create = draft.status.quota_requests[0].queue, True
-    for room, part, is_own in ((own, base, True), (claims, missing - base, False)):
-        may_create = may_create and part <= room.granted
-        if part <= room.granted:
+    for kind, part, is_own in ((own, base, True), (claims, missing - base, False)):
+        may_create = may_create and part <= kind.granted
+        if part <= kind.granted:
             draft.update(quota_requests=quota.without_waiting(draft.status, own=is_own))
-        elif part > room.granted + room.waiting:
-            ask_queue(draft, queue, part - room.granted - room.waiting, own=is_own)
+        elif part > kind.granted + kind.waiting:
+            ask_queue(draft, queue, part - kind.granted - kind.waiting, own=is_own)
     if base > own.granted:  # return unused quota of claims: the queue may have no other room for the starting size
         draft.update(quota_requests=quota.give_back(draft.status, claims.free - (missing - base), own=False))
     if not may_create:

@@ -124,7 +124,7 @@ class ListedJobs:
         others: what else must be listed, unless the cluster refuses that.
     """
 
-    def __init__(self, jobs: KnownJobs, pods: PodWatch, others: Sequence[Awaited] = ()) -> None:
+    def __init__(self, jobs: KnownJobs, pods: PodWatch, others: Sequence[Awaited]) -> None:
         self._jobs = jobs
         self._pods = pods
         self._others = others

@@ -68,13 +68,9 @@ class Nodes:
         news = why != self.why.pop(name, "")
         if why:
             self.why[name] = why
-        for names, holds in (
-            (self.cordoned, bool(why)),
-            (self.unhealthy, bool(illness)),
-            (self.lost, deleted or ready != "True"),
-        ):
-            news |= holds != (name in names)
-            (names.add if holds else names.discard)(name)
+        news |= _mark(self.cordoned, name, holds=bool(why))
+        news |= _mark(self.unhealthy, name, holds=bool(illness))
+        news |= _mark(self.lost, name, holds=deleted or ready != "True")
         self._compare(name, node)
         self._deleted.pop(name, None)
         if deleted:
@@ -133,8 +129,7 @@ class Nodes:
     @property
     def avoided(self) -> dict[str, datetime]:
         """Nodes on which accelerators failed repeatedly, and until when no worker is sent there."""
-        self._until_now(self._avoided)
-        return dict(self._avoided)
+        return {name: self._avoided[name] for name in self._unexpired(self._avoided)}
 
     def _why_cordoned(self, node: Mapping[str, Any]) -> str:
         if node.get("spec", {}).get("unschedulable"):
@@ -156,18 +151,29 @@ class Nodes:
     @property
     def doubted(self) -> list[str]:
         """Names of nodes where workers fell silent lately."""
-        return sorted(self._until_now(self._doubted))
+        return sorted(self._unexpired(self._doubted))
 
     def unfit(self, job: str) -> list[str]:
         """Names of nodes that are unhealthy, or that lately rejected workers or had an accelerator fail.
 
         The job remembers its own trouble for longer than that of other jobs."""
-        return sorted(self.unhealthy | {name for of, name in self._until_now(self._unfit) if of in (job, _ANY)})
+        return sorted(self.unhealthy | {name for of, name in self._unexpired(self._unfit) if of in (job, _ANY)})
 
-    def _until_now(self, known: dict[_Key, datetime]) -> list[_Key]:
+    def _unexpired(self, known: dict[_Key, datetime]) -> list[_Key]:
+        """The keys whose time has not come. Forgets all others."""
         for key in [key for key, until in known.items() if self._clock() >= until]:
             del known[key]
         return list(known)
+
+
+def _mark(names: set[str], name: str, *, holds: bool) -> bool:
+    """Adds the name if the mark `holds`, otherwise removes it. Returns whether that is news."""
+    news = holds != (name in names)
+    if holds:
+        names.add(name)
+    else:
+        names.discard(name)
+    return news
 
 
 def _has_more(before: NodeView, after: NodeView) -> bool:

@@ -117,7 +117,7 @@ class Wish(NamedTuple):
         return self.term if self.required else {"weight": self.weight, "podAffinityTerm": self.term}
 
 
-def wishes(job: PipeTrainingJob, group: str, *, alone: bool = False) -> list[Wish]:
+def wishes(job: PipeTrainingJob, group: str, *, alone: bool) -> list[Wish]:
     """Where a worker should run: near its group, and far from other groups of its job.
 
     The group that is alone keeps no distance by default, because later groups keep theirs. The scheduler compares each

@@ -94,7 +94,7 @@ def sends_back(draft: Draft) -> bool:
         )
     stop.give_back(draft, f"queue {base.queue} reclaims the job's quota")
     if not draft.observed.workers:
-        kept = _again(draft, base) if base in lost else _own(draft, lost)
+        kept = _base_that_waits_again(draft, base) if base in lost else _own_that_stays(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
     return True
 
@@ -146,12 +146,12 @@ def _is_vital(draft: Draft, lost: Requests) -> bool:
     if base in lost and base.granted:
         return True
     if generation is None:
-        return of_kind(draft.status, lost, own=True).granted > 0 and not _own(draft, lost)
+        return of_kind(draft.status, lost, own=True).granted > 0 and not _own_that_stays(draft, lost)
     leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
     return bool(leaving) and layouts.best(draft.view, len(generation.members) - len(leaving)) is None
 
 
-def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
+def _base_that_waits_again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     """The first request in the form that waits for admission again; empty if a new request must replace it."""
     assert draft.observed.queue is not None
     answer = draft.observed.queue.answers.get(base.name, Answer(False, withdrawn=True))
@@ -162,7 +162,7 @@ def _again(draft: Draft, base: QuotaRequest) -> list[QuotaRequest]:
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
 
 
-def _own(draft: Draft, lost: Requests) -> list[QuotaRequest]:
+def _own_that_stays(draft: Draft, lost: Requests) -> list[QuotaRequest]:
     """Requests for the starting size that the queue does not reclaim; empty if they are too few for a start."""
     own = of_kind(draft.status, admitted(draft.status), own=True).without(lost.names)
     layout = layouts.starting(draft.view)

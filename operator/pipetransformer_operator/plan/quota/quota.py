@@ -27,7 +27,7 @@ def lost_ids(status: JobStatus, observed: Observed) -> frozenset[int]:
     return frozenset(lost(status, observed).worker_ids)
 
 
-class Room(NamedTuple):
+class Available(NamedTuple):
     """Quota of one kind, in workers. The kinds are quota of the starting size, and quota of claims.
 
     Attributes:
@@ -46,11 +46,11 @@ class Room(NamedTuple):
         return self.free + self.coming
 
 
-def room(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Room:
+def available(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Available:
     """Quota of the starting size (`own`), or of claims. `stuck`: ids of workers whose pods may stay for days."""
     may_use = usable(status, observed, own=own)
     others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.generation is None else ())}
-    return Room(
+    return Available(
         free=may_use.free,
         coming=len(set(may_use.worker_ids) - others),
         waiting=sum(request.workers for request in of_kind(status, waiting(status), own=own)),

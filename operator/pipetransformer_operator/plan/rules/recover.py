@@ -48,30 +48,35 @@ def recover(draft: Draft) -> None:
     draft.keep_workers(draft.view.wanted_ids - draft.view.vanished_ids, "its pod is gone")
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
-    too_short, wanted = draft.status.too_short, draft.status.worker_ids
+    before = draft.status
     counted = _drop(draft, lost)
     if draft.status.finished or not lost:
         return
-    assert generation is not None
-    survivors = draft.view.state_holders
-    if generation.confirmed:  # otherwise keep the order: workers that surely hold state come first
-        claimed, own = parted(survivors, draft.view.claimed_names)
-        survivors = [*own, *claimed]
+    survivors = _survivors(draft.view)
     if not survivors:
         forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
         draft.keep_workers(draft.view.joiners.ids, "no worker holds the job's state any longer")
         return
+    # Ready joiners and idle leavers take the places of lost members.
     candidates = [*survivors, *draft.view.ready_joiners]
-    places = max(0, generation.layout.workers - len(candidates))  # places of lost members
+    places = max(0, draft.view.generation.layout.workers - len(candidates))
     candidates += draft.view.idle_leavers[:places]
     if layout := layouts.best(draft.view, len(candidates)):
-        back = ResizeReason.DRAIN if draft.status.too_short == too_short else ResizeReason.UNDO
+        back = ResizeReason.DRAIN if draft.status.too_short == before.too_short else ResizeReason.UNDO
         generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
     else:
-        if draft.view.names_of(wanted) & lost.keys():
+        if draft.view.names_of(before.worker_ids) & lost.keys():
             try_at_once(draft)  # the present wait follows another attempt, such as a claim
         _wait_for_replacements(draft, survivors)
+
+
+def _survivors(view: View) -> list[Member]:
+    """Workers that hold state: claimed ones last, but before the generation is confirmed members first."""
+    if not view.generation.confirmed:
+        return view.state_holders
+    claimed, own = parted(view.state_holders, view.claimed_names)
+    return [*own, *claimed]
 
 
 def find_lost(draft: Draft, generation: Generation) -> dict[str, str]:

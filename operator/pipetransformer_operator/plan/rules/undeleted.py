@@ -4,7 +4,7 @@ The condition is Suspended if that is True, otherwise Running, even if the job t
 the condition in this turn, the refusal is appended to its message.
 """
 
-from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason
+from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, JobStatus, Reason
 from pipetransformer_operator.plan.deletions import listed
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import EventType
@@ -29,13 +29,13 @@ def describe(draft: Draft) -> None:
     where = ConditionType.SUSPENDED if suspended else ConditionType.RUNNING
     if workers:
         _say_refused(draft, where, workers)
-    for condition in _refusals(draft):
+    for condition in _refusals(draft.status):
         if condition.type not in draft.said:
             _take_back(draft, condition)
 
 
-def _refusals(draft: Draft) -> list[Condition]:
-    return [condition for condition in draft.status.conditions if condition.reason == Reason.DELETION_REFUSED]
+def _refusals(status: JobStatus) -> list[Condition]:
+    return [condition for condition in status.conditions if condition.reason == Reason.DELETION_REFUSED]
 
 
 def _say_refused(draft: Draft, where: ConditionType, workers: Workers) -> None:
@@ -47,8 +47,7 @@ def _say_refused(draft: Draft, where: ConditionType, workers: Workers) -> None:
         assert said is not None
         reason = said.reason if said.reason in _STAYS else reason
         message = "; ".join(filter(None, [said.message, words]))
-    told = any(condition.reason == Reason.DELETION_REFUSED for condition in draft.observed.status.conditions)
-    if reason == Reason.DELETION_REFUSED and not told:
+    if reason == Reason.DELETION_REFUSED and not _refusals(draft.observed.status):
         draft.tell(Reason.DELETION_REFUSED, words, EventType.WARNING)
     draft.set_condition(where, draft.status.is_true(where), reason, message)
 

@@ -138,7 +138,7 @@ def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
     return draft.now < max(resize.start_time, resize.trouble_time) + patience
 
 
-def prefer(gangs: Sequence[Gang], before: Iterable[str] = ()) -> dict[str, str]:
+def prefer(gangs: Sequence[Gang], before: Iterable[str]) -> dict[str, str]:
     """Which jobs give way: maps the key of each of them to the key of the job that it gives way to.
 
     Args:

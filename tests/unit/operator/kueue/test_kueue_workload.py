@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api.labels import JOB_LABEL, JOB_UID_LABEL, PRIORITY_CLASS_LABEL, QUEUE_LABEL
+from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.kube.workers.rendering import owner_reference
 from pipetransformer_operator.kueue import workload as workloads
-from pipetransformer_operator.kueue.workload import Object
 from tests.testkit.operator.builders import make_job
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
