@@ -42,8 +42,8 @@ class Worker:
     Attributes:
         phase: Succeeded or Failed once the trainer container has ended, even if sidecars still run. A pod that was
             evicted or lost before its trainer exited is Failed without an exit code.
-        end_time: when a pod that is being deleted should be gone, by the clock of the API server: the request to delete
-            it, plus its grace period. None if the pod is not being deleted.
+        end_time: when a pod that is being deleted should be gone, by the clock of the API server. It is the time of the
+            request plus the grace period. None if the pod is not being deleted.
         exit_code: of the trainer container; None while it runs.
         message: termination message of the trainer container; empty while it runs.
         lingers: the trainer has ended, but another container of the pod still runs.
@@ -57,7 +57,7 @@ class Worker:
         node_gone: the node was deleted.
         node_doubted: workers on the node fell silent lately, so the node may be dead before the cluster says so.
         shares_node: pods of other jobs or owners hold accelerators of the node.
-        unattended_since: when the operator first saw that the pod has a node, but no status from the node's kubelet;
+        unattended_since: when the operator first saw that the pod has a node, but no status from the node's kubelet.
             None without a node, and once the kubelet has reported.
         priority: number that the cluster derived from the PriorityClass.
     """

@@ -23,6 +23,7 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
         count: how many workers the job needs, without `replaced` and leaving ones.
         replaced: ids of workers that new ones will replace. They train until then.
     """
+    # `base` of the missing workers belong to the starting size, the others are claims.
     missing = max(0, count - len(ids))
     least, base = _of_starting_size(draft.view, ids, missing, replaced)
     if draft.status.quota_requests:

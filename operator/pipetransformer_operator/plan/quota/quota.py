@@ -1,7 +1,7 @@
 """Counts how much of its granted quota a job may use, and assigns workers to requests.
 
 Quota counts as used until the worker's pod is gone, so a replacement waits until the old pod ends. A start does not
-wait for a pod that may stay for days, such as one on a lost node: all its other workers would wait too.
+wait for a pod that may stay for days, such as one on a lost node. All its other workers would wait too.
 """
 
 from collections.abc import Iterable, Sequence, Set

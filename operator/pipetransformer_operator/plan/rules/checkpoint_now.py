@@ -1,7 +1,7 @@
 """Turns a user's request for a checkpoint into one to the members, and says when it is durable.
 
-The annotation holds a token. The members are asked until the leader reports a durable checkpoint begun for it,
-so a request outlives regroups, lost workers and restarts of the operator. An answered token is not asked again.
+The annotation holds a token. The members are asked until the leader reports a durable checkpoint begun for it. So a
+request outlives regroups, lost workers and restarts of the operator. An answered token is not asked again.
 """
 
 from pipetransformer_contract.api.status import CheckpointRequest, Reason

@@ -3,7 +3,7 @@
 A worker's heartbeat says which generation it has committed. It also says whether the worker waits for a newer one,
 because its group broke or never formed. If all members are alive then, the operator publishes another generation. It
 has the same layout if a worker has committed the broken generation, otherwise the layout before it. Several generations
-in a row that break without a step are a failure of the job: the members cannot reach each other, or each fails in the
+in a row that break without a step are a failure of the job. The members cannot reach each other, or each fails in the
 same way. If one member does not wait for the next generation, the others wait until `stall` declares it lost.
 """
 

@@ -119,8 +119,8 @@ def enter(draft: Draft, to: Layout, reason: ResizeReason) -> None:
 def cancel(draft: Draft, reason: Reason, why: str) -> None:
     """Cancels the present preparation, tells the user why, and sets when the next attempt begins.
 
-    If replacements for lost workers are prepared and a durable checkpoint exists, the preparation stays in the status:
-    all attempts to replace them share its deadline. After it the job starts again from the checkpoint.
+    If replacements for lost workers are prepared and a durable checkpoint exists, the preparation stays in the status.
+    All attempts to replace them share its deadline. After it the job starts again from the checkpoint.
     """
     if reason is Reason.UNSCHEDULABLE:
         share.note_no_nodes(draft)

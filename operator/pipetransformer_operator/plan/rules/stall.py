@@ -1,7 +1,7 @@
 """Finds jobs that make no steps, and the member that holds them up: it is silent, or its peers wait for it.
 
-A silent member may still train without reaching the operator. So silence counts only once something else is wrong:
-peers lost their group, no step is made, the node is silent too, or a generation is not confirmed. It also counts only
+A silent member may still train without reaching the operator. So silence counts only once something else is wrong.
+Peers lost their group, no step is made, the node is silent too, or a generation is not confirmed. It also counts only
 if the operator hears another member. If all are silent, the operator may be cut off from them. Then a member counts as
 lost only if the cluster says that its pod or node is gone.
 """
@@ -155,7 +155,7 @@ class _Suspect:
 
         A living member sends a heartbeat when its group breaks, whatever its pace. So this time is earlier if peers
         name the member and its node is silent too. The peers' report alone is not enough: after a break they name all
-        other members, and a member in a callback or a long round notices the break only later.
+        other members. A member in a callback or a long round notices the break only later.
         """
         broken = self.view.broken_since
         due = self.heard + self.view.patience(self.member.uid, NAMED_SILENCE if self.named_by_peers else SILENCE)

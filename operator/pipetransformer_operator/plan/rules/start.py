@@ -191,7 +191,7 @@ def _deadline(view: View, resize: Resize) -> datetime:
 
     Once all workers have nodes, there is more time for images, init containers and models. Each slow attempt doubles
     it, up to 16 times. If workers lack nodes or containers cannot start, there is `startTimeoutSeconds` since that
-    trouble began, because it may begin late: an image is pulled after the init containers. A registry that refuses once
+    trouble began. It may begin late: an image is pulled after the init containers. A registry that refuses once
     may serve the next time.
     """
     timeout = timedelta(seconds=view.spec.run_policy.start_timeout_seconds)
