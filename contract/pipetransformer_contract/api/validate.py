@@ -23,8 +23,6 @@ from .labels import FieldError, label_errors
 from .schema import Schema, root_schema, with_defaults
 from .template import template_errors
 
-__all__ = ["FieldError", "is_name", "validate_manifest", "validate_update", "with_name"]
-
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 
