@@ -309,7 +309,7 @@ def _worker(
                 changes = point is faults.outdated_at and number == trainer.generation
                 if changes and trainer.step == faults.outdated_level_change:
                     source.stepped(trainer.step + 1)
-                    assert handler.given_up()
+                    assert handler.is_superseded()
                     if point is HookPoint.MET:
                         raise RuntimeError("injected: connection shut by the watchdog")
                     until(lambda: trainer._is_shut)

@@ -219,7 +219,7 @@ class StageRunner:
         metrics: Sequence[Metric] = (),
         *,
         name: str,
-        goes_on: Callable[[], bool] = lambda: True,
+        may_continue: Callable[[], bool] = lambda: True,
     ) -> Tensor:
         """Evaluate without gradients, in parts of a few micro-batches to limit the memory. Units run in evaluation
         mode; their modes are restored afterwards.
@@ -229,8 +229,8 @@ class StageRunner:
             split: the split that their samples belong to.
             metrics: metrics to sum.
             name: the split's name, `train` or `test`, which is part of cache keys.
-            goes_on: called after each part (see `lengths_of_parts`). If it returns false, the remaining parts are left
-                out. It must return the same on all workers of the pipeline.
+            may_continue: called after each part (see `lengths_of_parts`). If it returns false, the remaining parts are
+                left out. It must return the same on all workers of the pipeline.
 
         Returns:
             (metrics, 2) sums of numerators and denominators in float64; zero on all workers except the last span's.
@@ -243,7 +243,7 @@ class StageRunner:
         for part, following in zip(parts, [*parts[1:], []], strict=True):
             wanted = partial(_wanted, None, following)
             self._run(Batch(self.spec, split, name, None, part, following=wanted, readers=self._readers), scores)
-            if not goes_on():
+            if not may_continue():
                 break
         for unit, mode in zip(self._units.values(), modes, strict=True):
             unit.train(mode)

@@ -96,7 +96,7 @@ class WorkerState:
         self.copies.clear()
         self.moments.clear()
 
-    def go_on_from(self, control: Control) -> None:
+    def take_over(self, control: Control) -> None:
         """Take over the control state of other workers. They are at the same committed step, but may have decided
         since, for example to freeze layers."""
         self.control = control

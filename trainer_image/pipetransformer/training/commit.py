@@ -220,11 +220,11 @@ class Committer:
         """Commit the pending steps, because other workers have. Then take over `control`, the control state of these
         workers, with their decisions after these steps."""
         if self._round_start is not None:
-            self._round_start.go_on()
+            self._round_start.go_forward()
         vote = Vote.from_list(control.last_vote) if control.last_vote else Vote(loss_sum=math.nan)
         vote.earlier = [StepSums(weight=1.0)] * (self.pending_steps - 1)  # their lines are in `control`
         self.commit(state.control, vote)
-        state.go_on_from(control)
+        state.take_over(control)
 
     def unsettled(self, state: WorkerState) -> "UnsettledStep":
         """Return `state` with its pending steps and the state in doubt. The next regroup settles whether they count."""

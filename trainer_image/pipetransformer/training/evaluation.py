@@ -69,7 +69,7 @@ def evaluate(
     own, metrics = dealt[layout.pipeline], list(job.metrics.values())
     with watchdog.timing("evaluation", member.groups.connections, ROUND) as timing:
         slices = _Slices(member, list(map(member.runner.lengths_of_parts, dealt)), hooks, timing)
-        scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", goes_on=slices.part_ended)
+        scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", may_continue=slices.part_ended)
         if not slices.end_with_the_others():
             return False
         dist.all_reduce(scores, group=member.world)
@@ -124,7 +124,7 @@ class _Slices:
         self._timing = timing
         self._size = self._left = 1
         self._began = time.perf_counter()
-        self._goes_on = True
+        self._may_continue = True
 
     def part_ended(self) -> bool:
         """Note that one more part is done, and agree with all members if the slice ends here. Returns whether the
@@ -133,21 +133,21 @@ class _Slices:
         self._left -= 1
         if self._done < self._parts and (not self._left or self._done in self._changes):
             self._agree()
-        return self._goes_on
+        return self._may_continue
 
     def end_with_the_others(self) -> bool:
         """Take part in the remaining agreements, if another pipeline has more parts. Returns whether the evaluation is
         complete in all pipelines."""
-        while self._goes_on and self._done < self._parts:
+        while self._may_continue and self._done < self._parts:
             self.part_ended()
-        return self._goes_on
+        return self._may_continue
 
     def _agree(self) -> None:
         wait_for(self._device)
         seconds = time.perf_counter() - self._began
         said = self._exchange.gather([float(self._hooks.stop_requested()), seconds])
         leaving, slowest = map(max, zip(*said, strict=True))
-        self._goes_on = not leaving
+        self._may_continue = not leaving
         most = 1 if self._done in self._changes else 2 * self._size
         self._size = self._left = max(1, min(most, int(self._size * _SECONDS / slowest)))
         self._timing.lap()

@@ -8,7 +8,7 @@ from pipetransformer.device_copies import HostCopies
 class RoundStart:
     """Copies of the weights and moments of an optimizer from before a round of several steps.
 
-    `go_back` and `go_on` exchange them with the values after the steps, bit for bit.
+    `go_back` and `go_forward` exchange them with the values after the steps, bit for bit.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer | None) -> None:
@@ -27,7 +27,7 @@ class RoundStart:
         if self.has_steps:
             self._swap()
 
-    def go_on(self) -> None:
+    def go_forward(self) -> None:
         """Restore the values after the steps of the round."""
         if not self.has_steps:
             self._swap()

@@ -15,8 +15,8 @@ from pipetransformer.elastic.regroup.tools import catch_up
 from pipetransformer.elastic.regroup.transfer_plan import (
     DurablePoint,
     Inventory,
-    Mirrored,
     Origin,
+    OtherState,
     TransferPlan,
     assign_roles,
     make_plan,
@@ -119,7 +119,7 @@ def test_a_decision_is_not_lost_with_a_worker_that_broke_before_it(further: dict
 
 def test_what_is_no_number_travels_in_the_control_state() -> None:
     control = Control(best={"accuracy": 0.9, "f1": float("nan")}, policy={"best": float("inf")}).to_dict()
-    inventory = Inventory(units=[], step=0, control=control, mirrors=[Mirrored(step=0, units=[], control=control)])
+    inventory = Inventory(units=[], step=0, control=control, mirrors=[OtherState(step=0, units=[], control=control)])
     inventory = Inventory.model_validate_json(inventory.model_dump_json())
 
     for arrived in (inventory.control, inventory.mirrors[0].control):
@@ -230,7 +230,7 @@ def test_only_a_worker_that_holds_its_gradients_commits_a_step_late(
 
 def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0, generation: int = 1) -> Inventory:
     control = {"step": step, "last_generation": generation, "boundary": boundary}
-    mirrored = Mirrored(step=step, units=list(units), control=control)
+    mirrored = OtherState(step=step, units=list(units), control=control)
     return inventory.model_copy(update={"mirrors": [*inventory.mirrors, mirrored]})
 
 

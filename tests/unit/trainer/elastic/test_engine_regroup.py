@@ -15,7 +15,7 @@ from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
 from pipetransformer.elastic.regroup.transaction import regroup
-from pipetransformer.elastic.regroup.transfer import UNHEARD, Transfer
+from pipetransformer.elastic.regroup.transfer import Progress, Transfer
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, Move, Origin, TransferPlan, make_plan
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import HashStore
@@ -89,7 +89,7 @@ def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
     assert [move.unit for move in plan.moves] == [2, 3]
 
     def arrived(*_: object) -> Transfer:
-        return Transfer({}, {move.unit: CODEC.give(member, move.unit, CPU) for move in plan.moves}, [], [], UNHEARD)
+        return Transfer({}, {move.unit: CODEC.give(member, move.unit, CPU) for move in plan.moves}, [], [], Progress())
 
     monkeypatch.setattr(assemble, "start_moves", arrived)
     new = Assembly(sources(read), joiner, plan, 1, cast(Any, None), CPU).assemble()
@@ -128,10 +128,10 @@ class Handler:
             raise RendezvousTimeoutError
         return SimpleNamespace(rank=0, store=None)
 
-    def given_up(self) -> bool:
+    def is_superseded(self) -> bool:
         return False
 
-    is_closed = given_up
+    is_closed = is_superseded
 
 
 @pytest.mark.parametrize(

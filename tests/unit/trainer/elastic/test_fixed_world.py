@@ -153,10 +153,10 @@ def test_a_rank_that_stood_still_takes_the_newest_generation() -> None:
     for given_up in (1, 2, 3):
         chooser.next_generation(given_up)
 
-    assert handler.given_up() and handler.find_next().layout_generation == 4
+    assert handler.is_superseded() and handler.find_next().layout_generation == 4
 
     chooser.next_generation(4)
-    assert handler.given_up()
+    assert handler.is_superseded()
 
 
 def test_a_rank_no_longer_named_joins_no_generation_that_was_given_up() -> None:
@@ -179,11 +179,11 @@ def test_the_end_of_the_run_makes_the_newest_generation_void() -> None:
     chooser.submit(report(1), urgent=True)
     handler = make_handler(followers[2])
     handler.find_next()
-    assert not handler.given_up()
+    assert not handler.is_superseded()
 
     chooser.submit(report(1, outcome=Outcome.SUCCEEDED), urgent=True)
 
-    assert handler.given_up()
+    assert handler.is_superseded()
     with pytest.raises(RendezvousClosedError):
         handler.find_next()
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipetransformer.elastic.regroup.assemble import off_device
-from pipetransformer.elastic.regroup.from_storage import Alone
+from pipetransformer.elastic.regroup.from_storage import AssemblyWithoutPeers
 from pipetransformer.elastic.regroup.transfer_plan import Origin, TransferPlan
 from pipetransformer.errors import DeviceMemoryError
 from pipetransformer.hooks import HookPoint
@@ -178,16 +177,17 @@ def test_units_of_a_checkpoint_that_stay_off_the_device_are_never_on_it() -> Non
     found = Control(step=6, boundary=2, kept_step=4)
     checkpoints = mock.Mock(load_control=lambda name: found, load_unit=load_unit)
     sources: Any = mock.Mock(codec=codec, job=job, checkpoints=checkpoints)
+    cut = Cut([range(1), range(1, 2), range(2, 4)], 1, owners=(0, 1, 0), ahead_units=2, holders=(0,))
     plan = TransferPlan(
-        origin=Origin.CHECKPOINT, step=6, control={}, roles=[(0, 0)], cut=Cut([range(4)], 1), moves=[],
+        origin=Origin.CHECKPOINT, step=6, control={}, roles=[(0, 0)], cut=cut, moves=[],
         cached_layers=1, costs={"boundary": 2}, round_ended_at=9.0,
     )  # fmt: skip
     meta = torch.device("meta")
 
-    given_up = threading.Event()
-    alone = Alone(sources, plan, range(4), [1], off_device(plan, 0), meta, given_up)
+    failed = threading.Event()
+    assembly = AssemblyWithoutPeers(sources, plan, 0, meta, failed)
 
-    made = alone.make()
+    made = assembly.assemble()
 
     assert [is_off(unit) for _, unit in sorted(made.held.items())] == [True, True, False, False]
     devices = [next(unit.parameters()).device.type for _, unit in sorted(made.held.items())]
@@ -197,10 +197,10 @@ def test_units_of_a_checkpoint_that_stay_off_the_device_are_never_on_it() -> Non
     assert made.control.costs == {"boundary": 2}
     assert made.control.round_ended_at == 9.0, "the end of the last round, which the checkpoint does not know"
     assert made.control.kept_step == 0, "the best model of that time has been replaced"
-    given_up.set()
+    failed.set()
     checkpoints.load_unit = mock.Mock(side_effect=AssertionError)
     with pytest.raises(ConnectionAbortedError):
-        alone.make()
+        assembly.assemble()
 
 
 @pytest.mark.parametrize(
@@ -216,10 +216,10 @@ def test_an_accelerator_without_room_for_a_stage_from_the_seed_is_said_to_have_t
     """No worker holds a state to continue with, so trying again would not help."""
     job = mock.Mock(build_units=mock.Mock(side_effect=failure))
     sources: Any = mock.Mock(codec=mock.Mock(num_layers=2, ties=Ties()), job=job)
-    plan: Any = mock.Mock(origin=Origin.FRESH)
+    plan: Any = mock.Mock(origin=Origin.FRESH, roles=[])
 
     with pytest.raises(kind, match=str(failure)) as caught:
-        Alone(sources, plan, range(4), (), (), torch.device("cpu"), threading.Event()).make()
+        AssemblyWithoutPeers(sources, plan, 0, torch.device("cpu"), threading.Event()).assemble()
 
     assert type(caught.value) is kind
 

@@ -250,7 +250,7 @@ def test_copies_are_kept_while_they_stay_frozen_and_a_unit_that_freezes_loses_it
     state.moments = {name: {"exp_avg": torch.ones(2, 2)} for name in names.values()}
 
     later = Control(boundary=2)
-    state.go_on_from(later)
+    state.take_over(later)
     assert state.control is later
     assert set(state.moments) == {names[3], names[4]}, "the embedding freezes with the layers"
     state.set_apart([1, 2])
@@ -259,7 +259,7 @@ def test_copies_are_kept_while_they_stay_frozen_and_a_unit_that_freezes_loses_it
         name for index in (3, 4) for name, _ in state.named_parameters(index)
     }
 
-    state.go_on_from(Control(boundary=1))
+    state.take_over(Control(boundary=1))
     assert set(state.copies) == {1}, "the other one trains"
 
 

@@ -144,11 +144,11 @@ class Parts:
             return [32 if part < self.short else 2048 for part in range(9)]
         return [2048] * 3
 
-    def evaluate(self, own: Sequence[MicroBatch], *_: object, name: str, goes_on: Callable[[], bool]) -> Tensor:
+    def evaluate(self, own: Sequence[MicroBatch], *_: object, name: str, may_continue: Callable[[], bool]) -> Tensor:
         for part in range(len(self.lengths_of_parts(own))):
             self.reached(part)
             self.done += 1
-            if not goes_on():
+            if not may_continue():
                 break
         return torch.full((2, 2), float(self.done), dtype=torch.float64)
 

@@ -145,7 +145,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         self._found = True
         return announced
 
-    def given_up(self) -> bool:
+    def is_superseded(self) -> bool:
         """Whether a generation newer than the current one is published. Never blocks."""
         return self._source.newest() > self.current
 
@@ -232,7 +232,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 client = connections.connect(ClientOpening(leader.address, limit), deadline - time.monotonic())
                 break
             except (dist.DistNetworkError, OSError) as error:
-                if self.given_up() or connections.is_shut or time.monotonic() > deadline:
+                if self.is_superseded() or connections.is_shut or time.monotonic() > deadline:
                     message = f"cannot reach the store of leader {leader.name} at {leader.address}: {error}"
                     raise RendezvousConnectionError(message) from error
                 time.sleep(_RETRY_SECONDS)
@@ -257,7 +257,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         """Return 1 if a newer generation is published, otherwise 0."""
-        return int(self.given_up())
+        return int(self.is_superseded())
 
     @property
     def others(self) -> list[str]:

@@ -24,7 +24,7 @@ from pipetransformer_contract.messages import Generation
 
 from .state_map import StateMap
 from .tools import RegroupTools, Unsettled
-from .transfer_plan import DurablePoint, Inventory, Mirrored, TransferPlan, make_plan, who_differs
+from .transfer_plan import DurablePoint, Inventory, OtherState, TransferPlan, make_plan, who_differs
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class Agreement:
             data=tools.job.data_digest,
             inputs_change=tools.job.inputs_change,
             mirrors=tools.mirrors.describe(),
-            in_doubt=None if doubted is None else _brought(doubted),
+            in_doubt=None if doubted is None else _as_other_state(doubted),
             frozen={index: read.fell_step for index, read in dict(tools.read_ahead.units).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
@@ -238,6 +238,6 @@ class _LeadersSources:
         return found, kept_step, max(generation, newest_generation(self._tools.run_dir)) if generation else 0
 
 
-def _brought(doubted: WorkerState) -> Mirrored:
+def _as_other_state(doubted: WorkerState) -> OtherState:
     control = doubted.control
-    return Mirrored(step=control.step, units=sorted(doubted.units), control=control.to_dict())
+    return OtherState(step=control.step, units=sorted(doubted.units), control=control.to_dict())

@@ -5,7 +5,7 @@ state is not changed.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -22,7 +22,6 @@ from .mirrors import Mirrors
 from .state_map import StateMap, sources_of
 from .transfer import (
     HOST,
-    UNHEARD,
     Cargo,
     CopiesCargo,
     Parts,
@@ -159,7 +158,7 @@ def put_unit(
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Makes the state of one worker's new role, if the state comes from workers. Otherwise `from_storage.Alone` does.
+    """Makes the state of one worker's new role, if it comes from workers. Otherwise `AssemblyWithoutPeers` does.
 
     Attributes:
         sources: where units come from.
@@ -179,7 +178,7 @@ class Assembly:
     transfer: dist.ProcessGroup | None
     device: torch.device
     state_map: StateMap | None = None
-    progress: Progress = UNHEARD
+    progress: Progress = field(default_factory=Progress)
 
     def assemble(self) -> WorkerState:
         """Send and receive units, and return the state of the new role. It is empty for a leaver, which only sends. All

@@ -5,7 +5,6 @@ connections break, so it refers to no group.
 """
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,33 +12,30 @@ import torch
 from pipetransformer.errors import DeviceMemoryError, SpecError, fault_of
 from pipetransformer.state.worker_state import WorkerState
 
-from .assemble import StateSources, put_unit
+from .assemble import StateSources, copies_of, off_device, put_unit, units_of
 from .transfer_plan import Origin, TransferPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """Makes the state of one worker's new role, if it comes from the seed or from a checkpoint.
+class AssemblyWithoutPeers:
+    """Makes the state of one worker's new role, if it comes from the seed or from a checkpoint. Otherwise `Assembly`
+    does.
 
     Attributes:
         sources: where units come from.
         plan: the leader's plan, of origin `FRESH` or `CHECKPOINT`.
-        wanted: units of the new role, with copies.
-        copies: units of `wanted` that are copies of another stage's units.
-        off: units of `wanted` that stay off the device.
+        rank: this worker's rank among the participants.
         device: where training runs.
-        given_up: set when the regroup has failed.
+        failed: set when the regroup has failed.
     """
 
     sources: StateSources
     plan: TransferPlan
-    wanted: Sequence[int]
-    copies: Sequence[int]
-    off: Sequence[int]
+    rank: int
     device: torch.device
-    given_up: threading.Event
+    failed: threading.Event
 
-    def make(self) -> WorkerState:
+    def assemble(self) -> WorkerState:
         """Return the state of the new role; it is empty for a leaver.
 
         Raises:
@@ -49,26 +45,27 @@ class Alone:
             ConnectionAbortedError: the regroup failed meanwhile.
         """
         try:
-            return self._make()
+            return self._assemble()
         except RuntimeError as error:
             if isinstance(fault := fault_of(error), DeviceMemoryError):
                 raise fault from fault.__cause__
             raise
 
-    def _make(self) -> WorkerState:
+    def _assemble(self) -> WorkerState:
         # Make the units from the seed, or read them from the checkpoint.
         new = WorkerState(self.sources.codec.num_layers, self.sources.codec.ties)
+        wanted, kept_off = units_of(self.plan, self.rank), off_device(self.plan, self.rank)
         if self.plan.origin is Origin.FRESH:
-            built = self.sources.job.build_units(self.wanted)
+            built = self.sources.job.build_units(wanted)
             new.units = {index: unit.to(self.device) for index, unit in built.items()}
         else:
             new.control = self.sources.checkpoints.load_control(self.plan.checkpoint)
             new.control.kept_step = self.plan.kept_step
             new.control.note_cached(self.plan.cached_layers)
-            for index in self.wanted:
-                if self.given_up.is_set():
+            for index in wanted:
+                if self.failed.is_set():
                     raise ConnectionAbortedError("the regroup failed before all units were read")
-                off = index in self.off
+                off = index in kept_off
                 read = self.sources.checkpoints.load_unit(index)
                 tensors = read if off else {name: tensor.to(self.device) for name, tensor in read.items()}
                 try:
@@ -79,6 +76,6 @@ class Alone:
         # Add what no checkpoint contains, and freeze units.
         new.control.costs = self.plan.costs
         new.control.round_ended_at = max(new.control.round_ended_at, self.plan.round_ended_at)
-        new.set_apart(self.copies)
+        new.set_apart(copies_of(self.plan, self.rank))
         new.apply_boundary()
         return new

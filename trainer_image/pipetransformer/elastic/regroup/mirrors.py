@@ -21,7 +21,7 @@ from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 
 from .transfer import HOST, CopiesCargo, Parts, move_units
-from .transfer_plan import Mirrored, Move
+from .transfer_plan import Move, OtherState
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ class Mirrors:
         """Drop mirrors of steps after `step`, because training has returned to `step`."""
         self.kept = [mirror for mirror in self.kept if mirror.step <= step]
 
-    def describe(self) -> list[Mirrored]:
+    def describe(self) -> list[OtherState]:
         """List the mirrors for the inventory of a regroup."""
-        return [Mirrored(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
+        return [OtherState(step=m.step, units=sorted(m.units), control=m.control) for m in self.kept]
 
     def at(self, point: tuple[int, int, int]) -> Mirror | None:
         """Return the mirror of the committed state `point` (`Control.point`); None without one."""

@@ -165,4 +165,4 @@ def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None
     if (present.step + unsettled.pending_steps, unsettled.pending, present.visit) == control.point:
         unsettled.commit_late(control)
     elif present.point == control.point and present.decided_step != control.decided_step:
-        state.go_on_from(control)
+        state.take_over(control)

@@ -31,8 +31,8 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation, ResizeReason
 
 from .agreement import Agreement, RegroupError
-from .assemble import Assembly, copies_of, off_device, units_of
-from .from_storage import Alone
+from .assemble import Assembly, units_of
+from .from_storage import AssemblyWithoutPeers
 from .phases import Phases
 from .state_map import StateMap
 from .tools import Condition, RegroupTools, Unsettled, catch_up
@@ -96,7 +96,7 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
     phases.lap("rendezvous")
     if handler.patient:
         deadline.put_off(tools.watchdog.limit(ROUND))
-    with tools.watchdog.watching(handler.connections, _Void(handler, deadline)):
+    with tools.watchdog.watching(handler.connections, _AttemptLimit(handler, deadline)):
         groups = GenerationGroups(connections=handler.connections)
         attempt = _Attempt(
             tools, state, unsettled, generation, rank, store, groups, phases, deadline, in_group=in_group
@@ -138,7 +138,7 @@ def change_level(
     members_alone = layout.generation.model_copy(update={"leavers": []})
     own_keys = PrefixStore(f"visit-{state.control.visit + 1}", store)
     deadline = Deadline(tools.watchdog.limit(ROUND))
-    with tools.watchdog.watching(present.connections, _Void(tools.handler, deadline)):
+    with tools.watchdog.watching(present.connections, _AttemptLimit(tools.handler, deadline)):
         groups = present.with_new_roles()
         attempt = _Attempt(
             tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline, condition
@@ -156,7 +156,7 @@ class _UnmetError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Void:
+class _AttemptLimit:
     """Ends an attempt once a newer generation is published or the deadline is past. Implements `Limit`.
 
     Attributes:
@@ -170,7 +170,7 @@ class _Void:
     leaves_a_closed_job: bool = False
 
     def is_past(self) -> bool:
-        return self.handler.given_up() or self.deadline.is_past() or self.leaves
+        return self.handler.is_superseded() or self.deadline.is_past() or self.leaves
 
     @property
     def leaves(self) -> bool:
@@ -188,12 +188,12 @@ def _rendezvous(tools: RegroupTools, deadline: Deadline, *, in_group: bool) -> t
         RegroupError: the rendezvous failed.
     """
     handler = tools.handler
-    void = _Void(handler, deadline, leaves_a_closed_job=not in_group)
+    limit = _AttemptLimit(handler, deadline, leaves_a_closed_job=not in_group)
     try:
-        with tools.watchdog.watching(handler.connections, void):
+        with tools.watchdog.watching(handler.connections, limit):
             return _meet(handler)
     except RegroupError:
-        if void.leaves:
+        if limit.leaves:
             handler.take_leave()
         raise
 
@@ -257,7 +257,7 @@ class _Attempt(Progress):
         except (RuntimeError, OSError, LookupError, ValueError) as error:
             self.failed.set()
             self.groups.drop()
-            if len(generation.members) + len(generation.leavers) == 1 and not handler.given_up():
+            if len(generation.members) + len(generation.leavers) == 1 and not handler.is_superseded():
                 raise  # without other workers, no connection can have broken
             message = f"generation {generation.layout_generation} was not committed: {error}"
             raise RegroupError(message, self.assembled) from error
@@ -340,8 +340,7 @@ class _Attempt(Progress):
             transfer = self.groups.transfer
             return Assembly(tools, state, plan, self.rank, transfer, device, state_map, progress=self).assemble()
         self.on_started()
-        wanted, copies, off = units_of(plan, self.rank), copies_of(plan, self.rank), off_device(plan, self.rank)
-        made = self.pass_barrier(Alone(tools, plan, wanted, copies, off, device, self.failed).make)
+        made = self.pass_barrier(AssemblyWithoutPeers(tools, plan, self.rank, device, self.failed).assemble)
         assert made is not None
         return made
 

@@ -108,9 +108,6 @@ class Progress:
         """Called when all sends and receives are done."""
 
 
-UNHEARD = Progress()
-
-
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """Units that are on their way.
@@ -143,16 +140,14 @@ class Transfer:
         return self.received
 
 
-def move_units(
-    moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo, progress: Progress = UNHEARD
-) -> dict[int, Parts]:
+def move_units(moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo) -> dict[int, Parts]:
     """Send and receive units as `moves` says, and wait for them. Arguments, result and errors are those of
     `start_moves` and `Transfer.finish`."""
-    return start_moves(moves, rank, group, cargo, progress).finish()
+    return start_moves(moves, rank, group, cargo, Progress()).finish()
 
 
 def start_moves(
-    moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo, progress: Progress = UNHEARD
+    moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo, progress: Progress
 ) -> Transfer:
     """Begin to send and receive units as `moves` says. All workers call this with the same moves.
 

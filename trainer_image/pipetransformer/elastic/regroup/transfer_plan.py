@@ -6,7 +6,7 @@ use no store, no storage and no tensors, except through `PlanSources`.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol
@@ -38,7 +38,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
 
-class Mirrored(_Message):
+class OtherState(_Message):
     """A committed state that a participant has beside its own: a mirror, or the model of a level change in doubt.
 
     Attributes:
@@ -80,8 +80,8 @@ class Inventory(_Message):
     control: dict[str, Any] = {}
     data: str = ""
     inputs_change: bool = False
-    mirrors: list[Mirrored] = []
-    in_doubt: Mirrored | None = None
+    mirrors: list[OtherState] = []
+    in_doubt: OtherState | None = None
     frozen: dict[int, int] = {}
 
 
@@ -165,20 +165,6 @@ class PlanSources(Protocol):
         ...
 
 
-@dataclass
-class _Load:
-    """Spreads the sending over ranks.
-
-    Attributes:
-        sent: bytes that each rank will send by the moves planned so far.
-    """
-
-    sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-
-    def lightest(self, ranks: Sequence[int]) -> int:
-        return min(ranks, key=lambda rank: (self.sent[rank], rank))
-
-
 def assign_roles(
     held: Sequence[set[int]], needed: Sequence[Collection[int]], pipelines: int, unit_bytes: Sequence[int]
 ) -> list[tuple[int, int]]:
@@ -215,7 +201,7 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
     Raises:
         LookupError: no rank holds a wanted unit.
     """
-    load = _Load()
+    sent = [0] * len(held)  # bytes that each rank will send by the moves planned so far
     moves = []
     for unit in range(len(unit_bytes)):
         holders = [rank for rank, units in enumerate(held) if unit in units]
@@ -224,8 +210,8 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
                 continue
             if not holders:
                 raise LookupError(f"no worker holds unit {unit}")
-            source = load.lightest(holders)
-            load.sent[source] += unit_bytes[unit]
+            source = min(holders, key=lambda rank: (sent[rank], rank))
+            sent[source] += unit_bytes[unit]
             moves.append(Move(unit=unit, source=source, target=rank))
     return moves
 
@@ -266,21 +252,20 @@ def make_plan(
     """
     # Take the newest complete state in memory or in mirrors. It is the newest of all if no unit is lost. Only in this
     # case do units count that were read ahead.
-    recut = partial(_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
+    plan_from = partial(_plan_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
     found = next((each for each in _in_memory(inventories) if _whole(each, sources)), None)
-    state_map = (
-        sources.map_of(Control.from_dict(found.control)) if found is not None and found.origin is Origin.PEERS else None
-    )
-    if found is not None and found.origin is Origin.PEERS and found.step == max(bring.step for bring in inventories):
-        return recut(found, [_still_frozen(bring, found.control) for bring in inventories], state_map=state_map)
+    held = found if found is not None and found.origin is Origin.PEERS else None
+    state_map = None if held is None else sources.map_of(Control.from_dict(held.control))
+    if held is not None and held.step == max(inventory.step for inventory in inventories):
+        return plan_from(held, [_still_frozen(each, held.control) for each in inventories], state_map=state_map)
     # Otherwise a checkpoint may be newer. Without one, return to the state that was found.
     checkpoint = sources.durable()
-    workers = [Control.from_dict(bring.control) for bring in inventories]
+    workers = [Control.from_dict(inventory.control) for inventory in inventories]
     if found is not None and (checkpoint is None or checkpoint.step <= found.step):
         control = Control.from_dict(found.control)
         control.return_with(workers)
         found = replace(found, control=control.to_dict())
-        return recut(found, [set[int]() for _ in inventories], state_map=state_map)
+        return plan_from(found, [set[int]() for _ in inventories], state_map=state_map)
     # Begin from the checkpoint, or from the seed.
     durable = checkpoint or DurablePoint(0, 0)
     start = Control(step=durable.step, boundary=durable.boundary, visit=durable.visit)
@@ -352,11 +337,12 @@ def _in_memory(inventories: Sequence[Inventory]) -> Iterator[_InMemory]:
         if controls := committed.get(point):
             # Some participants may have broken before they finished what follows the step. Take the furthest one.
             control = max(controls, key=_how_far)
-            held = [_held(bring, control, point) for bring in inventories]
+            held = [_held(inventory, control, point) for inventory in inventories]
             yield _InMemory(Origin.PEERS, point[0], control, held)
         if point in mirrored:
             held = [
-                set().union(*(each.units for each in bring.mirrors if _point(each) == point)) for bring in inventories
+                set().union(*(each.units for each in inventory.mirrors if _point(each) == point))
+                for inventory in inventories
             ]
             yield _InMemory(Origin.MIRROR, point[0], mirrored[point], held)
 
@@ -369,7 +355,7 @@ def _how_far(control: dict[str, Any]) -> tuple[int, int, bool]:
 def _held(inventory: Inventory, control: dict[str, Any], point: "_Point") -> set[int]:
     """Return the units of a state that a participant can send. Copies count only if the participant already has the
     boundary of `control`. Otherwise it takes over another boundary before it sends, and may drop copies."""
-    if not _has_done(inventory, point):
+    if not _can_reach(inventory, point):
         doubted = inventory.in_doubt
         return set(doubted.units) if doubted is not None and _point(doubted) == point else set()
     same = inventory.control.get("boundary") == control.get("boundary")
@@ -380,18 +366,18 @@ def _held(inventory: Inventory, control: dict[str, Any], point: "_Point") -> set
 _Point = tuple[int, int, int]
 
 
-def _point(brought: Inventory | Mirrored) -> _Point:
-    control = brought.control
-    return brought.step, int(control.get("last_generation", 0)), int(control.get("visit", 0))
+def _point(state: Inventory | OtherState) -> _Point:
+    control = state.control
+    return state.step, int(control.get("last_generation", 0)), int(control.get("visit", 0))
 
 
-def _has_done(inventory: Inventory, point: _Point) -> bool:
+def _can_reach(inventory: Inventory, point: _Point) -> bool:
     """Whether a participant has committed the state `point`, or can commit it late."""
     step, _, visit = _point(inventory)
     return point in (_point(inventory), (step + inventory.pending_steps, inventory.pending, visit))
 
 
-def _from_memory(
+def _plan_from_memory(
     found: _InMemory,
     read: Sequence[set[int]],
     *,
