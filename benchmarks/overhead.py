@@ -134,10 +134,10 @@ def _rank(rank: int, port: int, case: Case, run_dir: str, pipe: Connection) -> N
     if rank == 0:
         bounds = Bounds(layout, layout.workers, layout.workers, 1, layout.pipelines, job.layouts.bytes_budget)
         source = Chooser(world, bounds, Packing.PAPER, first=1, run_uid="fixed-1")
-        watcher = GenerationWatcher(source.watched())
+        watcher = GenerationWatcher(source.watch)
     else:
         source = Follower(world)
-        watcher = GenerationWatcher(source)
+        watcher = GenerationWatcher(source.next_generation)
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)
     Trainer(job, worker_name(rank), handler, watcher, transport, source, Path(run_dir), alternating).run()
     pipe.send(alternating.pairs[WARMUP_PAIRS:])

@@ -337,9 +337,8 @@ def _worker(
         threading.Thread(target=listen, daemon=True).start()
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
         transport = Transport("127.0.0.1", CONNECTION_TIMEOUT, choose_device(number))
-        trainer = Trainer(
-            job, name, handler, GenerationWatcher(source), transport, reports, Path(run_dir), Injecting(), watchdog
-        )
+        watcher = GenerationWatcher(source.next_generation)
+        trainer = Trainer(job, name, handler, watcher, transport, reports, Path(run_dir), Injecting(), watchdog)
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
         over.wait()  # the store that this worker hosts serves the others until all have ended

@@ -98,7 +98,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     own_store, listens_at = host_store(address, _TIMEOUT)
     world = World.meet(own_store if shared is None else shared, rank, size, listens_at)
     source = _chooser(world, job, resumed, run_dir) if rank == 0 else Follower(world)
-    watcher = GenerationWatcher(source.watched() if isinstance(source, Chooser) else source)
+    watcher = GenerationWatcher(source.watch if isinstance(source, Chooser) else source.next_generation)
     stop = threading.Event()
     device = _device_alone() if shared is None else choose_device()
     handler = GenerationRendezvousHandler(worker_name(rank), own_store, source, timeout=_TIMEOUT)

@@ -172,7 +172,7 @@ class WorkerProcess(Hooks):
         operator = ChannelSource(channel, address, store)
         source: GenerationSource = operator if agent is None else agent
         self._handler = GenerationRendezvousHandler(identity.name, store, source, timeout=TIMEOUT)
-        self._watcher = GenerationWatcher(operator.watched() if agent is None else agent)
+        self._watcher = GenerationWatcher(operator.watch if agent is None else agent.next_generation)
         self._reports = ReportSender(channel, operator, self)
         self._heartbeats = HeartbeatSender(channel, operator, self)
         self._meter = Meter()

@@ -26,7 +26,7 @@ class AgentRendezvousHandler(GenerationRendezvousHandler):
         self, worker: str, own_store: TCPStore, source: GenerationSource, *, timeout: datetime.timedelta
     ) -> None:
         super().__init__(worker, own_store, source, timeout=timeout)
-        self._watcher = GenerationWatcher(source)
+        self._watcher = GenerationWatcher(source.next_generation)
 
     def next_rendezvous(self) -> RendezvousInfo:
         info = super().next_rendezvous()

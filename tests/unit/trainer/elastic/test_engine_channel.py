@@ -302,7 +302,7 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
     heartbeats, reports, watcher = (
         HeartbeatSender(speaks, source, Beating(beat)),
         ReportSender(speaks, source, Beating(beat)),
-        GenerationWatcher(source),
+        GenerationWatcher(source.next_generation),
     )  # fmt: skip
     stub.ready("job-w0", Ready(address="127.0.0.1:1"))
     reports.submit(make_report(1), urgent=True)
@@ -586,7 +586,7 @@ def test_the_newest_generation_is_the_highest_that_was_seen() -> None:
     """Answers to heartbeats and reports may come out of order."""
     source = ChannelSource(mock.Mock(), "127.0.0.1:1", HashStore())
     for number in (2, 3, 2):
-        source.saw(number)
+        source.on_published(number)
     assert source.newest() == 3
 
 

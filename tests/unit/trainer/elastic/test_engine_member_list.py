@@ -13,7 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.elastic.generations import channel_source, member_list
 from pipetransformer.elastic.generations.channel_source import ChannelSource
-from pipetransformer.elastic.generations.member_list import hand_on, place_of, take_over
+from pipetransformer.elastic.generations.member_list import generation_store, read_shared, share_if_leader
 from pipetransformer.elastic.generations.operator_channel import Channel
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer_contract.layout import Layout
@@ -36,7 +36,7 @@ class Worker:
 
     def holds(self, generation: Generation) -> bool:
         """Whether it has handed the list of this generation on."""
-        return bool(place_of(generation, self.store).check(["members"]))
+        return bool(generation_store(generation, self.store).check(["members"]))
 
 
 @pytest.fixture
@@ -125,8 +125,8 @@ def test_a_worker_leaves_a_dead_leader_for_the_next_generations_leader(
     assert stub.wait_for(lambda: len(stub.generations) == 1, 30)
     second = generation(stub.generations[0].members[1:], 2, nonce="nonce-2")
     stub.generations.append(second)
-    hand_on(second, "job-w1", successor.store)
-    follower.source.saw(2)  # as its heartbeat learns
+    share_if_leader(second, "job-w1", successor.store)
+    follower.source.on_published(2)  # as its heartbeat learns
 
     assert waits.result(30) == second
     assert stub.asked_for_members == []
@@ -141,11 +141,11 @@ def test_a_list_of_another_generation_or_job_is_not_read() -> None:
         generation(members, 2, nonce="nonce-2"),
         generation(members, 2, job_uid="another"),
     ):
-        hand_on(other, "job-w0", store)
-    assert take_over(present.notice(), SHORT, lambda: False) is None
+        share_if_leader(other, "job-w0", store)
+    assert read_shared(present.notice(), SHORT, lambda: False) is None
 
-    hand_on(present, "job-w0", store)
-    assert take_over(present.notice(), LONG, lambda: False) == present
+    share_if_leader(present, "job-w0", store)
+    assert read_shared(present.notice(), LONG, lambda: False) == present
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_a_leader_that_says_something_else_is_not_believed(said: object) -> None
     members = [Member(name=name, uid=name, address=address) for name in ("job-w0", "job-w1")]
     present, old = generation(members, 2), generation(members[:1], 1)
     assert callable(said)
-    place_of(present, store).set("members", said(old))
+    generation_store(present, store).set("members", said(old))
 
-    assert take_over(present.notice(), LONG, lambda: False) is None
+    assert read_shared(present.notice(), LONG, lambda: False) is None
 
 
 def test_the_present_leader_hands_the_list_on_while_it_still_trains(
@@ -172,7 +172,7 @@ def test_the_present_leader_hands_the_list_on_while_it_still_trains(
     leader, follower, joiner = workers(stub)
     for worker in (leader, follower, joiner):
         stub.ready(worker.name, Ready(address=worker.address))
-    watched = threads.submit(leader.source.watched().next_generation, 1)
+    watched = threads.submit(leader.source.watch, 1)
     stub.publish(Layout(1, 3))
 
     assert joiner.source.next_generation(1) == watched.result(30) == stub.generations[1]
@@ -187,7 +187,7 @@ def test_the_next_leader_passes_the_list_once_it_has_the_generation(stub: StubCh
         GenerationRendezvousHandler(worker.name, worker.store, worker.source, timeout=SECONDS).announce(passed_on)
 
     assert follower.holds(passed_on) and not leader.holds(passed_on)
-    assert take_over(passed_on.notice(), LONG, lambda: False) == passed_on
+    assert read_shared(passed_on.notice(), LONG, lambda: False) == passed_on
 
 
 def test_the_list_is_dropped_once_all_have_met(stub: StubChannel, threads: ThreadPoolExecutor) -> None:
@@ -202,13 +202,13 @@ def test_the_list_is_dropped_once_all_have_met(stub: StubChannel, threads: Threa
 def test_a_job_that_ends_while_its_leader_is_silent_ends_the_wait(
     stub: StubChannel, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits, take = threading.Event(), member_list.take_over
+    waits, take = threading.Event(), member_list.read_shared
 
     def begin(*arguments: object) -> Generation | None:
         waits.set()
         return take(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(channel_source, "take_over", begin)
+    monkeypatch.setattr(channel_source, "read_shared", begin)
     leader, follower, _ = workers(stub)
     stub.ready("job-w0", Ready(address=leader.address))
     stub.ready("job-w2", Ready(address="127.0.0.1:1"))
@@ -228,5 +228,5 @@ def test_a_list_of_4096_members_takes_100_kb_in_the_leaders_store() -> None:
         for number in range(4096)
     ]
     large = generation(members)
-    hand_on(large, members[0].name, store)
-    assert len(place_of(large, store).get("members")) < 150_000
+    share_if_leader(large, members[0].name, store)
+    assert len(generation_store(large, store).get("members")) < 150_000

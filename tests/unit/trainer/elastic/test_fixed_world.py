@@ -65,8 +65,8 @@ def test_every_rank_gets_the_layout_that_the_leader_chooses() -> None:
 
     chooser.submit(report(1), urgent=True)
 
-    sources[0] = chooser.watched()
-    assert [shape(source.next_generation(1)) for source in sources] == [(2, 1, 4)] * 4
+    waits = [chooser.watch, *(follower.next_generation for follower in followers)]
+    assert [shape(wait(1)) for wait in waits] == [(2, 1, 4)] * 4
 
 
 def test_reports_of_another_generation_change_nothing() -> None:
@@ -107,10 +107,10 @@ def make_handler(source: Follower) -> GenerationRendezvousHandler:
 
 def go_back(chooser: Chooser, failed: int) -> threading.Thread:
     """The leader came to the generation `failed`, which was not committed, and looks for another one."""
-    looking = threading.Thread(target=chooser.watched().next_generation, args=(failed,))
+    looking = threading.Thread(target=chooser.watch, args=(failed,))
     looking.start()
     deadline = time.monotonic() + 20
-    while chooser._come_to < failed:
+    while chooser._tried < failed:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return looking

@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from pipetransformer.elastic.transport.groups import Store
 from pipetransformer_contract.messages import Generation, GenerationNotice
 
-from .member_list import hand_on, take_over
+from .member_list import read_shared, share_if_leader
 from .operator_channel import Backoff, Channel, ChannelUnavailableError, JobEndedError
 
 logger = logging.getLogger(__name__)
@@ -53,19 +53,16 @@ class ChannelSource:
             found: Generation | GenerationNotice = self._ask(after, self._poll)
             if isinstance(found, Generation):
                 return found
-            if (handed := self._handed_on(found)) is not None:
-                return handed
+            if (shared := self._read_shared(found)) is not None:
+                return shared
             if self._newest <= found.layout_generation:
                 logger.info("no list of members from leader %s: asking the operator for it", found.leader.name)
                 return self._ask(after, self._poll_whole)
 
-    def watched(self) -> "WatchedChannel":
-        """Return a source for the present leader's `GenerationWatcher`. It asks the operator for the list of members at
-        once. The next leader may be another worker, which learns of the generation from the present leader."""
-        return WatchedChannel(self)
-
     def watch(self, after: int) -> Generation:
-        """Like `next_generation`, but ask the operator for the list of members at once."""
+        """Like `next_generation`, but ask the operator for the list of members at once. The present leader's
+        `GenerationWatcher` calls this. The next leader may be another worker, which learns of the generation from it.
+        """
         return self._ask(after, self._poll_whole)
 
     def _ask(self, after: int, poll: Callable[[Channel, int], Answer | None]) -> Answer:
@@ -88,7 +85,7 @@ class ChannelSource:
                     backoff.wait(error.retry_after)
                     continue
                 if found is not None and found.layout_generation > after:
-                    self.saw(found.layout_generation)
+                    self.on_published(found.layout_generation)
                     return found
         raise RendezvousClosedError("this worker no longer waits for a generation")
 
@@ -101,37 +98,21 @@ class ChannelSource:
     def _poll_whole(self, channel: Channel, after: int) -> Generation | None:
         generation = channel.generation(after, POLL_SECONDS)
         if generation is not None:
-            hand_on(generation, channel.worker, self._own_store)
+            share_if_leader(generation, channel.worker, self._own_store)
         return generation
 
-    def _handed_on(self, notice: GenerationNotice) -> Generation | None:
+    def _read_shared(self, notice: GenerationNotice) -> Generation | None:
         """Return the generation from its leader's store. None if the leader is silent or has another generation, if a
         newer one is published, or after `close`."""
         patience = LEADER_SECONDS * random.uniform(1, 2)
-        return take_over(notice, patience, lambda: self._stop.is_set() or self._newest > notice.layout_generation)
+        return read_shared(notice, patience, lambda: self._stop.is_set() or self._newest > notice.layout_generation)
 
     def newest(self) -> int:
         return self._newest
 
-    def saw(self, layout_generation: int) -> None:
+    def on_published(self, layout_generation: int) -> None:
         """Note that this generation is published. Called with each answer to a heartbeat or a report."""
         self._newest = max(self._newest, layout_generation)
 
     def close(self) -> None:
         self._stop.set()
-
-
-class WatchedChannel:
-    """The source that `ChannelSource.watched` returns. Implements `GenerationSource`."""
-
-    def __init__(self, source: ChannelSource) -> None:
-        self._source = source
-
-    def next_generation(self, after: int) -> Generation:
-        return self._source.watch(after)
-
-    def newest(self) -> int:
-        return self._source.newest()
-
-    def close(self) -> None:
-        self._source.close()

@@ -18,32 +18,32 @@ from pipetransformer.elastic.transport.groups import PrefixStore, Store, TCPStor
 from pipetransformer_contract.messages import Generation, GenerationNotice
 
 _KEY = "members"
-_CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
-#: Pause between two attempts to reach the leader's store.
-_RETRY_SECONDS = 0.02
+#: Timeout of one attempt to reach the leader's store, and the pause between two attempts.
+CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
+RETRY_SECONDS = 0.02
 #: Longest wait for the list in one call. Between two calls a worker checks whether it still needs the list.
 _WAIT = datetime.timedelta(seconds=1)
 
 
-def place_of(generation: Generation | GenerationNotice, store: Store) -> Store:
+def generation_store(generation: Generation | GenerationNotice, store: Store) -> Store:
     """Return the part of the leader's store that only this generation uses."""
     return PrefixStore(f"{generation.job_uid}/{generation.layout_generation}/{generation.nonce}", store)
 
 
-def hand_on(generation: Generation, worker: str, own_store: Store) -> None:
+def share_if_leader(generation: Generation, worker: str, own_store: Store) -> None:
     """On the generation's leader, put the generation into the store that the leader hosts."""
     if generation.leader == worker:
         content = generation.model_dump_json(by_alias=True).encode()
-        place_of(generation, own_store).set(_KEY, zlib.compress(content))  # type: ignore[arg-type] # it takes bytes too
+        generation_store(generation, own_store).set(_KEY, zlib.compress(content))  # type: ignore[arg-type]
 
 
-def forget(place: Store) -> None:
-    """Delete the list from a generation's part of the store, once all participants have met. Otherwise it would stay as
-    long as the leader's process lives."""
-    place.delete_key(_KEY)
+def forget_shared(store: Store) -> None:
+    """Delete the generation from `generation_store`, once all participants have met. Otherwise it would stay as long as
+    the leader's process lives."""
+    store.delete_key(_KEY)
 
 
-def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], bool]) -> Generation | None:
+def read_shared(notice: GenerationNotice, seconds: float, unwanted: Callable[[], bool]) -> Generation | None:
     """Read the generation from its leader's store.
 
     Args:
@@ -56,15 +56,15 @@ def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], b
         longer needed.
     """
     deadline = time.monotonic() + seconds
-    place: Store | None = None
+    store: Store | None = None
     while (left := deadline - time.monotonic()) > 0 and not unwanted():
         try:
-            place = place or place_of(notice, _client(notice.leader.address, left))
-            place.wait([_KEY], min(_WAIT, datetime.timedelta(seconds=left)))
-            generation = Generation.model_validate_json(zlib.decompress(place.get(_KEY)))
+            store = store or generation_store(notice, _client(notice.leader.address, left))
+            store.wait([_KEY], min(_WAIT, datetime.timedelta(seconds=left)))
+            generation = Generation.model_validate_json(zlib.decompress(store.get(_KEY)))
         except (dist.DistNetworkError, OSError):
-            place = None
-            time.sleep(_RETRY_SECONDS)
+            store = None
+            time.sleep(RETRY_SECONDS)
         except dist.DistStoreError:
             continue  # the leader does not have the list yet
         except (ValueError, zlib.error):
@@ -75,7 +75,7 @@ def take_over(notice: GenerationNotice, seconds: float, unwanted: Callable[[], b
 
 
 def _client(address: str, seconds: float) -> TCPStore:
-    return Connections().connect(ClientOpening(address, _CONNECT_TIMEOUT), seconds)
+    return Connections().connect(ClientOpening(address, CONNECT_TIMEOUT), seconds)
 
 
 @dataclass(frozen=True)

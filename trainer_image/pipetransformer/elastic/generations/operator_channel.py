@@ -231,10 +231,10 @@ class Backoff:
         self._seconds = 0.5
 
 
-class Sightings(Protocol):
-    """Takes note of the numbers of published generations. `ChannelSource` implements it."""
+class GenerationListener(Protocol):
+    """Hears of the numbers of published generations. `ChannelSource` implements it."""
 
-    def saw(self, layout_generation: int) -> None: ...
+    def on_published(self, layout_generation: int) -> None: ...
 
 
 class CheckpointSubject(Protocol):
@@ -261,9 +261,9 @@ class HeartbeatSubject(CheckpointSubject, Protocol):
 class HeartbeatSender:
     """Sends heartbeats in a thread, at the pace that the operator asks for, until `stop` or until the job ends."""
 
-    def __init__(self, channel: Channel, source: Sightings, subject: HeartbeatSubject) -> None:
+    def __init__(self, channel: Channel, listener: GenerationListener, subject: HeartbeatSubject) -> None:
         self._channel = channel
-        self._source = source
+        self._listener = listener
         self._subject = subject
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -286,7 +286,7 @@ class HeartbeatSender:
             asked = 0.0
             try:
                 reply = self._channel.heartbeat(self._subject.heartbeat())
-                self._source.saw(reply.layout_generation)
+                self._listener.on_published(reply.layout_generation)
                 pause = reply.next_seconds or HEARTBEAT_SECONDS
                 self._subject.on_checkpoint_asked(reply.checkpoint_request)
                 if reply.stop:
@@ -308,9 +308,9 @@ class ReportSender:
     An urgent report is sent at once, any other one at the pace that the operator asks for.
     """
 
-    def __init__(self, channel: Channel, source: Sightings, subject: CheckpointSubject) -> None:
+    def __init__(self, channel: Channel, listener: GenerationListener, subject: CheckpointSubject) -> None:
         self._channel = channel
-        self._source = source
+        self._listener = listener
         self._subject = subject
         self._lock = threading.Condition()
         self._latest: Report | None = None
@@ -364,7 +364,7 @@ class ReportSender:
             # Send it. If that fails, send the report that is newest by then. If the job has ended, count it as sent.
             try:
                 reply = self._channel.report(report)
-                self._source.saw(reply.layout_generation)
+                self._listener.on_published(reply.layout_generation)
                 self._subject.on_checkpoint_asked(reply.checkpoint_request)
                 pause = reply.next_seconds or REPORT_SECONDS
             except JobEndedError as error:

@@ -27,12 +27,17 @@ from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import Store, TCPStore
 from pipetransformer_contract.messages import Generation
 
-from .member_list import ClientOpening, forget, hand_on, place_of, split_address
+from .member_list import (
+    CONNECT_TIMEOUT,
+    RETRY_SECONDS,
+    ClientOpening,
+    forget_shared,
+    generation_store,
+    share_if_leader,
+    split_address,
+)
 
 BACKEND = "pipetransformer"
-_CONNECT_TIMEOUT = datetime.timedelta(seconds=0.5)
-#: Pause between two attempts to reach the leader's store.
-_RETRY_SECONDS = 0.02
 #: Timeout of `take_leave`, because the leader may hang.
 _LEAVE_SECONDS = 5.0
 #: Values of a participant's key: it takes part in the rendezvous, or has left it.
@@ -113,7 +118,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
         source. If this worker is the new leader, put the list of members into this worker's store for joiners.
         """
         self._announced = generation
-        hand_on(generation, self._worker, self._own_store)
+        share_if_leader(generation, self._worker, self._own_store)
 
     def await_next(self) -> None:
         """Wait until a generation after the current one names this worker. The next rendezvous takes it.
@@ -183,7 +188,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
             self._wait(store, keys)
             said = store.multi_get(keys)
             if leader.name == self._worker:
-                forget(store)
+                forget_shared(store)
         except dist.DistNetworkError as error:
             message = f"cannot reach the store of leader {leader.name} at {leader.address}: {error}"
             raise RendezvousConnectionError(message) from error
@@ -225,7 +230,7 @@ class GenerationRendezvousHandler(RendezvousHandler):
             RendezvousConnectionError: the store cannot be reached within `seconds`, or a newer generation is published.
         """
         leader = generation.leader_member()
-        limit = min(_CONNECT_TIMEOUT, self._timeout)
+        limit = min(CONNECT_TIMEOUT, self._timeout)
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -235,9 +240,9 @@ class GenerationRendezvousHandler(RendezvousHandler):
                 if self.is_superseded() or connections.is_shut or time.monotonic() > deadline:
                     message = f"cannot reach the store of leader {leader.name} at {leader.address}: {error}"
                     raise RendezvousConnectionError(message) from error
-                time.sleep(_RETRY_SECONDS)
+                time.sleep(RETRY_SECONDS)
         client.set_timeout(self._timeout)
-        return place_of(generation, client)
+        return generation_store(generation, client)
 
     def _wait(self, store: Store, keys: list[str]) -> None:
         """Wait until all keys are set. If `patient`, wait again after each timeout, until the connection is shut."""

@@ -187,7 +187,7 @@ class Chooser:
         self._clock = clock
         #: The newest generation that the leader has reported from, and the number of the newest that it tried to enter.
         self._present: Generation | None = None
-        self._come_to = 0
+        self._tried = 0
         #: The newest generation that was not committed, how many there were in a row, and the time of the next choice.
         self._failed: Generation | None = None
         self._failures = 0
@@ -201,7 +201,7 @@ class Chooser:
             if self._closed:
                 raise RendezvousClosedError("the run has ended")
             if self._generations[-1].layout_generation <= after:
-                self._publish(_layout(self._generations[-1]), after + 1, ResizeReason.FAILURE)
+                self._publish(self._generations[-1].layout, after + 1, ResizeReason.FAILURE)
             return self._generations[-1]
 
     def newest(self) -> int:
@@ -224,7 +224,7 @@ class Chooser:
             if report.outcome is not None or not self._may_choose(report):
                 return
             assert self._present is not None
-            present = Present(_layout(self._present), report.step_seconds, report.remaining_steps)
+            present = Present(self._present.layout, report.step_seconds, report.remaining_steps)
             best = change(
                 report.offers,
                 len(self._world.addresses),
@@ -241,18 +241,15 @@ class Chooser:
     def flush(self, timeout: float | None = None) -> bool:
         return True
 
-    def watched(self) -> "WatchedChooser":
-        """Return a source for `GenerationWatcher`. It waits for the next generation, and never publishes one itself."""
-        return WatchedChooser(self)
-
-    def wait(self, after: int) -> Generation:
-        """Wait for a generation above `after`, and return the newest one. The leader has tried to enter `after`.
+    def watch(self, after: int) -> Generation:
+        """Wait for a generation above `after`, and return the newest one. `GenerationWatcher` calls this once the
+        leader has tried to enter `after`. Unlike `next_generation`, it never publishes a generation itself.
 
         Raises:
             RendezvousClosedError: the run has ended.
         """
         with self._condition:
-            self._come_to = max(self._come_to, after)
+            self._tried = max(self._tried, after)
             self._condition.wait_for(lambda: self._closed or self._generations[-1].layout_generation > after)
             if self._closed:
                 raise RendezvousClosedError("the run has ended")
@@ -268,7 +265,7 @@ class Chooser:
             return True
         if present is None or report.layout_generation != present.layout_generation:
             return False
-        if self._come_to < newest.layout_generation:
+        if self._tried < newest.layout_generation:
             return False
         if self._failed is not newest:
             wait = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**self._failures)
@@ -297,26 +294,6 @@ class Chooser:
         )
         self._world.store.set(f"generation/{len(self._generations)}", generation.model_dump_json(by_alias=True))
         self._generations.append(generation)
-
-
-class WatchedChooser:
-    """The source that `Chooser.watched` returns. Implements `GenerationSource`."""
-
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
-
-    def next_generation(self, after: int) -> Generation:
-        return self._chooser.wait(after)
-
-    def newest(self) -> int:
-        return self._chooser.newest()
-
-    def close(self) -> None:
-        self._chooser.close()
-
-
-def _layout(generation: Generation) -> Layout:
-    return Layout(generation.stages, generation.pipelines)
 
 
 def _names(generation: Generation, member: Member) -> bool:

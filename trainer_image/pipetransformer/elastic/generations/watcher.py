@@ -1,19 +1,22 @@
 """Lets the leader know of a newer generation, although its training thread never waits for one."""
 
 import threading
+from collections.abc import Callable
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer_contract.messages import Generation
 
-from .rendezvous import GenerationSource
-
 
 class GenerationWatcher:
-    """Waits for the next generation in a thread."""
+    """Waits for the next generation in a thread.
 
-    def __init__(self, source: GenerationSource) -> None:
-        self._source = source
+    Args:
+        wait: waits for a generation above the given number and returns it, like `GenerationSource.next_generation`.
+    """
+
+    def __init__(self, wait: Callable[[int], Generation]) -> None:
+        self._wait = wait
         self._lock = threading.Lock()
         self._found: Generation | None = None
         self._watching = -1
@@ -34,7 +37,7 @@ class GenerationWatcher:
 
     def _run(self, after: int) -> None:
         try:
-            generation = self._source.next_generation(after)
+            generation = self._wait(after)
         except RendezvousClosedError:
             return
         with self._lock:
