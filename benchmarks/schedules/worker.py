@@ -23,7 +23,7 @@ _CPU = torch.device("cpu")
 class Squares:
     """Each chunk's loss is the mean square of its output."""
 
-    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+    def take(self, output: Tensor, chunk: Chunk) -> Tensor:
         """Where the backward starts."""
         chunk.weight = torch.ones(())
         return output.square().mean()
@@ -89,16 +89,16 @@ class Runner:
         self._ahead = {each.chunk for each in self._operations if _is_ahead(each)}
         if way.prefix:  # as if a round before had made the first round's
             for chunk in self._chunks:
-                chunk.made = torch.ones(chunk.shape)
+                chunk.frozen_output = torch.ones(chunk.shape)
 
     def run(self, hooks: RoundHooks | None = None) -> None:
         """One round."""
         chunks = [*self._chunks, *self._upcoming]
         for number in self._ahead:
-            chunks[number].piece = torch.ones(chunks[number].shape)
+            chunks[number].frozen_input = torch.ones(chunks[number].shape)
         self._executor.run(self._operations, self._way.shape, chunks, Squares(), hooks)
         for chunk, upcoming in zip(self._chunks, self._upcoming, strict=False):
-            chunk.made, upcoming.made = upcoming.made, None
+            chunk.frozen_output, upcoming.frozen_output = upcoming.frozen_output, None
         if hooks is None:
             for unit in self.units.values():
                 for parameter in unit.parameters():

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from pipetransformer.schedules import Ahead, Schedule, ScheduleError, make_schedule, plain
+from pipetransformer.schedules import Ahead, Schedule, ScheduleError, fallback, make_schedule
 from pipetransformer_contract.spec import FrozenForward
 
 from .candidates import ONE_FORWARD_ONE_BACKWARD, Candidate, Kept, Option, Search
@@ -174,7 +174,7 @@ class StepModel:
         try:
             return step.predict(schedule, cut.owners, cut.spans, holders)
         except ScheduleError:
-            return step.predict(plain(cut.owners), cut.owners, cut.spans, holders)
+            return step.predict(fallback(cut.owners), cut.owners, cut.spans, holders)
 
     def costs_within_step(self, boundary: int, cut: Cut, pipelines: int) -> ModelCosts:
         """Return the costs with fewer seconds an action, if the predicted step would be longer than the measured one.

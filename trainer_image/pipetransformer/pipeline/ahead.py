@@ -83,7 +83,7 @@ class FrozenAhead:
         for number, output in outputs.items():
             assert prefix is not None
             prefix.keep(batch, batch.micro_batches[number].sample_ids, output)
-            chunks[number].made = output
+            chunks[number].frozen_output = output
         missing = [] if upcoming is None else self._missing(upcoming, prefix)
         if upcoming is not None:
             following = upcoming.plain_chunks(model)
@@ -102,7 +102,7 @@ class FrozenAhead:
         own = sorted({each.chunk for each in operations if isinstance(each, Action) and each.kind is ActionKind.PREFIX})
         now = {number: round_.batch.micro_batches[number] for number in own if number < count}
         for number, rows in inputs_of(round_.batch, now).items():
-            round_.chunks[number].piece = rows
+            round_.chunks[number].frozen_input = rows
         if (upcoming := round_.upcoming) is None:
             return
         places = {round_.numbers[number - count]: number for number in own if number >= count}
@@ -114,15 +114,15 @@ class FrozenAhead:
             upcoming.expect({sample for number in places if number < len(later) for sample in later[number].sample_ids})
         micro_batches = {number: upcoming.micro_batches[number] for number in places}
         for number, rows in inputs_of(upcoming, micro_batches).items():
-            round_.chunks[places[number]].piece = rows
+            round_.chunks[places[number]].frozen_input = rows
 
     def end(self, round_: AheadRound) -> None:
         """Keep the outputs that this round has computed for the next one."""
         self._next, self._numbers = round_.upcoming, round_.numbers
         later = round_.chunks[len(round_.batch.micro_batches) :]
         for number, chunk in zip(round_.numbers, later, strict=True):
-            if chunk.made is not None:
-                self._made[number] = chunk.made
+            if chunk.frozen_output is not None:
+                self._made[number] = chunk.frozen_output
 
     def _missing(self, upcoming: Batch, prefix: FrozenPrefix | None) -> list[int]:
         """Numbers of the micro-batches whose frozen forwards have to run, because the cache does not hold them.

@@ -27,8 +27,8 @@ class Chunk:
         shape: shape of the chunk's activations between units.
         prefix: returns the output of the frozen units that the first span starts with, from the cache or computed;
             only on the first span's worker.
-        made: the same output, if `PREFIX` actions have computed it; None otherwise.
-        piece: input of the next frozen unit that a `PREFIX` action of this worker computes.
+        frozen_output: the same output, if `PREFIX` actions have computed it; None otherwise.
+        frozen_input: input of the next frozen unit that a `PREFIX` action of this worker computes.
         labels: (samples, ...) labels; only on the last span's worker.
         weights: (samples,) weights of the samples; only on the last span's worker.
         loss: summed loss, once the last span has trained it.
@@ -39,8 +39,8 @@ class Chunk:
     context: MicroBatchContext
     shape: tuple[int, ...]
     prefix: PrefixOutputs | None = None
-    made: Tensor | None = None
-    piece: Tensor | None = None
+    frozen_output: Tensor | None = None
+    frozen_input: Tensor | None = None
     labels: Tensor | None = None
     weights: Tensor | None = None
     loss: Tensor | None = None
@@ -48,9 +48,9 @@ class Chunk:
 
     def first_input(self) -> Tensor:
         """The input of the first span's first unit that trains: the output of the frozen units before it."""
-        if self.made is not None:
-            made, self.made = self.made, None
-            return made
+        if self.frozen_output is not None:
+            output, self.frozen_output = self.frozen_output, None
+            return output
         assert self.prefix is not None
         return self.prefix.take(self.micro_batch, self.context)
 
@@ -89,7 +89,7 @@ class StepChunks:
 class Target(Protocol):
     """Takes the outputs of the last span."""
 
-    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+    def take(self, output: Tensor, chunk: Chunk) -> Tensor:
         """Take the last span's output of a chunk. Returns the tensor where the chunk's backward starts."""
         ...
 
@@ -100,7 +100,7 @@ class Loss:
     def __init__(self, model: PipelineModel) -> None:
         self._model = model
 
-    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+    def take(self, output: Tensor, chunk: Chunk) -> Tensor:
         """Compute the chunk's summed loss and its weight, and keep both in the chunk. Returns the loss."""
         assert chunk.labels is not None and chunk.weights is not None
         with _LOSS:
@@ -132,7 +132,7 @@ class Scores:
         self._metrics = metrics
         self.sums = torch.zeros(len(metrics), 2, dtype=torch.float64)
 
-    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+    def take(self, output: Tensor, chunk: Chunk) -> Tensor:
         """Add the chunk's samples to the sums."""
         assert chunk.labels is not None and chunk.weights is not None
         for index, metric in enumerate(self._metrics):

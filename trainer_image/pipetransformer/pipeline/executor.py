@@ -18,7 +18,7 @@ from pipetransformer.cache import run_frozen
 from pipetransformer.device_copies import to_device
 from pipetransformer.errors import RunningModel
 from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation, Receive, RoundShape, Send, Value
-from pipetransformer.schedules.operations import given
+from pipetransformer.schedules.operations import output_of
 
 from . import split
 from .chunk import Chunks, Target
@@ -109,7 +109,7 @@ class _Round:
         self._last = len(shape.owners) - 1
         self._flights: dict[tuple[int, int], _Flight] = {}
         #: Values that this worker has computed, until they are sent or another span of this worker takes them.
-        self._given: dict[Value, Tensor] = {}
+        self._outputs: dict[Value, Tensor] = {}
         self._posted: dict[Value, tuple[Tensor, dist.Work]] = {}
         #: Tensors that are being sent. Each must stay in memory until its send has completed.
         self._sent: deque[tuple[Tensor, dist.Work]] = deque()
@@ -129,7 +129,7 @@ class _Round:
                     self._send(value, peer)
         if 0 in self._executor.spans:
             for number in range(self._shape.chunks, len(self._chunks)):
-                self._chunks[number].made = self._wait_for(Value(MessageKind.PREFIX, 0, number))
+                self._chunks[number].frozen_output = self._wait_for(Value(MessageKind.PREFIX, 0, number))
         for _, work in self._sent:
             work.wait()
 
@@ -149,18 +149,18 @@ class _Round:
     def _piece(self, action: Action) -> None:
         """Run some frozen units for a chunk of this round or of the next."""
         chunk = self._chunks[action.chunk]
-        assert chunk.piece is not None
+        assert chunk.frozen_input is not None
         units = [self._executor.frozen[unit] for unit in action.units]
         with RunningModel("forward of the frozen layers"):
-            chunk.piece = run_frozen(units, to_device(chunk.piece, self._executor.device), chunk.context)
-        value = given(action, self._shape)
+            chunk.frozen_input = run_frozen(units, to_device(chunk.frozen_input, self._executor.device), chunk.context)
+        value = output_of(action, self._shape)
         if value is not None:
-            self._given[value], chunk.piece = chunk.piece.contiguous(), None
+            self._outputs[value], chunk.frozen_input = chunk.frozen_input.contiguous(), None
 
     def _forward(self, index: int, number: int) -> None:
         span, chunk, trains = self._executor.spans[index], self._chunks[number], self._shape.trains(index)
         if index == 0 and self._shape.prefix_units and not self._shape.prefix_made:
-            chunk.made = self._take(Value(MessageKind.PREFIX, 0, number))
+            chunk.frozen_output = self._take(Value(MessageKind.PREFIX, 0, number))
         x = self._take(Value(MessageKind.ACTIVATION, index, number)) if index else None
         if x is not None and self._shape.gives_gradient(index):
             x.requires_grad_()
@@ -169,12 +169,12 @@ class _Round:
                 passage, output = None, span.forward(x, chunk)
             else:
                 passage = Passage(span.trained, self._hooks)
-                with self._hooks.weights(index, number):
+                with self._hooks.forward_weights(index, number):
                     output = span.forward(x, chunk, passage)
             if index == self._last:
-                output = self._target.reach(output, chunk)
+                output = self._target.take(output, chunk)
         if index < self._last:
-            self._given[Value(MessageKind.ACTIVATION, index + 1, number)] = output.detach()
+            self._outputs[Value(MessageKind.ACTIVATION, index + 1, number)] = output.detach()
         if trains:
             self._flights[index, number] = _Flight(x, output, passage)
 
@@ -184,7 +184,7 @@ class _Round:
         if flight.passage is not None:
             flight.passage.begun = True
         if self._goes_back(index, flight):
-            with _BACKWARD, nullcontext() if self._hooks is None else self._hooks.weights_back(index, number):
+            with _BACKWARD, nullcontext() if self._hooks is None else self._hooks.backward_weights(index, number):
                 torch.autograd.backward(flight.output, gradient)
         if flight.passage is not None:
             flight.passage.end()
@@ -224,7 +224,7 @@ class _Round:
         else:
             weight = self._wait_for(Value(MessageKind.WEIGHT, index, step))
         if self._shape.gives_gradient(index):
-            self._given[Value(MessageKind.WEIGHT, index - 1, step)] = weight
+            self._outputs[Value(MessageKind.WEIGHT, index - 1, step)] = weight
         self._hooks.step(index, step, weight)
 
     def _goes_back(self, index: int, flight: _Flight) -> bool:
@@ -242,14 +242,14 @@ class _Round:
 
     def _give_gradient(self, index: int, number: int, x: Tensor, gradient: Tensor | None) -> None:
         if self._shape.gives_gradient(index):
-            # Units that do not use their input leave no gradient.
-            given = torch.zeros_like(x) if gradient is None else gradient
-            self._given[Value(MessageKind.GRADIENT, index - 1, number)] = given
+            if gradient is None:
+                gradient = torch.zeros_like(x)  # units that do not use their input leave no gradient
+            self._outputs[Value(MessageKind.GRADIENT, index - 1, number)] = gradient
 
     def _take(self, value: Value) -> Tensor:
         """Take the input of a computation. The stopwatch pauses while this waits for a message."""
         if value not in self._posted:
-            return self._given.pop(value)
+            return self._outputs.pop(value)
         self._stopwatch.stop()
         received = self._wait_for(value)
         self._stopwatch.start()
@@ -257,7 +257,7 @@ class _Round:
 
     def _wait_for(self, value: Value) -> Tensor:
         if value not in self._posted:
-            return self._given.pop(value)
+            return self._outputs.pop(value)
         buffer, work = self._posted.pop(value)
         work.wait()
         return buffer
@@ -271,7 +271,7 @@ class _Round:
         self._posted[value] = buffer, executor.group.recv([buffer], peer, _TAG)
 
     def _send(self, value: Value, peer: int) -> None:
-        tensor = self._given.pop(value).contiguous()  # groups cannot send views
+        tensor = self._outputs.pop(value).contiguous()  # groups cannot send views
         work = self._executor.group.send([tensor], peer, _TAG)
         while self._sent and self._sent[0][1].is_completed():
             self._sent.popleft()

@@ -141,8 +141,9 @@ class Probe:
                     saved[index].keep(x)
                 watch.mark()
                 x = run_unit(unit, x, self.context)
-                last = self.finish is not None and index == len(self.units) - 1
-                result = self.finish(x) if self.finish and last else x
+                result = x
+                if self.finish is not None and index == len(self.units) - 1:
+                    result = self.finish(x)
                 watch.mark()
                 if wanted and result.requires_grad:
                     torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)

@@ -22,7 +22,7 @@ from pipetransformer.schedules import (
     RoundShape,
     Schedule,
     ScheduleError,
-    plain,
+    fallback,
     planned,
     staleness,
 )
@@ -141,11 +141,11 @@ class StageRunner:
         slices = self.spec.token_slices
         if not slices:
             return len(micro_batches)
-        lengths = [each.length or self.total_tokens for each in micro_batches]
+        lengths = [each.length or self.max_tokens for each in micro_batches]
         return len(micro_batches) * len(round_slices(slices, lengths)[0])
 
     @property
-    def total_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Number of tokens in the longest samples."""
         return self._model.activation_shape(1)[1]
 
@@ -285,9 +285,9 @@ class StageRunner:
 
     def measure_slices(
         self, micro_batch_size: int, split: Split, slices: Sequence[tuple[int, int]]
-    ) -> list[list[list[float]]]:
-        """Measure slices of tokens. Returns, for each unit of `spec.units`, two lists: the seconds of its forward and
-        of its backward for each slice.
+    ) -> list[tuple[list[float], list[float]]]:
+        """Measure slices of tokens. Returns, for each unit of `spec.units`, the seconds of its forward and of its
+        backward for each slice.
 
         Args:
             micro_batch_size: number of samples in the micro-batch.
@@ -295,11 +295,7 @@ class StageRunner:
             slices: (length, tokens before it) of each slice.
         """
         tokens = [TokenSlice(context, context + length, context + length) for length, context in slices]
-        return [
-            [list(row) for row in unit]
-            for probe, x in self._probes(micro_batch_size, split)
-            for unit in probe.measure_slices(x, tokens)
-        ]
+        return [unit for probe, x in self._probes(micro_batch_size, split) for unit in probe.measure_slices(x, tokens)]
 
     def _probes(self, micro_batch_size: int, split: Split) -> Iterator[tuple[Probe, Tensor]]:
         """For each span of this worker, a probe and the input to measure it with."""
@@ -393,7 +389,7 @@ class StageRunner:
         return self._planned[shape]
 
     def _plan(self, shape: RoundShape) -> Sequence[Sequence[Operation]]:
-        instead = plain(shape.owners)
+        instead = fallback(shape.owners)
         alone = shape.workers == 1 and shape.slices == 1
         if alone or not shape.trains(len(shape.owners) - 1):
             return planned(instead, shape)

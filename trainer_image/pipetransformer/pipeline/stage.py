@@ -92,11 +92,11 @@ class RoundHooks:
     The methods do nothing; a subclass overrides those that it needs.
     """
 
-    def weights(self, span: int, chunk: int) -> AbstractContextManager[None]:
+    def forward_weights(self, span: int, chunk: int) -> AbstractContextManager[None]:
         """A context for the forward of a chunk on a span. It may put other weights in place for the forward."""
         return _PLAIN
 
-    def weights_back(self, span: int, chunk: int) -> AbstractContextManager[None]:
+    def backward_weights(self, span: int, chunk: int) -> AbstractContextManager[None]:
         """A context for the backward of a chunk on a span. It may put other weights in place for the backward.
         Gradients still add up in the `grad` of the parameters."""
         return _PLAIN

@@ -2,7 +2,7 @@
 
 from .ahead import Ahead, RoundSeconds
 from .asynchronous import Asynchronous, staleness
-from .flushed import GPipe, OneForwardOneBackward, plain
+from .flushed import GPipe, OneForwardOneBackward, fallback
 from .make import make_schedule
 from .operations import (
     Action,
@@ -17,8 +17,8 @@ from .operations import (
     Value,
 )
 from .order import lists_of, planned
-from .owners import Fitted, OwnsSpans, fit, one_each
-from .simulate import Program, RoundCosts, Simulated, simulate
+from .owners import OwnsSpans, fit
+from .simulate import Program, RoundCosts, simulate
 from .tera import TeraPipe
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "ActionKind",
     "Ahead",
     "Asynchronous",
-    "Fitted",
     "GPipe",
     "MessageKind",
     "OneForwardOneBackward",
@@ -40,14 +39,12 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Send",
-    "Simulated",
     "TeraPipe",
     "Value",
+    "fallback",
     "fit",
     "lists_of",
     "make_schedule",
-    "one_each",
-    "plain",
     "planned",
     "simulate",
     "staleness",

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .operations import Action, ActionKind, MessageKind, RoundShape, Schedule, ScheduleError, Value, given, needed
+from .operations import Action, ActionKind, MessageKind, RoundShape, Schedule, ScheduleError, Value, input_of, output_of
 
 #: Ways to fill gaps; `Ahead` tries each and takes the shortest round, because none is always best. The first number is
 #: the share of a frozen unit's forward that a gap must have room for. With 0 a worker is never idle, but its input may
@@ -158,7 +158,10 @@ class _Work:
 
         seconds = ahead.seconds
         self.inner = [
-            [_Computation(one, seconds.of(one), number(needed(one, shape)), number(given(one, shape))) for one in own]
+            [
+                _Computation(one, seconds.of(one), number(input_of(one, shape)), number(output_of(one, shape)))
+                for one in own
+            ]
             for own in inner
         ]
         self.prefix, self.holders, self.shape = seconds.prefix, frozenset(ahead.holders), shape

@@ -25,7 +25,7 @@ class OneForwardOneBackward:
         return in_turns(shape, range(shape.chunks))
 
 
-def plain(owners: Sequence[int]) -> Schedule:
+def fallback(owners: Sequence[int]) -> Schedule:
     """The schedule of a round that the chosen schedule cannot run: 1F1B, or GPipe if workers own several spans.
 
     Args:

@@ -37,7 +37,7 @@ class Action:
 
     kind: ActionKind
     span: int
-    chunk: int = -1
+    chunk: int
     units: range = range(0)
 
 
@@ -151,7 +151,7 @@ class Receive:
 Operation = Action | Send | Receive
 
 
-def needed(action: Action, shape: RoundShape) -> Value | None:
+def input_of(action: Action, shape: RoundShape) -> Value | None:
     """The value that this computation takes from another one of this round; None if it takes none."""
     if action.kind is ActionKind.FORWARD:
         if action.span > 0:
@@ -163,7 +163,7 @@ def needed(action: Action, shape: RoundShape) -> Value | None:
     return None
 
 
-def given(action: Action, shape: RoundShape) -> Value | None:
+def output_of(action: Action, shape: RoundShape) -> Value | None:
     """The value that this computation makes for another one; None if it makes none."""
     if action.kind is ActionKind.FORWARD and action.span < len(shape.owners) - 1:
         return Value(MessageKind.ACTIVATION, action.span + 1, action.chunk)

@@ -26,8 +26,8 @@ from .operations import (
     ScheduleError,
     Send,
     Value,
-    given,
-    needed,
+    input_of,
+    output_of,
 )
 
 #: Assumed durations. They only decide which worker's computation comes first in the shared order.
@@ -180,7 +180,7 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
     while ready:
         now, worker = heapq.heappop(ready)
         action = lists[worker][place[worker]]
-        value = needed(action, shape)
+        value = input_of(action, shape)
         if value is not None and value not in made:
             waiting[value] = worker
             continue
@@ -193,15 +193,15 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
         place[worker] += 1
         if place[worker] < len(lists[worker]):
             heapq.heappush(ready, (end, worker))
-        gift = given(action, shape)
-        if gift is not None:
-            made[gift] = end
-            taker = shape.owners[gift.span]
+        output = output_of(action, shape)
+        if output is not None:
+            made[output] = end
+            taker = shape.owners[output.span]
             if taker != worker:
-                operations[worker].append(Send(gift, taker))
-                operations[taker].append(Receive(gift, worker))
-            if gift in waiting:
-                heapq.heappush(ready, (end, waiting.pop(gift)))
+                operations[worker].append(Send(output, taker))
+                operations[taker].append(Receive(output, worker))
+            if output in waiting:
+                heapq.heappush(ready, (end, waiting.pop(output)))
     stuck = [
         f"worker {worker} at {mine[at]}"
         for worker, (mine, at) in enumerate(zip(lists, place, strict=True))

@@ -73,15 +73,10 @@ def fit(
     if spans_per_worker == 1 and schedule not in _IN_ROUNDS:
         return Fitted(schedule, owners_of(schedule, stages, 1))
     if reason := _why_not(schedule, stages, spans_per_worker, micro_batches, num_layers):
-        return one_each(stages, f"{schedule} {reason}")
+        return Fitted(ScheduleName.ONE_FORWARD_ONE_BACKWARD, tuple(range(stages)), f"{schedule} {reason}")
     if schedule is ScheduleName.SCRIPT and isinstance(own, OwnsSpans):
         return Fitted(schedule, _owners_by(own, stages))
     return Fitted(schedule, owners_of(schedule, stages, spans_per_worker))
-
-
-def one_each(stages: int, reason: str) -> Fitted:
-    """1F1B with one span a worker. `reason` says why the requested schedule does not run."""
-    return Fitted(ScheduleName.ONE_FORWARD_ONE_BACKWARD, tuple(range(stages)), reason)
 
 
 def owners_of(schedule: ScheduleName, stages: int, spans_per_worker: int) -> tuple[int, ...]:

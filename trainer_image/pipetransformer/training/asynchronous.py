@@ -79,7 +79,7 @@ class Predicted(Newest):
     weights."""
 
     @contextmanager
-    def weights(self, span: int, chunk: int) -> Iterator[None]:
+    def forward_weights(self, span: int, chunk: int) -> Iterator[None]:
         optimizer, steps = self.committer.optimizer, self.staleness.get(chunk, 0)
         if optimizer is None or not steps:
             yield
@@ -101,14 +101,14 @@ class Stashed(Newest):
     stash: dict[int, list[Tensor]] = field(default_factory=dict, init=False)
 
     @contextmanager
-    def weights(self, span: int, chunk: int) -> Iterator[None]:
+    def forward_weights(self, span: int, chunk: int) -> Iterator[None]:
         made = len(self.norms)
         if self.staleness.get(chunk, 0) and made not in self.stash:
             self.stash[made] = [weight.clone() for weight in self.committer.weights]
         yield
 
     @contextmanager
-    def weights_back(self, span: int, chunk: int) -> Iterator[None]:
+    def backward_weights(self, span: int, chunk: int) -> Iterator[None]:
         made = len(self.norms) - self.staleness[chunk]  # backwards come in the order of steps
         self.stash = {version: weights for version, weights in self.stash.items() if version >= made}
         if not self.staleness[chunk]:

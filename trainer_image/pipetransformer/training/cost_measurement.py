@@ -135,7 +135,7 @@ def _seconds_per_byte(groups: GenerationGroups, device: torch.device) -> float:
 class _Sum:
     """Uses the sum of an output as its loss. Implements `Target`."""
 
-    def reach(self, output: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    def take(self, output: torch.Tensor, chunk: Chunk) -> torch.Tensor:
         return output.sum()
 
 

@@ -44,7 +44,7 @@ def measure_slices(
         split: the split that the measured samples are taken from.
         control: the control state.
     """
-    quarter = max(1, runner.total_tokens // 4)
+    quarter = max(1, runner.max_tokens // 4)
     slices = [(quarter * length, quarter * context) for length, context in PROBED_QUARTERS]
     sizes = (1, max(2, layout.micro_batch_size))
     seconds = torch.zeros(layout.cut.num_units, 2, len(sizes) * len(slices), dtype=torch.float64)

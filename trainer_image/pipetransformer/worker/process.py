@@ -32,6 +32,7 @@ from pipetransformer.errors import (
     CallbackError,
     DeviceError,
     DeviceMemoryError,
+    ModelError,
     SpecError,
     StorageError,
     WorkersDifferError,
@@ -42,7 +43,6 @@ from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Parts
 from pipetransformer.metrics import Meter, Position, serve
-from pipetransformer.pipeline import ModelError
 from pipetransformer_contract import logs
 from pipetransformer_contract.logs import LogFormat
 from pipetransformer_contract.messages import MAX_LOST_PEERS, MAX_MESSAGE, Heartbeat

@@ -124,7 +124,7 @@ class Ahead(Recorder):
     Gradients are taken there, and go to the weights as they are."""
 
     @contextmanager
-    def weights(self, span: int, chunk: int) -> Iterator[None]:
+    def forward_weights(self, span: int, chunk: int) -> Iterator[None]:
         linear = self.modules[span].get_submodule("linear")
         kept = dict(linear.named_parameters())
         for name, parameter in kept.items():
@@ -179,7 +179,7 @@ class Inputs:
 
 
 class SquareLoss:
-    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+    def take(self, output: Tensor, chunk: Chunk) -> Tensor:
         loss = loss_of(output)
         chunk.loss = loss.detach()
         chunk.weight = torch.tensor(float(SAMPLES) * (1 + (chunk.micro_batch >= NUM_CHUNKS // 2)))

@@ -59,7 +59,7 @@ class Ones:
 
 
 class Total:
-    def reach(self, output: Tensor, chunk: Chunk) -> Tensor:
+    def take(self, output: Tensor, chunk: Chunk) -> Tensor:
         return output.sum()
 
 

@@ -25,7 +25,7 @@ from pipetransformer.schedules import (
     Value,
     planned,
 )
-from pipetransformer.schedules.operations import needed
+from pipetransformer.schedules.operations import input_of
 from pipetransformer.schedules.simulate import RoundCosts, simulate
 from tests.testkit.trainer.judge_schedule import judge
 from tests.testkit.trainer.judged_schedules import document
@@ -93,7 +93,7 @@ def test_both_ends_of_a_pair_issue_the_same_messages_and_all_that_is_needed_is_t
             if isinstance(operation, Receive):
                 there.add(operation.value)
             elif isinstance(operation, Action):
-                value = needed(operation, shape)
+                value = input_of(operation, shape)
                 own = value is not None and value.kind == "Prefix" and worker == shape.owners[0]
                 assert value is None or own or value in there, (worker, operation)
 

@@ -12,9 +12,10 @@ from torch._C._distributed_c10d import HashStore
 
 from pipetransformer.data import DataInfo
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_groups, make_group
+from pipetransformer.errors import ModelError
 from pipetransformer.models import PipelineModel
 from pipetransformer.partition import Cut, UnitCost
-from pipetransformer.pipeline import Chunk, Executor, ModelError, StageRunner, StageSpec, Target
+from pipetransformer.pipeline import Chunk, Executor, StageRunner, StageSpec, Target
 from pipetransformer.schedules import GPipe, Operation, RoundShape
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout

@@ -310,7 +310,7 @@ class GenerationGroups:
         Raises:
             RuntimeError, ConnectionAbortedError: a rank did not come in time, or the connections were shut meanwhile.
         """
-        self._guard(transport)
+        self._abort_when_shut(transport)
         if rank < num_members:
             self.world = self.transfer = self._make(store, "world", rank, num_members, transport)
             self.exchange = self._connect(store, "members", rank, num_members, transport)
@@ -358,7 +358,7 @@ class GenerationGroups:
             RuntimeError, ConnectionAbortedError: as in `meet`.
         """
         assert self.world is not None
-        self._guard(transport)
+        self._abort_when_shut(transport)
         pipeline, stage = roles[rank]
         made = {tuple(range(len(roles))): self.world}
 
@@ -388,8 +388,8 @@ class GenerationGroups:
             return Exchange()
         return self.connections.connect(_ExchangeOpening(PrefixStore(tag, store), rank, size, transport))
 
-    def _guard(self, transport: Transport) -> None:
-        """Register what ends waits on the device when the connections are shut."""
+    def _abort_when_shut(self, transport: Transport) -> None:
+        """Let a shut of the connections also abort waits on the device."""
         if transport.device.type == "cuda":
             self.connections.after_shut = self._abort_on_device
 
