@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,18 @@ from .store import TieredStore
 #: otherwise compute the outputs of all its samples, and keep none of them.
 _DIGESTS_AT_MOST_SECONDS = 0.2
 _DTYPES = {CacheDtype.FLOAT16: torch.float16, CacheDtype.BFLOAT16: torch.bfloat16}
+
+
+class Found(NamedTuple):
+    """The place of an entry that `ActivationCache.find` found.
+
+    Attributes:
+        num_units: number of units that its sample has passed.
+        key: its key.
+    """
+
+    num_units: int
+    key: Key
 
 
 class ActivationCache:
@@ -77,22 +90,24 @@ class ActivationCache:
             self._prefixes = []
             self.store.keep_only(())
         elif not self.choice.disk_pays:
-            self.store.forgo_disk()
+            self.store.stop_disk()
         return bool(self._prefixes)
 
-    def find(self, split: str, sample: int, augmentation: int) -> tuple[int, Key] | None:
-        """Find the entry of a sample that has passed the most units. Returns this number and the entry's key; None if
-        there is no entry.
+    def find(self, split: str, sample: int, augmentation: int | None) -> Found | None:
+        """Find the entry of a sample that has passed the most units; None if there is no entry.
 
         Args:
             split: name of the sample's split.
             sample: id of the sample.
-            augmentation: number of the sample's variant.
+            augmentation: number of the sample's variant; None if the variant never comes again, so that it has no
+                entry.
         """
+        if augmentation is None:
+            return None
         for length in range(len(self._prefixes), 0, -1):
             key = Key(self._prefixes[length - 1], split, sample, augmentation)
             if self.store.tier_of(key) is not None:
-                return length, key
+                return Found(length, key)
         return None
 
     def read(self, key: Key) -> Tensor | None:

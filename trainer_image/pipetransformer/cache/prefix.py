@@ -18,7 +18,7 @@ from pipetransformer.device_copies import to_device
 from pipetransformer.models import MicroBatchContext, TokenSlice, run_unit
 from pipetransformer.models.off_device import on_device
 
-from .cache import ActivationCache
+from .cache import ActivationCache, Found
 from .choice import Stopwatch
 from .digest import Key
 
@@ -120,12 +120,9 @@ class FrozenPrefix:
         """Whether the cache has the output of all frozen units for each of these samples."""
         if self._cache is None or not self._cache.ready():
             return False
-        variants = {sample: source.variant(sample) for sample in sample_ids}
-        places = [
-            None if variant is None else self._cache.find(source.name, sample, variant)
-            for sample, variant in variants.items()
-        ]
-        return all(place is not None and place[0] == len(self._prefix.units) for place in places)
+        unique = dict.fromkeys(sample_ids)
+        found = [self._cache.find(source.name, sample, source.variant(sample)) for sample in unique]
+        return all(each is not None and each.num_units == len(self._prefix.units) for each in found)
 
     def keep(self, source: Source, sample_ids: Sequence[int], outputs: Tensor) -> None:
         """Keep outputs in the cache that were computed elsewhere, such as by `PREFIX` actions.
@@ -140,9 +137,9 @@ class FrozenPrefix:
         host = outputs.to("cpu")
         for sample, row in dict(zip(sample_ids, host, strict=True)).items():
             variant = source.variant(sample)
-            place = None if variant is None else self._cache.find(source.name, sample, variant)
-            if variant is not None and (place is None or place[0] < len(self._prefix.units)):
-                self._cache.keep(source.name, sample, variant, row.clone(), None if place is None else place[1])
+            found = self._cache.find(source.name, sample, variant)
+            if variant is not None and (found is None or found.num_units < len(self._prefix.units)):
+                self._cache.keep(source.name, sample, variant, row.clone(), None if found is None else found.key)
 
     def begin(self, source: Source, micro_batches: Sequence[MicroBatch], made: Collection[int] = ()) -> PrefixOutputs:
         """Start a round.
@@ -191,8 +188,8 @@ class _Cached:
         self._lengths = {sample: each.length for each in micro_batches.values() for sample in each.sample_ids}
         #: By sample, how many micro-batches still need it. Samples that are repeated as padding are in several.
         self._uses = Counter(sample for each in micro_batches.values() for sample in set(each.sample_ids))
-        #: By sample, the key of its entry and the number of units that the entry has passed.
-        self._found: dict[int, tuple[int, Key]] = {}
+        #: The place of the entry of each sample that has one.
+        self._found: dict[int, Found] = {}
         #: Samples to compute, in the order of need, by the number of units passed (0 without an entry) and by length.
         self._waiting: dict[tuple[int, int | None], deque[int]] = defaultdict(deque)
         #: Inputs of the samples without an entry.
@@ -221,14 +218,13 @@ class _Cached:
         """Find the entries of the round's samples. Returns the samples that have none."""
         missing = []
         for sample, length in self._lengths.items():
-            variant = self._source.variant(sample)
-            place = None if variant is None else self._cache.find(self._source.name, sample, variant)
-            if place is not None:
-                self._found[sample] = place
-                self._ahead[place[1]] = None
+            found = self._cache.find(self._source.name, sample, self._source.variant(sample))
+            if found is not None:
+                self._found[sample] = found
+                self._ahead[found.key] = None
             else:
                 missing.append(sample)
-            num_units = 0 if place is None else place[0]
+            num_units = self._num_units(sample)
             if num_units < len(self._prefix.units):
                 self._waiting[num_units, length].append(sample)
         return missing
@@ -237,11 +233,11 @@ class _Cached:
         """Plan to read ahead the entries of the next round. Tell the source which of its samples have none."""
         uncached = set()
         for sample, variant in self._source.upcoming():
-            place = None if variant is None else self._cache.find(self._source.name, sample, variant)
-            if place is None:
+            found = self._cache.find(self._source.name, sample, variant)
+            if found is None:
                 uncached.add(sample)
             else:
-                self._ahead[place[1]] = None
+                self._ahead[found.key] = None
         self._source.expect(uncached)
 
     def _read_ahead(self) -> None:
@@ -253,7 +249,7 @@ class _Cached:
 
     def _num_units(self, sample: int) -> int:
         """Number of units that the sample's entry has passed; 0 if it has none."""
-        return self._found[sample][0] if sample in self._found else 0
+        return self._found[sample].num_units if sample in self._found else 0
 
     def _assemble(self, ids: Sequence[int]) -> Tensor:
         """(micro-batch, ...) the outputs for the samples `ids`, read or computed."""
@@ -311,12 +307,12 @@ class _Cached:
             self._computed[sample] = row
             variant = source.variant(sample)
             if variant is not None:
-                replaced = self._found[sample][1] if sample in self._found else None
+                replaced = self._found[sample].key if sample in self._found else None
                 self._cache.keep(source.name, sample, variant, entry.clone(), replaced)
 
     def _read(self, sample: int) -> Tensor | None:
         """Read the entry that was found for a sample. If it is damaged, returns None, and the sample is computed."""
-        key = self._found[sample][1]
+        key = self._found[sample].key
         self._ahead.pop(key, None)
         entry = self._cache.read(key)
         if entry is None:

@@ -13,12 +13,12 @@ from .tiers import DiskTier, MemoryTier, Tier
 class TieredStore:
     """Entries by key, within limits in bytes. Several threads may use it. A failing disk raises no errors."""
 
-    def __init__(self, memory_bytes: int, disk_bytes: int, scratch: Path | None = None) -> None:
+    def __init__(self, memory_bytes: int, disk_bytes: int, scratch: Path | None) -> None:
         """
         Args:
             memory_bytes: limit of the entries in memory.
             disk_bytes: limit of the entries on disk; 0 for no disk.
-            scratch: folder of the files; by default TMPDIR.
+            scratch: folder of the files; None for TMPDIR.
         """
         self.memory = MemoryTier(memory_bytes)
         self.disk = DiskTier(disk_bytes, scratch) if disk_bytes > 0 else None
@@ -75,7 +75,7 @@ class TieredStore:
 
     def peek(self, key: Key) -> Tensor | None:
         """Read an entry like `get`. It does not hold the lock while it waits for the disk, so the training thread can
-        go on, and entries that were read ahead stay so."""
+        continue, and entries that were read ahead stay so."""
         with self._lock:
             tier = self.tier_of(key)
             reading = None if tier is None else tier.read(key)
@@ -106,7 +106,7 @@ class TieredStore:
             if key.prefix not in prefixes:
                 self.remove(key)
 
-    def forgo_disk(self) -> None:
+    def stop_disk(self) -> None:
         """Drop the entries on disk, and use only memory until `use_disk`."""
         with self._lock:
             self._open = [self.memory]

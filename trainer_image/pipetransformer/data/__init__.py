@@ -1,10 +1,10 @@
 """Samples: datasets, the order of an epoch, and how a global batch is divided among the pipelines."""
 
 from .dataset import (
+    NO_TARGET,
     AugmentedSplit,
     DataInfo,
     Dataset,
-    PaddedLengths,
     PaddedSplit,
     Processor,
     Split,
@@ -24,13 +24,13 @@ from .tokens import BYTE_VOCABULARIES
 
 __all__ = [
     "BYTE_VOCABULARIES",
+    "NO_TARGET",
     "AugmentedSplit",
     "DataInfo",
     "Dataset",
     "Dealer",
     "EpochOrder",
     "MicroBatch",
-    "PaddedLengths",
     "PaddedSplit",
     "Processor",
     "Readers",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipetransformer.errors import SpecError
 
-from .dataset import DataInfo, Dataset, Split, Task
+from .dataset import NO_TARGET, DataInfo, Dataset, Split, Task
 from .masked import MaskedTokens
 from .pictures import scaled_pictures
 from .processors import PictureScaling
@@ -23,7 +23,6 @@ from .tables import column_of, rows_of, with_classes
 
 _FIELD = "data"
 _LABELS = ("labels", "label")
-_NO_TARGET = -100
 _TOKENS, _MASK = "input_ids", "attention_mask"
 #: Number of rows that are checked at a time.
 _ROWS = 4096
@@ -176,8 +175,8 @@ class TokenRows:
         if self.label is not None:
             return inputs, torch.as_tensor(rows[self.label], dtype=torch.int64)
         following = tokens if self.following == _TOKENS else _unpadded(rows, self.following)
-        targets = self._padded(following, _NO_TARGET).roll(-1, dims=1)
-        targets[:, -1] = _NO_TARGET  # it was the first token's
+        targets = self._padded(following, NO_TARGET).roll(-1, dims=1)
+        targets[:, -1] = NO_TARGET  # it was the first token's
         return inputs, targets
 
     def _padded(self, rows: Sequence[Tensor], padding: int) -> Tensor:
@@ -213,7 +212,7 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
             _check_copies(table, label, task)
     lengths = [_lengths(table) for table in tables]
     longest = max(pc.max(each).as_py() or 0 for each in lengths)
-    highest = max(_highest(table) for table in tables)
+    highest = max(_highest(table, _TOKENS) for table in tables)
     vocabulary = 1 + highest if processor is None else len(processor)
     if highest >= vocabulary:
         words = f"column {_TOKENS} holds the token {highest}, but the tokenizer has only {vocabulary} tokens"
@@ -262,9 +261,9 @@ def _check_rows(table: Any) -> None:
     Raises:
         SpecError: names the column and what is wrong with it.
     """
-    if not _is_list(table, "input_ids"):
-        raise SpecError(_FIELD, f"column input_ids holds {table.features['input_ids']}, not lists of tokens")
-    if "token_type_ids" in table.column_names and (_highest(table, "token_type_ids") or 0) > 0:
+    if not _is_list(table, _TOKENS):
+        raise SpecError(_FIELD, f"column {_TOKENS} holds {table.features[_TOKENS]}, not lists of tokens")
+    if "token_type_ids" in table.column_names and _highest(table, "token_type_ids") > 0:
         raise SpecError(_FIELD, "column token_type_ids marks a second text, which is not supported")
     if _MASK in table.column_names:
         for rows, _, mask in _elements(table, _MASK):
@@ -285,16 +284,16 @@ def _check_copies(table: Any, label: str, task: Task) -> None:
             _FIELD, f"column {label} holds one class for each sample, but the model learns {task}: remove the column"
         )
     for rows, tokens, labels in _elements(table, label):
-        if (other := rows[(labels != tokens) & (labels != _NO_TARGET)]).size:
+        if (other := rows[(labels != tokens) & (labels != NO_TARGET)]).size:
             raise SpecError(
                 _FIELD,
                 f"column {label}: row {other[0]} holds other tokens than input_ids. The trainer derives next or masked "
                 "tokens from input_ids: remove the column, or pass your own Dataset",
             )
-        if task is Task.MASKED_TOKEN and (left_out := rows[labels == _NO_TARGET]).size:
+        if task is Task.MASKED_TOKEN and (left_out := rows[labels == NO_TARGET]).size:
             raise SpecError(
                 _FIELD,
-                f"column {label}: row {left_out[0]} leaves out targets with {_NO_TARGET}, but the trainer draws the "
+                f"column {label}: row {left_out[0]} leaves out targets with {NO_TARGET}, but the trainer draws the "
                 "masked tokens itself: remove the column, or pass your own Dataset",
             )
 
@@ -327,15 +326,13 @@ def _lengths(table: Any) -> pa.ChunkedArray:
 
 
 def _is_masked(table: Any) -> bool:
-    return _MASK in table.column_names and len(table) > 0 and _lowest(table, _MASK) == 0
+    if _MASK not in table.column_names or not len(table):
+        return False
+    return int(pc.min(pc.list_flatten(column_of(table, _MASK))).as_py() or 0) == 0
 
 
-def _highest(table: Any, name: str = "input_ids") -> int:
+def _highest(table: Any, name: str) -> int:
     return int(pc.max(pc.list_flatten(column_of(table, name))).as_py() or 0)
-
-
-def _lowest(table: Any, name: str) -> int:
-    return int(pc.min(pc.list_flatten(column_of(table, name))).as_py() or 0)
 
 
 def _is_list(table: Any, name: str) -> bool:

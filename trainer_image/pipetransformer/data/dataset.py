@@ -16,6 +16,8 @@ from pipetransformer.errors import SpecError, meant
 
 from .patience import read_patiently
 
+#: A target of this value is ignored, as in `cross_entropy`.
+NO_TARGET = -100
 #: Largest number of sample ids in an error message.
 _IDS_NAMED = 16
 #: Augmentation key of a sample that is read without augmentation.
@@ -219,7 +221,7 @@ def _reading(ids: Sequence[int]) -> Iterator[None]:
         raise SpecError("spec.data", message, reason="DataUnreadable") from error
 
 
-def spread(split: Split) -> list[int]:
+def spread_ids(split: Split) -> list[int]:
     """Ids of up to 32 samples, spread evenly over the split."""
     count = min(_COMPARED, len(split))
     return [number * len(split) // count for number in range(count)]
@@ -287,7 +289,7 @@ class Dataset:
         some workers only. They tell the others, which call `expect_changes`.
         """
         return any(
-            not _are_equal(*(read_batch(split, spread(split), None)[0] for _ in range(2)))
+            not _are_equal(*(read_batch(split, spread_ids(split), None)[0] for _ in range(2)))
             for split in (self.train, self.test)
             if len(split)
         )

@@ -9,14 +9,14 @@ import hashlib
 import torch
 from torch import Tensor
 
-from .dataset import Split, read_batch, spread
+from .dataset import Split, read_batch, spread_ids
 
 
 def digest(split: Split) -> str:
     """Digest of a split's size and of some targets. Inputs are left out, because they may be augmented at random."""
     content = hashlib.blake2b(f"{len(split)}:".encode(), digest_size=8)
     if len(split):
-        targets = read_batch(split, spread(split), None)[1]
+        targets = read_batch(split, spread_ids(split), None)[1]
         content.update(as_bytes(targets))
     return content.hexdigest()
 

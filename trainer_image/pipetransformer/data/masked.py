@@ -7,10 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .dataset import Split
+from .dataset import NO_TARGET, Split
 
 _MASKED, _KEPT, _REPLACED = 0.15, 0.1, 0.1
-_NO_TARGET = -100
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class MaskedTokens:
 
     def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
         inputs = self.tokens.batch(ids)[0].clone()
-        targets = torch.full_like(inputs, _NO_TARGET)
+        targets = torch.full_like(inputs, NO_TARGET)
         words = ~torch.isin(inputs, torch.tensor(self.never, dtype=inputs.dtype))
         for row, sample in enumerate(ids):
             generator = np.random.default_rng([step, sample])

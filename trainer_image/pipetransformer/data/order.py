@@ -151,7 +151,7 @@ def weights_of(micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> Tenso
     return weights
 
 
-def default_micro_batch_size(global_batch: int, stages: int, pipelines: int = 1) -> int:
+def default_micro_batch_size(global_batch: int, stages: int, pipelines: int) -> int:
     """The micro-batch size that gives each pipeline of the first layout two micro-batches for each stage."""
     return max(1, -(-global_batch // (_MICRO_BATCHES_PER_STAGE * stages * pipelines)))
 
@@ -271,7 +271,7 @@ class Dealer:
         ids = random.Random(self._order.seed).sample(range(count), min(count, _PROBE_SAMPLES))
         return deal([ids], 1, micro_batch_size, self._lengths)[0]
 
-    def user(self, split: str, sample_id: int, pipelines: int) -> int:
+    def pipeline_of(self, split: str, sample_id: int, pipelines: int) -> int:
         """The pipeline that uses a sample of a split (`train` or `test`)."""
         if split == "train":
             return pipelines_of(pipelines, self._order.num_shards)[self._order.shard(sample_id)]

@@ -157,7 +157,7 @@ def _model(
         build = partial(build_units, spec.model, dataset.info, seed=seed, dtype=dtype)
         return build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=()), build
     own = OwnModel(parts.model, read_batch(dataset.train, [0], None)[0], seed=seed, dtype=dtype)
-    model = own.shape()
+    model = own.shell()
     if "num_layers" in spec.model.model_fields_set and model.num_layers != spec.model.num_layers:
         raise SpecError(
             "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} layers"

@@ -19,7 +19,7 @@ from .run import run_unit
 from .slices import with_earlier
 from .ties import Tie, Ties
 from .unchanged import Unchanged, check_loss
-from .widths import Widths, narrowed, widths_of
+from .widths import narrowed, widths_of
 
 __all__ = [
     "HUGGINGFACE",
@@ -34,7 +34,6 @@ __all__ = [
     "Ties",
     "TokenSlice",
     "Unchanged",
-    "Widths",
     "build_model",
     "build_units",
     "check_loss",

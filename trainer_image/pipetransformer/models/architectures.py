@@ -39,8 +39,8 @@ class Architecture:
     split: Split
     task: Task
     first_position: FirstRow
-    model_class: type | None = None
-    slices_tokens: bool = False
+    model_class: type | None
+    slices_tokens: bool
 
 
 _registered: dict[str, Architecture] = {}
@@ -98,17 +98,18 @@ def register_architecture(
     return register
 
 
-def register_own(architecture: Architecture) -> None:
+def register_built_in(architecture: Architecture) -> None:
     """Register a built-in architecture, unless a user has registered another function for the class."""
     _registered.setdefault(architecture.name, architecture)
 
 
-def find_architecture(name: str, *, field: str = "spec.model.architecture") -> Architecture:
+def find_architecture(name: str) -> Architecture:
     """The architecture of this name, or at `module:function`.
 
     Raises:
         SpecError: the name is unknown, or the function is not registered.
     """
+    field = "spec.model.architecture"
     if ":" in name:
         found = _by_function.get(import_function(name, field=field))
         if found is None:

@@ -40,7 +40,7 @@ def build_model(
         SpecError: the model is unknown, does not import, or does not fit the data.
     """
     if spec.name == HUGGINGFACE:
-        model: PipelineModel = import_huggingface().skeleton(spec, info, seed=seed, dtype=dtype)
+        model: PipelineModel = import_huggingface().shell(spec, info, seed=seed, dtype=dtype)
     elif spec.name == VIT:
         empty = [vit.build_empty_unit(spec, info, i, seed=seed, dtype=dtype) for i in range(spec.num_layers + 2)]
         model = PipelineModel(empty[0], empty[1:-1], empty[-1], (vit.num_tokens(spec, info), spec.hidden_size))
@@ -83,7 +83,7 @@ def build_units(
     return units
 
 
-def check_model_spec(spec: Model, *, task: Task | None = None, of_bytes: bool = False) -> Task | None:
+def check_model_spec(spec: Model, *, task: Task | None, of_bytes: bool) -> Task | None:
     """Check what can be checked about the model before the data are read.
 
     Args:

@@ -17,9 +17,7 @@ Metric = Callable[[Tensor, Tensor, Tensor], tuple[Tensor | float, Tensor | float
 LOSS, ACCURACY = "loss", "accuracy"
 
 
-def make_metrics(
-    spec: Evaluation, model: PipelineModel, targets: Tensor, own: Iterable[Metric] = ()
-) -> dict[str, Metric]:
+def make_metrics(spec: Evaluation, model: PipelineModel, targets: Tensor, own: Iterable[Metric]) -> dict[str, Metric]:
     """The metrics of a job by name: loss, accuracy, those that the spec imports, and those of the user's program.
 
     There is no accuracy if targets are floating-point numbers and the model does not replace `correct`.

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
+from pipetransformer.data import NO_TARGET
+
 from .ties import Ties
 
-#: A target of this value is ignored, as in `cross_entropy`.
-_NO_TARGET = -100
 #: Number of values of a parameter that tell whether a model is built with other weights.
 _COMPARED = 32
 
@@ -67,7 +67,7 @@ class PipelineModel:
         if not isinstance(self.activation, tuple | list):
             raise TypeError(f"activation is {self.activation!r}, not a shape such as (positions, channels)")
         for unit in self.units:
-            _fix_constants(unit)
+            _move_constants_to_buffers(unit)
         self.ties = Ties.of(self.units)
 
     @property
@@ -85,7 +85,7 @@ class PipelineModel:
         model = copy.copy(self)
         model.embedding, *model.blocks, model.head = [units.get(index, unit) for index, unit in enumerate(self.units)]
         for unit in model.units:
-            _fix_constants(unit)
+            _move_constants_to_buffers(unit)
         return model
 
     def with_constants(self, names: Collection[tuple[int, str]]) -> "PipelineModel":
@@ -195,10 +195,10 @@ def fix_constants(units: Mapping[int, nn.Module], names: Collection[tuple[int, s
         for name, parameter in unit.named_parameters():
             if (index, name) in names:
                 parameter.requires_grad_(False)
-        _fix_constants(unit)
+        _move_constants_to_buffers(unit)
 
 
-def _fix_constants(unit: nn.Module) -> None:
+def _move_constants_to_buffers(unit: nn.Module) -> None:
     for module in unit.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if not parameter.requires_grad:
@@ -230,4 +230,4 @@ def _check_tensors(unit: nn.Module, unit_name: str) -> None:
 def target_weights(target: Tensor, weight: Tensor) -> Tensor:
     """The weight of each target: its sample's weight, or 0 for an ignored target."""
     of_samples = weight if target.dim() == 1 else weight.view(-1, *[1] * (target.dim() - 1))
-    return (target != _NO_TARGET) * of_samples
+    return (target != NO_TARGET) * of_samples

@@ -41,7 +41,7 @@ class OwnModel:
         self._seed = seed
         self._dtype = dtype
 
-    def shape(self) -> PipelineModel:
+    def shell(self) -> PipelineModel:
         """The model with all units on the meta device.
 
         Raises:

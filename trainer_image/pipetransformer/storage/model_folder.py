@@ -234,7 +234,7 @@ def _built(config: ModelConfig, function: ModelFunction | None) -> PipelineModel
         return build_model(config.model, config.info, seed=0, dtype=config.torch_dtype)
     sample = torch.zeros(1, *config.input_shape, dtype=config.torch_input_dtype)
     own = OwnModel(function or _function_of(config), sample, seed=0, dtype=config.torch_dtype)
-    model = own.shape()
+    model = own.shell()
     return model.with_units(own.build_units(range(model.num_layers + 2)))
 
 

@@ -119,7 +119,7 @@ class WorkerCache:
         if self.activations is None:
             return
         self.activations.hand_over(
-            lambda key: self._job.dealer.user(key.split, key.sample, pipelines),
+            lambda key: self._job.dealer.pipeline_of(key.split, key.sample, pipelines),
             own,
             lambda pipeline: store.get(f"cache/{pipeline}").decode(),
         )

@@ -219,7 +219,7 @@ def test_a_samples_user_is_the_pipeline_that_it_is_dealt_to(pipelines: int) -> N
     ):
         for pipeline, micro_batches in enumerate(dealt):
             assert {
-                dealer.user(split, i, pipelines) for micro_batch in micro_batches for i in micro_batch.real_ids
+                dealer.pipeline_of(split, i, pipelines) for micro_batch in micro_batches for i in micro_batch.real_ids
             } == {pipeline}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipetransformer.data import BYTE_VOCABULARIES, DataInfo, Task
 from pipetransformer.errors import SpecError
 from pipetransformer.models import MicroBatchContext, PipelineModel, build_model, build_units, set_micro_batch
-from pipetransformer.models.huggingface import load_pretrained, save_pretrained, skeleton
+from pipetransformer.models.huggingface import load_pretrained, save_pretrained, shell
 from pipetransformer_contract.spec import Model
 
 LENGTH, VOCABULARY, CLASSES = 6, 40, 5
@@ -179,12 +179,12 @@ def test_units_on_the_meta_device_hold_the_buffers_that_no_state_has(family: str
     """So a unit that another worker sends needs nothing but its state."""
     options, info, cls = FAMILIES[family]
     spec = spec_of(options, architecture=cls.__name__)
-    shells = skeleton(spec, info, seed=0, dtype=torch.float64).units
-    for index, shell in enumerate(shells):
-        assert all(parameter.is_meta for parameter in shell.parameters())
+    units = shell(spec, info, seed=0, dtype=torch.float64).units
+    for index, unit in enumerate(units):
+        assert all(parameter.is_meta for parameter in unit.parameters())
         built = dict(build_units(spec, info, [index], seed=0, dtype=torch.float64)[index].named_buffers())
-        for name, buffer in shell.named_buffers():
-            assert name not in shell.state_dict()
+        for name, buffer in unit.named_buffers():
+            assert name not in unit.state_dict()
             assert torch.equal(buffer, built[name])
 
 

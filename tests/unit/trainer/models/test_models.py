@@ -221,7 +221,7 @@ def test_complex_buffers_stay_complex_in_every_precision(dtype: torch.dtype, wid
         for name in ("turns", "again"):
             assert torch.equal(unit.get_buffer(name), Polar().get_buffer(name).to(width)), index
         assert unit.get_parameter("weight").dtype is dtype
-    assert model.shape().blocks[0].get_buffer("turns").dtype is width
+    assert model.shell().blocks[0].get_buffer("turns").dtype is width
 
 
 def test_a_state_without_imaginary_parts_of_an_older_trainer_is_refused() -> None:
@@ -376,7 +376,7 @@ def test_a_module_in_several_blocks_drops_other_elements_in_each() -> None:
         return [nn.Identity(), block, block, attention, attention, nn.Linear(8, 2)]
 
     own = OwnModel(shared, torch.ones(1, 8), seed=0, dtype=torch.float64)
-    assert {(tie.places[0][0], tie.places[1][0]) for tie in own.shape().ties.all} == {(1, 2), (3, 4)}
+    assert {(tie.places[0][0], tie.places[1][0]) for tie in own.shell().ties.all} == {(1, 2), (3, 4)}
     units, x = own.build_units(range(6)), torch.ones(2, 3, 8, dtype=torch.float64)
     for one, other in ((1, 2), (3, 4)):
         assert same(units[one], units[other])
@@ -394,7 +394,7 @@ def test_a_function_that_gives_the_same_modules_again_gets_the_same_places() -> 
 
     first, *again = (places(own.build_units(range(4)).values()) for _ in range(3))
     assert len(set(first)) == 2 and again == [first, first]
-    assert places(own.shape().units) == first
+    assert places(own.shell().units) == first
 
 
 def two_linears(info: DataInfo, width: int = 4) -> PipelineModel:
@@ -468,7 +468,7 @@ def test_an_embedding_of_a_function_may_change_its_input_in_place() -> None:
 
     own = OwnModel(build, torch.full((1, 3), 9), seed=0, dtype=torch.float32)
 
-    assert own.shape().activation == (3, 8)
+    assert own.shell().activation == (3, 8)
     assert len(own.build_units(range(3))) == 3
 
 
@@ -487,7 +487,7 @@ def test_an_embedding_of_a_function_may_ask_for_the_micro_batch() -> None:
     )
     set_micro_batch(MicroBatchContext(0, range(4), torch.ones(4)))  # of an earlier run
 
-    assert own.shape().activation == (3, 8)
+    assert own.shell().activation == (3, 8)
 
 
 def test_the_micro_batch_of_a_thread_is_no_other_threads() -> None:

@@ -111,7 +111,7 @@ def change_level(
     layout: StageLayout,
     store: Store,
     present: GenerationGroups,
-    condition: Condition | None = None,
+    condition: Condition | None,
 ) -> Regrouped | None:
     """Begin the next visit of the job's levels within the present generation. All its members call this.
 

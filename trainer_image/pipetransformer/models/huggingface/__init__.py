@@ -7,7 +7,7 @@ from .build import (
     load_pretrained,
     load_trained,
     save_pretrained,
-    skeleton,
+    shell,
 )
 from .configuration import check_before_data, widths
 
@@ -19,6 +19,6 @@ __all__ = [
     "load_pretrained",
     "load_trained",
     "save_pretrained",
-    "skeleton",
+    "shell",
     "widths",
 ]

@@ -51,13 +51,13 @@ _PROCESSOR_FILES = (
 _NAMED = 3
 
 
-def skeleton(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
+def shell(spec: Model, info: DataInfo, *, seed: int, dtype: torch.dtype) -> PipelineModel:
     """The whole model on the meta device.
 
     Raises:
         SpecError: the model is unknown or does not fit the data.
     """
-    return _skeleton(spec, info, seed, dtype).model
+    return _shell(spec, info, seed, dtype).model
 
 
 def build_units(
@@ -68,13 +68,13 @@ def build_units(
     Raises:
         SpecError: the model is unknown or does not fit the data, or the checkpoint does not fit the model.
     """
-    return _skeleton(spec, info, seed, dtype).build(indices)
+    return _shell(spec, info, seed, dtype).build(indices)
 
 
 def load_pretrained(spec: Model, info: DataInfo, folder: Path, *, dtype: torch.dtype) -> PipelineModel:
     """Read a model that `save_pretrained` wrote, as units on the CPU."""
-    bones = _Skeleton(_saved(spec, folder), info, 0, dtype)
-    return bones.model.with_units(bones.build(range(spec.num_layers + 2)))
+    empty = _Shell(_saved(spec, folder), info, 0, dtype)
+    return empty.model.with_units(empty.build(range(spec.num_layers + 2)))
 
 
 def load_trained(spec: Model, folder: Path, *, dtype: torch.dtype) -> Any:
@@ -113,13 +113,13 @@ def save_pretrained(
         folder: a local folder.
         dtype: type of all floating-point parameters.
     """
-    bones = _Skeleton(spec, info, 0, dtype)
-    state = {name: tensors[ours].detach().cpu() for name, ours in bones.names().items()}
-    bones.whole.load_state_dict(state, assign=True)
-    bones.whole.tie_weights()
-    bones.whole.config._attn_implementation = None  # a model that is read back uses the library's attention
-    bones.whole.save_pretrained(folder)
-    if spec.path and bones.whole.can_generate():
+    empty = _Shell(spec, info, 0, dtype)
+    state = {name: tensors[ours].detach().cpu() for name, ours in empty.names().items()}
+    empty.whole.load_state_dict(state, assign=True)
+    empty.whole.tie_weights()
+    empty.whole.config._attn_implementation = None  # a model that is read back uses the library's attention
+    empty.whole.save_pretrained(folder)
+    if spec.path and empty.whole.can_generate():
         keep_files(spec.path, folder, [GENERATION_CONFIG_NAME])
 
 
@@ -146,17 +146,17 @@ def keep_files(path: str, folder: Path, names: Sequence[str]) -> None:
             shutil.copyfile(theirs, folder / name)
 
 
-def _skeleton(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
-    """The skeleton of a model. The newest one is kept, because a worker needs first its shapes and then its units."""
+def _shell(spec: Model, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Shell":
+    """The shell of a model. The newest one is kept, because a worker needs first its shapes and then its units."""
     return _cached(spec.model_dump_json(), info, seed, dtype)
 
 
 @lru_cache(maxsize=1)
-def _cached(spec_json: str, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Skeleton":
-    return _Skeleton(Model.model_validate_json(spec_json), info, seed, dtype)
+def _cached(spec_json: str, info: DataInfo, seed: int, dtype: torch.dtype) -> "_Shell":
+    return _Shell(Model.model_validate_json(spec_json), info, seed, dtype)
 
 
-class _Skeleton:
+class _Shell:
     """One model on the meta device, in two forms with the same modules.
 
     Attributes:
@@ -180,7 +180,7 @@ class _Skeleton:
         self.model = PipelineModel(embedding, blocks, head, activation, slices_tokens=slices)
         self.names()  # refuses a model that could not be saved
         for index, unit in enumerate(self.model.units):
-            self._own(index, unit)
+            self._key_draws(index, unit)
 
     def _split(self, whole: Any) -> Units:
         name = self._architecture.name
@@ -279,7 +279,7 @@ class _Skeleton:
             _take_buffers(whole, self.whole, of_state=False)
         embedding, blocks, head = self._split(whole)
         units = [embedding, *blocks, head]
-        return {index: self._own(index, copy.deepcopy(units[index])) for index in indices}
+        return {index: self._key_draws(index, copy.deepcopy(units[index])) for index in indices}
 
     def _check_loaded(self, missing: Collection[str], mismatched: Collection[tuple[str, Any, Any]]) -> None:
         """Check that the checkpoint has all weights in the right shape. Those that only the head has may be missing, or
@@ -304,7 +304,7 @@ class _Skeleton:
             message = f"{path} has no weights of {self._class.__name__}: {_some(lost)} are missing"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable")
 
-    def _own(self, index: int, unit: nn.Module) -> nn.Module:
+    def _key_draws(self, index: int, unit: nn.Module) -> nn.Module:
         """Key the random draws of a unit, each with its own place. Returns the unit that replaces it."""
         unit = key_unit(unit, index, unit_name(index, self._spec.num_layers), seed=self._seed)
         for number, (_, module) in enumerate(unit.named_modules(remove_duplicate=False)):

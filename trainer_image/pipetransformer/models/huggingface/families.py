@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pipetransformer.data import Task
-from pipetransformer.models.architectures import Architecture, Decorator, FirstRow, Split, Units, register_own
+from pipetransformer.models.architectures import Architecture, Decorator, FirstRow, Split, Units, register_built_in
 from pipetransformer.models.context import current_micro_batch
 
 #: The class of each model type that a job trains, unless it names another class.
@@ -40,7 +40,7 @@ def splits(
 
     def register(function: Split) -> Split:
         for name in architectures:
-            register_own(Architecture(name, function, task, first_position, slices_tokens=slices_tokens))
+            register_built_in(Architecture(name, function, task, first_position, None, slices_tokens))
         return function
 
     return register
