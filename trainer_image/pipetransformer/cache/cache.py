@@ -1,9 +1,9 @@
 """One worker's cache, which lives as long as the worker.
 
 An entry is the output of a prefix, the model's first frozen units, of one sample. When the frozen units of the first
-stage change, their digests are computed in the background, and the cache is not used until they are known. Entries of
-a shorter prefix stay valid: the computation continues from them. Other entries are dropped. After a regroup, entries
-are sent to the workers that now use their samples.
+stage change, a thread computes their digests. Until they are known, the cache is not used. Entries of a shorter prefix
+stay valid: the computation continues from them. Other entries are dropped. After a regroup, entries are sent to the
+workers that now use their samples.
 """
 
 import hashlib

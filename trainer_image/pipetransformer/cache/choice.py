@@ -10,8 +10,8 @@ _LEAST_MEASURED = 8
 _MEASURED = 64
 
 
-class Stopwatch:
-    """Measures the seconds of the device's work from `start` to `stop`. On a CPU they are known at once, on an
+class SampleTimer:
+    """Measures how long the device works on a sample, from `start` to `stop`. On a CPU that is known at once, on an
     accelerator only later."""
 
     def __init__(self, device: torch.device) -> None:

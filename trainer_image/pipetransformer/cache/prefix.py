@@ -1,8 +1,8 @@
 """Gives the outputs of the frozen units that the first span starts with (the prefix), from the cache or computed.
 
-Outputs that the cache lacks are computed in batches of a micro-batch's size, in the order of need. So
-a cache with half of the samples saves half of the batches, and the first micro-batch waits for only one batch. Batches
-have the same shape as without a cache, so the same kernels give the same numbers.
+Outputs that the cache lacks are computed in batches of a micro-batch's size, in the order of need. So a cache with half
+of the samples saves half of the batches, and the first micro-batch waits for only one batch. Batches have the same
+shape as without a cache, so the same kernels give the same numbers.
 """
 
 from collections import Counter, defaultdict, deque
@@ -19,7 +19,7 @@ from pipetransformer.models import MicroBatchContext, TokenSlice, run_unit
 from pipetransformer.models.off_device import on_device
 
 from .cache import ActivationCache, Found
-from .choice import Stopwatch
+from .choice import SampleTimer
 from .digest import Key
 
 
@@ -114,7 +114,7 @@ class FrozenPrefix:
         """
         self._prefix = _Prefix(list(units), device, dtype)
         self._cache = cache if units else None
-        self._watch = Stopwatch(device)
+        self._timer = SampleTimer(device)
 
     def holds(self, source: Source, sample_ids: Sequence[int]) -> bool:
         """Whether the cache has the output of all frozen units for each of these samples."""
@@ -151,7 +151,7 @@ class FrozenPrefix:
         """
         rest = {number: each for number, each in enumerate(micro_batches) if number not in made}
         if self._cache is not None and self._cache.ready():
-            return _Cached(self._prefix, self._cache, self._watch, source, rest)
+            return _Cached(self._prefix, self._cache, self._timer, source, rest)
         return _Computed(self._prefix, source, rest)
 
 
@@ -177,12 +177,12 @@ class _Cached:
         self,
         prefix: _Prefix,
         cache: ActivationCache,
-        watch: Stopwatch,
+        timer: SampleTimer,
         source: Source,
         micro_batches: Mapping[int, MicroBatch],
     ) -> None:
         """Find the entries of all samples, and list which samples to compute and which entries to read ahead."""
-        self._prefix, self._cache, self._watch = prefix, cache, watch
+        self._prefix, self._cache, self._timer = prefix, cache, timer
         self._source, self._micro_batches = source, micro_batches
         #: The length in tokens that each sample is cut to.
         self._lengths = {sample: each.length for each in micro_batches.values() for sample in each.sample_ids}
@@ -265,9 +265,9 @@ class _Cached:
                 self._compute(self._num_units(sample), self._lengths[sample], len(ids))
         rows: dict[int, Tensor] = {}
         if entries:
-            self._watch.start()
+            self._timer.start()
             gathered = self._prefix.gather(list(entries.values()))
-            self._watch.stop(len(entries), self._cache.choice.gathering)
+            self._timer.stop(len(entries), self._cache.choice.gathering)
             rows = dict(zip(entries, gathered, strict=True))
         rows |= {sample: self._computed[sample] for sample in ids if sample not in entries}
         for sample in rows:
@@ -298,10 +298,10 @@ class _Cached:
             self._cache.count("advanced", len(samples))
         padding = size - len(samples)
         batch = torch.cat([rows, rows[:1].expand(padding, *rows.shape[1:])]) if padding else rows
-        self._watch.start()
+        self._timer.start()
         output = self._prefix.run(num_units, batch, source.context(samples + samples[:1] * padding))
         if num_units == 0:
-            self._watch.stop(size, self._cache.choice.computing)
+            self._timer.stop(size, self._cache.choice.computing)
         host = output[: len(samples)].to("cpu")
         for sample, row, entry in zip(samples, output, host, strict=False):
             self._computed[sample] = row

@@ -74,8 +74,8 @@ class TieredStore:
             return entry
 
     def peek(self, key: Key) -> Tensor | None:
-        """Read an entry like `get`. It does not hold the lock while it waits for the disk, so the training thread can
-        continue, and entries that were read ahead stay so."""
+        """Read an entry like `get`, but do not hold the lock while the disk reads, so that the training thread can
+        continue. Entries that were read ahead stay so."""
         with self._lock:
             tier = self.tier_of(key)
             reading = None if tier is None else tier.read(key)

@@ -2,9 +2,9 @@
 
 When the job starts, the samples are divided into C shards. Each epoch shuffles the samples within each shard, and each
 global batch takes samples from all shards in turn. A pipeline trains whole shards, so most entries of its cache stay
-useful when the number of pipelines changes. If the last batch of an epoch is short, each epoch starts at another shard,
-so that each sample is in a short batch equally often. All micro-batches of one padded length have the same shape, in
-every layout.
+useful when the number of pipelines changes. If the last batch of an epoch is short, each epoch starts at another shard:
+each sample is then in a short batch equally often. All micro-batches of one padded length have the same shape, in every
+layout.
 """
 
 import random

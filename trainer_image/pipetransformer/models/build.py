@@ -16,7 +16,7 @@ from pipetransformer_contract.spec import SCRIPT, Model
 from . import vit
 from .dtype import cast
 from .model import PipelineModel
-from .randomness.dropout import key
+from .randomness.dropout import derive_seed
 from .randomness.keyed import with_keyed_dropout
 from .randomness.seeded import seeded
 
@@ -79,7 +79,7 @@ def build_units(
     units = {}
     for index in indices:
         units[index] = vit.build_empty_unit(spec, info, index, seed=seed, dtype=dtype).to_empty(device="cpu")
-        vit.initialise(units[index], torch.Generator().manual_seed(key(seed, index)))
+        vit.initialise(units[index], torch.Generator().manual_seed(derive_seed(seed, index)))
     return units
 
 

@@ -222,7 +222,7 @@ def _check_tensors(unit: nn.Module, unit_name: str) -> None:
                 )
             if isinstance(tensor, nn.Parameter) and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):
                 raise ValueError(
-                    f"{path}.{own} has a hook, which would be lost, because every worker makes its parameters anew. To "
+                    f"{path}.{own} has a hook, which would be lost, because every worker makes new parameters. To "
                     "mask a gradient, compute with weight * mask + weight.detach() * (1 - mask) in the forward"
                 )
 

@@ -95,17 +95,17 @@ class Probe:
         part = x[:, tokens.start : tokens.stop].detach().clone()
         part.requires_grad_(trains and part.is_floating_point())
         wanted = [tensor for tensor in (part, *unit.parameters()) if tensor.requires_grad] if trains else []
-        watch = _Stopwatch(self.device)
+        laps = _Laps(self.device)
         with torch.set_grad_enabled(trains):
-            watch.mark()
+            laps.mark()
             result = run_unit(unit, part, context)
             if self.finish is not None and index == len(self.units) - 1:
                 result = self.finish(result, tokens)
-            watch.mark()
+            laps.mark()
             if wanted and result.requires_grad:
                 torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
-            watch.mark()
-        forward, backward = watch.laps()
+            laps.mark()
+        forward, backward = laps.seconds()
         return [forward, backward if trains else 0.0]
 
     @contextlib.contextmanager
@@ -131,7 +131,7 @@ class Probe:
             trains = index >= self.num_frozen
             x = x.detach().requires_grad_(to_input and trains and x.is_floating_point())
             wanted = [tensor for tensor in (x, *unit.parameters()) if tensor.requires_grad] if trains else []
-            watch = _Stopwatch(self.device)
+            laps = _Laps(self.device)
             with (
                 on_device(unit, self.device),
                 torch.set_grad_enabled(trains),
@@ -139,16 +139,16 @@ class Probe:
             ):
                 if saved and trains:
                     saved[index].keep(x)
-                watch.mark()
+                laps.mark()
                 x = run_unit(unit, x, self.context)
                 result = x
                 if self.finish is not None and index == len(self.units) - 1:
                     result = self.finish(x)
-                watch.mark()
+                laps.mark()
                 if wanted and result.requires_grad:
                     torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
-                watch.mark()
-            forward, backward = watch.laps()
+                laps.mark()
+            forward, backward = laps.seconds()
             forwards.append(forward)
             backwards.append(backward if trains else 0.0)
         return forwards, backwards
@@ -174,7 +174,7 @@ class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
         return sum(self._kept.values())
 
 
-class _Stopwatch:
+class _Laps:
     """Marks points in a device's work: events in the current stream on CUDA, the wall clock on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
@@ -190,7 +190,7 @@ class _Stopwatch:
         else:
             self._times.append(time.perf_counter())
 
-    def laps(self) -> list[float]:
+    def seconds(self) -> list[float]:
         """Seconds from each mark to the next."""
         if self._cuda:
             self._events[-1].synchronize()

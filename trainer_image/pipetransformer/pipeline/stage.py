@@ -234,8 +234,8 @@ class Span:
         return x
 
     def _check(self, number: int, x: Tensor, output: object, shape: tuple[int, ...]) -> None:
-        """Check that a layer keeps the shape and type of its input, because a model may be cut between any two layers,
-        and that the embedding's output has the model's activation shape and the parameters' type.
+        """Check that a layer keeps the shape and type of its input, because a model may be cut between any two layers.
+        Check that the embedding's output has the model's activation shape and the parameters' type.
 
         Raises:
             TypeError, ValueError: the output is not a tensor, or has another shape or type.

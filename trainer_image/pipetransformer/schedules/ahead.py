@@ -186,8 +186,8 @@ class _Filling:
     """Plays the lists of the inner schedule in simulated time, and fills gaps with pieces.
 
     A piece is the forward of one frozen unit for one chunk. It goes into a gap only if its share `room` fits there.
-    A worker with other computations left takes a chunk of the next round only if it can finish the chunk and those
-    computations by `deadline`, in seconds.
+    If a worker has other computations left, it takes a chunk of the next round only if it can finish both by
+    `deadline`, in seconds.
 
     Attributes:
         end: seconds from the round's start to the end of its last computation.

@@ -53,8 +53,8 @@ class RoundShape:
         slices: chunks of each micro-batch; slice s of micro-batch m is chunk m * slices + s.
         prefix_units: number of frozen units that `PREFIX` actions compute before span 0. With 0 the forward of span 0
             computes them.
-        prefix_made: whether this round runs no `PREFIX` actions for its chunks, because the round before ran them or
-            the worker of span 0 has a cache of what they return.
+        prefix_made: whether this round runs no `PREFIX` actions for its chunks: the round before ran them, or the
+            worker of span 0 has a cache of what they return.
         next_chunks: number of chunks of the next round whose `PREFIX` actions this round runs.
         steps: number of chunks of each optimizer step, if the weights change within the round; empty if they change
             only after it.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pipetransformer.cache import ActivationCache, tiers
-from pipetransformer.cache.choice import Choice, Stopwatch
+from pipetransformer.cache.choice import Choice, SampleTimer
 from pipetransformer.cache.digest import Key, PrefixDigests, UnitContent
 from pipetransformer.cache.disk import DiskFiles
 from pipetransformer.cache.store import TieredStore
@@ -238,10 +238,10 @@ def test_reading_is_chosen_until_all_that_it_compares_was_measured_and_then_by_t
 
 
 def test_a_measurement_is_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, seconds = Stopwatch(torch.device("cpu")), deque[float]()
+    timer, seconds = SampleTimer(torch.device("cpu")), deque[float]()
     monkeypatch.setattr("time.perf_counter", iter([1.0, 3.0]).__next__)
-    watch.start()
-    watch.stop(4, seconds)
+    timer.start()
+    timer.stop(4, seconds)
     assert list(seconds) == [0.5]
 
 

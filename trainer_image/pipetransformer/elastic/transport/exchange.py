@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from operator import add
 from typing import Protocol
 
-#: Ranks send and receive in turns, and this many bytes at a time. A connection holds as many that nobody has read yet.
+#: Ranks send and receive in turns, and this many bytes at a time. A connection can hold this many unread bytes.
 #: Otherwise all ranks could wait to send, and none would receive.
 _PART_BYTES = 1 << 14
 _TOKEN_BYTES = 8

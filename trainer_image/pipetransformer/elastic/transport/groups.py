@@ -147,9 +147,9 @@ class PointToPoint(Protocol):
 def open_pairs(backend: PointToPoint, rank: int, pairs: Collection[tuple[int, int]], device: torch.device) -> None:
     """Send one message between the two ranks of each pair, so that NCCL makes their communicators now.
 
-    NCCL makes the communicator of a pair with the first message that is not part of a batch, and both ranks wait for
-    each other in it. Without this, they would wait in the first round. gloo needs no such message, because it connects
-    all ranks when it makes a group.
+    NCCL makes the communicator of a pair with the first message that is not part of a batch. In it both ranks wait for
+    each other. Without this function, they would wait in the first round. gloo needs no such message, because it
+    connects all ranks when it makes a group.
 
     Args:
         backend: sends the messages.

@@ -22,7 +22,7 @@ from pipetransformer.errors import SpecError, building
 from pipetransformer.models.architectures import Units
 from pipetransformer.models.dtype import cast
 from pipetransformer.models.model import PipelineModel, unit_name
-from pipetransformer.models.randomness.dropout import key
+from pipetransformer.models.randomness.dropout import derive_seed
 from pipetransformer.models.randomness.keyed import key_unit, place_of
 from pipetransformer.models.randomness.seeded import one_at_a_time, seeded
 from pipetransformer_contract.spec import Model
@@ -251,7 +251,7 @@ class _Shell:
 
     def _initialised(self, index: int) -> nn.Module:
         unit = self._empty(index)
-        with seeded(key(self._seed, index)), torch.no_grad():
+        with seeded(derive_seed(self._seed, index)), torch.no_grad():
             unit.apply(self.whole._init_weights)
             for tie in self.model.ties.all:
                 (first, first_name), *copies = tie.places

@@ -29,7 +29,7 @@ class SamplesFirstError(ValueError):
     """A tensor of random draws does not have samples in its first dimension."""
 
 
-def key(*parts: int) -> int:
+def derive_seed(*parts: int) -> int:
     """A 63-bit seed that depends on all `parts`."""
     digest = hashlib.blake2b(":".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -91,7 +91,7 @@ def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
         )
     draw = context.draws.get(place, 0)
     context.draws[place] = draw + 1
-    return [key(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
+    return [derive_seed(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
 
 
 def _bits(keys: Sequence[int], shape: torch.Size, device: torch.device, what: str, *, attention: bool) -> Tensor:
