@@ -56,7 +56,7 @@ class FrozenAhead:
     micro_batches_of: Callable[[int], Sequence[MicroBatch]]
     share: float = 0.0
     _next: Batch | None = field(default=None, init=False)
-    _made: dict[int, Tensor] = field(default_factory=dict, init=False)
+    _outputs: dict[int, Tensor] = field(default_factory=dict, init=False)
     _numbers: Sequence[int] = field(default=(), init=False)
 
     def begin(
@@ -70,15 +70,15 @@ class FrozenAhead:
             model: gives the shapes of activations.
             prefix: on the first span's worker, the frozen units; None on other workers.
         """
-        made = self._next is not None and self._next.step == batch.step
-        if made:
-            assert self._next is not None
-            batch = self._next
-        numbers, outputs = (self._numbers, self._made) if made else ((), {})
-        self._next, self._made = None, {}
+        # Take what the round before prepared for this step.
+        prepared = self._next if self._next is not None and self._next.step == batch.step else None
+        batch = batch if prepared is None else prepared
+        numbers, outputs = (self._numbers, self._outputs) if prepared is not None else ((), {})
+        self._next, self._outputs = None, {}
+        # Make the chunks of this round, and add those of the next one whose frozen forwards run now.
         count = len(batch.micro_batches)
         self.share = len(numbers) / count
-        in_place = made or self.cached
+        in_place = prepared is not None or self.cached
         chunks = batch.chunks(model, prefix, made=numbers if in_place else range(count))
         for number, output in outputs.items():
             assert prefix is not None
@@ -122,7 +122,7 @@ class FrozenAhead:
         later = round_.chunks[len(round_.batch.micro_batches) :]
         for number, chunk in zip(round_.numbers, later, strict=True):
             if chunk.frozen_output is not None:
-                self._made[number] = chunk.frozen_output
+                self._outputs[number] = chunk.frozen_output
 
     def _missing(self, upcoming: Batch, prefix: FrozenPrefix | None) -> list[int]:
         """Numbers of the micro-batches whose frozen forwards have to run, because the cache does not hold them.

@@ -106,7 +106,7 @@ class StageRunner:
             self._prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype, cache=cache)
             self._uncached_prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype)
         self._unchanged = Unchanged({model.unit_name(unit): module for unit, module in self._units.items()})
-        spans = {index: self._span(index, span) for index, span in spec.own.items()}
+        spans = {index: self._span(index, span) for index, span in spec.own_spans.items()}
         self._executor = Executor(spans, spec.group, spec.device, spec.dtype)
         self._planned: dict[RoundShape, Sequence[Operation]] = {}
         self._staleness: dict[RoundShape, Staleness] = {}
@@ -201,7 +201,7 @@ class StageRunner:
         shape = self._shape_of(dealt)
         if shape not in self._staleness:
             found = staleness(self._plan(shape), shape)
-            own = {chunk: age for (span, chunk), age in found.items() if span in self.spec.own}
+            own = {chunk: age for (span, chunk), age in found.items() if span in self.spec.own_spans}
             by_step: list[list[int]] = [[] for _ in dealt]
             for (_, chunk), age in found.items():
                 by_step[shape.step_of(chunk)].append(age)
@@ -310,7 +310,7 @@ class StageRunner:
             wanted = labels if tokens is None else labels[:, tokens.start : tokens.stop]
             return self._model.loss(output, wanted, weights)[0]
 
-        for index, span in spec.own.items():
+        for index, span in spec.own_spans.items():
             units, finish = [self._units[unit] for unit in span], loss if index == len(spec.spans) - 1 else None
             yield Probe(units, spec.num_frozen(span), finish, batch.context(ids), spec.device), inputs[index]
 
@@ -324,7 +324,7 @@ class StageRunner:
         def note(index: int, _: nn.Module, given: tuple[Tensor, ...]) -> None:
             inputs[index] = given[0].clone()  # the unit may change it in place
 
-        first_units = {index: self._units[span.start] for index, span in self.spec.own.items()}
+        first_units = {index: self._units[span.start] for index, span in self.spec.own_spans.items()}
         handles = [unit.register_forward_pre_hook(partial(note, index)) for index, unit in first_units.items()]
         try:
             self._run(batch, Scores())

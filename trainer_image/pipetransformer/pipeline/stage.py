@@ -51,14 +51,14 @@ class StageSpec:
     token_slices: tuple[int, ...] = ()
 
     @property
-    def own(self) -> dict[int, range]:
+    def own_spans(self) -> dict[int, range]:
         """This worker's spans, by their index."""
         return {index: self.spans[index] for index, owner in enumerate(self.owners) if owner == self.worker}
 
     @property
     def units(self) -> list[int]:
         """Indices of the units that this worker holds, ascending."""
-        return [unit for span in self.own.values() for unit in span]
+        return [unit for span in self.own_spans.values() for unit in span]
 
     @property
     def is_first(self) -> bool:

@@ -19,9 +19,9 @@ from pipetransformer.elastic.regroup.transfer_plan import (
     OtherState,
     TransferPlan,
     assign_roles,
+    differing_members,
     make_plan,
     plan_moves,
-    who_differs,
 )
 from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
@@ -410,7 +410,7 @@ def test_who_sees_other_data_than_those_who_hold_state_is_named(
         *(bring([], -1).model_copy(update={"data": data}) for data in joiners + leaver),
     ]
 
-    assert who_differs(inventories, len(holders + joiners)) == differing
+    assert differing_members(inventories, len(holders + joiners)) == differing
 
 
 def test_sending_is_spread_over_the_holders() -> None:

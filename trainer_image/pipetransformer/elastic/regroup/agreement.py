@@ -24,7 +24,7 @@ from pipetransformer_contract.messages import Generation
 
 from .state_map import StateMap
 from .tools import RegroupTools, Unsettled
-from .transfer_plan import DurablePoint, Inventory, OtherState, TransferPlan, make_plan, who_differs
+from .transfer_plan import DurablePoint, Inventory, OtherState, TransferPlan, differing_members, make_plan
 
 T = TypeVar("T")
 
@@ -166,7 +166,7 @@ class Agreement:
             WorkersDifferError: a member with state differs, or no participant holds state.
         """
         generation = self.generation
-        if not (differing := who_differs(inventories, len(generation.members))):
+        if not (differing := differing_members(inventories, len(generation.members))):
             return
         advice = (
             "targets, or the order of samples, differ between workers. Seed all random choices in the data, and do not"

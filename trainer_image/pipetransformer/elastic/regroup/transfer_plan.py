@@ -216,7 +216,7 @@ def plan_moves(held: Sequence[set[int]], wanted: Sequence[set[int]], unit_bytes:
     return moves
 
 
-def who_differs(inventories: Sequence[Inventory], num_members: int) -> list[int]:
+def differing_members(inventories: Sequence[Inventory], num_members: int) -> list[int]:
     """Return the ranks of members whose data differ from the data of the workers that hold state.
 
     If no worker holds state, compare with the first one. If workers that hold state differ, return all members. Leavers
