@@ -77,14 +77,6 @@ class Ahead:
         """
         return self._filled(shape).lists
 
-    def round_seconds(self, shape: RoundShape) -> float:
-        """Expected seconds of a round, without messages.
-
-        Raises:
-            ScheduleError: under the conditions of `actions`.
-        """
-        return self._filled(shape).end
-
     def bound_seconds(self, shape: RoundShape) -> float:
         """A lower bound of the seconds of a round, for any way to add `PREFIX` actions to the inner schedule.
 

@@ -93,9 +93,8 @@ class Simulated:
         seconds: when the last computation or message of the round ends.
         busy: seconds of the worker's computations.
         idle_share: share of `seconds` that the worker does not compute.
-        peak_chunks: most chunks that the worker keeps at one time between their forward and the end of their backward.
-            A chunk counts once for each span that keeps it.
-        peak_bytes: most bytes that the worker keeps for such chunks at one time.
+        peak_bytes: most bytes that the worker keeps at one time for chunks between their forward and the end of their
+            backward.
         ends: when the worker's last computation ends.
         times: start and end of each computation, in the order of the worker's list.
     """
@@ -103,7 +102,6 @@ class Simulated:
     seconds: float
     busy: tuple[float, ...]
     idle_share: tuple[float, ...]
-    peak_chunks: tuple[int, ...]
     peak_bytes: tuple[float, ...]
     ends: tuple[float, ...]
     times: tuple[tuple[tuple[float, float], ...], ...]
@@ -185,7 +183,6 @@ class Program:
             seconds=most,
             busy=busy,
             idle_share=tuple(1 - one / most if most else 0.0 for one in busy),
-            peak_chunks=tuple(max(sum(each.values()) for each in kept) for kept in self.kept),
             peak_bytes=tuple(
                 max(sum(saved[span] * chunks for span, chunks in each.items()) for each in kept) for kept in self.kept
             ),

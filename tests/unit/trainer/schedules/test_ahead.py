@@ -154,7 +154,7 @@ def test_messages_and_the_simulation_delay_no_round_without_link_time(case: tupl
     ahead, shape = case
     costs = replace(RoundCosts.by_span(ahead.seconds.forward, ahead.seconds.backward), prefix=ahead.seconds.prefix)
     seconds = simulate(planned(ahead, shape), shape, costs).seconds
-    assert seconds == pytest.approx(ahead.round_seconds(shape))
+    assert seconds == pytest.approx(ahead._filled(shape).end)
 
 
 @given(rounds())

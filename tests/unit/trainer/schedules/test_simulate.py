@@ -89,12 +89,12 @@ def test_weight_gradients_fill_the_wait_for_the_next_gradient() -> None:
             *at(W, 1, [0, 1]),
         ],
     ]
-    costs = RoundCosts.by_span([1.0, 1.0], [2.0, 3.0], [1.0, 2.0])
+    costs = RoundCosts.by_span([1.0, 1.0], [2.0, 3.0], [1.0, 2.0], saved_bytes=[1.0, 1.0])
     assert simulate(whole, shape, costs).seconds == pytest.approx(1 + 4 * 2 + 2)
     found = simulate(halves, shape, costs)
     assert found.seconds == pytest.approx(1 + 1 + 1 + 1 + 1 + 2 * 2), "the last worker's weight halves come last"
     assert found.times[0][-1] == pytest.approx((5, 7))
-    assert found.peak_chunks == (2, 2), "a chunk is kept until its weight half"
+    assert found.peak_bytes == (2, 2), "a chunk is kept until its weight half"
 
 
 def test_any_action_takes_its_constant_seconds_too() -> None:
@@ -111,9 +111,10 @@ def test_any_action_takes_its_constant_seconds_too() -> None:
 
 def test_a_round_without_backwards_takes_m_and_k_less_one_forwards() -> None:
     shape = replace(even(4, 8), first_trained=4)
-    found = simulate(planned(OneForwardOneBackward(), shape), shape, RoundCosts.by_span([2.0] * 4, [1.0] * 4))
+    costs = RoundCosts.by_span([2.0] * 4, [1.0] * 4, saved_bytes=[1.0] * 4)
+    found = simulate(planned(OneForwardOneBackward(), shape), shape, costs)
     assert found.seconds == pytest.approx((8 + 3) * 2)
-    assert found.peak_chunks == (0,) * 4
+    assert found.peak_bytes == (0,) * 4
 
 
 def test_messages_of_a_pair_pass_one_after_another() -> None:
@@ -154,7 +155,6 @@ def test_slices_have_their_own_seconds() -> None:
 def test_a_worker_keeps_what_its_chunks_in_flight_keep() -> None:
     shape = replace(even(4, 8), first_trained=1)
     costs = RoundCosts.by_span([1.0] * 4, [2.0] * 4, saved_bytes=[100, 10, 7, 5])
-    assert simulate(planned(OneForwardOneBackward(), shape), shape, costs).peak_chunks == (0, 3, 2, 1)
     assert simulate(planned(OneForwardOneBackward(), shape), shape, costs).peak_bytes == (0, 30, 14, 5)
     assert simulate(planned(GPipe(), shape), shape, costs).peak_bytes == (0, 80, 56, 40)
 
