@@ -63,7 +63,6 @@ def generators() -> list[tuple[Schedule, int]]:
     one: list[tuple[Schedule, int]] = [
         (OneForwardOneBackward(), 1),
         (Asynchronous(), 1),
-        (TeraPipe(in_turns=True), 1),
         (FromTorch(pipelining.ScheduleGPipe), 1),
     ]
     return [*several, *two, *one]

@@ -22,7 +22,16 @@ class OneForwardOneBackward:
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         if shape.owners != tuple(range(shape.workers)):
             raise ScheduleError("1F1B needs one span a worker")
-        return in_turns(shape, range(shape.chunks))
+        workers = []
+        for span in shape.owners:
+            actions = _each(ActionKind.FORWARD, span, range(shape.chunks))
+            if shape.trains(span):
+                first = min(shape.workers - span, shape.chunks)
+                actions, rest = actions[:first], actions[first:]
+                for number, action in enumerate(_each(ActionKind.BACKWARD, span, range(shape.chunks))):
+                    actions += [action, *rest[number : number + 1]]
+            workers.append(actions)
+        return workers
 
 
 def fallback(owners: Sequence[int]) -> Schedule:
@@ -42,24 +51,6 @@ def there_and_back(shape: RoundShape, backward: Sequence[int]) -> list[list[Acti
     for span, owner in reversed(list(enumerate(shape.owners))):
         if shape.trains(span):
             workers[owner] += _each(ActionKind.BACKWARD, span, backward)
-    return workers
-
-
-def in_turns(shape: RoundShape, backward: Sequence[int]) -> list[list[Action]]:
-    """Some forwards, then a backward and a forward in turns, with one span a worker.
-
-    The backwards have the order `backward`. Worker k of K first runs K - k forwards. With S slices it runs S - 1 more,
-    because the last slice of a micro-batch has the first backward.
-    """
-    workers = []
-    for span in shape.owners:
-        actions = _each(ActionKind.FORWARD, span, range(shape.chunks))
-        if shape.trains(span):
-            first = min(shape.workers - span + shape.slices - 1, shape.chunks)
-            actions, rest = actions[:first], actions[first:]
-            for number, action in enumerate(_each(ActionKind.BACKWARD, span, backward)):
-                actions += [action, *rest[number : number + 1]]
-        workers.append(actions)
     return workers
 
 

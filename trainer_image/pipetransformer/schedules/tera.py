@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .flushed import in_turns, there_and_back
+from .flushed import there_and_back
 from .operations import Action, RoundShape, ScheduleError
 
 
@@ -12,23 +12,12 @@ class TeraPipe:
     al., 2021, section 3.2). Spans that train nothing run forwards only.
 
     All chunks go forward before the first goes backward. That makes the shortest round, whatever the slices' lengths.
-
-    Attributes:
-        in_turns: whether workers instead run a backward and a forward in turns, as 1F1B does. Worker k of K then keeps
-            at most K - k + S - 1 chunks in flight, with S slices a micro-batch. With more than two micro-batches it
-            needs less memory.
     """
-
-    in_turns: bool = False
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         if shape.chunks % shape.slices:
             raise ScheduleError(f"{shape.chunks} chunks are not whole micro-batches of {shape.slices} slices")
-        if not self.in_turns:
-            return there_and_back(shape, _backward_order(shape))
-        if shape.owners != tuple(range(shape.workers)):
-            raise ScheduleError("TeraPipe in turns needs one span a worker")
-        return in_turns(shape, _backward_order(shape))
+        return there_and_back(shape, _backward_order(shape))
 
 
 def _backward_order(shape: RoundShape) -> list[int]:
