@@ -1,14 +1,17 @@
-"""Measures how long each unit takes on one micro-batch, between rounds.
+"""Runs single units between rounds: measures how long each takes on one micro-batch, and whether slices of tokens give
+the same.
 
 Hooks in the training would slow the rounds down. They also could not measure other micro-batch sizes, or a unit's
 backward as the first unit that trains.
 """
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +80,38 @@ class Probe:
                     with torch.no_grad():
                         x = run_unit(unit, x.clone(), self.context.before_unit())
         return seconds
+
+    def first_unlike_in_slices(self, x: Tensor) -> int | None:
+        """The first unit whose outputs in slices of tokens differ from those of the whole sample by more than rounding.
+
+        Only the first position of each later slice counts. A layer that misses earlier slices is wrong there, and so is
+        one that sees later slices. Rounding may change the choice of a layer, such as the expert of a token, but hardly
+        ever at just these positions.
+
+        Args:
+            x: (1, positions, ...) the first unit's input.
+
+        Returns:
+            The unit's place in `units`; None if all compute the same.
+
+        Raises:
+            ModelError: a unit failed.
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
+        """
+        if self.context.lengths is not None:
+            x = x[:, : int(self.context.lengths[0])]
+        lengths = [len(part) for part in torch.arange(x.shape[1]).tensor_split(min(3, x.shape[1]))]
+        starts = list(accumulate(lengths))[:-1]
+        with RunningModel("a slice of tokens"), self._without_trace(), torch.no_grad():
+            for index, unit in enumerate(self.units):
+                context = replace(self.context.before_unit(), autocast=None, memory={})
+                parts = zip(torch.split(x, lengths, dim=1), context.in_slices(lengths), strict=True)
+                with on_device(unit, self.device):
+                    outputs = torch.cat([run_unit(unit, part.clone(), each) for part, each in parts], dim=1)
+                    x = run_unit(unit, x.clone(), context)
+                if outputs.shape != x.shape or not _is_close(outputs[:, starts], x[:, starts]):
+                    return index
+        return None
 
     def _slices_of(self, index: int, x: Tensor, slices: Sequence[TokenSlice]) -> tuple[list[float], list[float]]:
         laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
@@ -152,6 +187,12 @@ class Probe:
             forwards.append(forward)
             backwards.append(backward if trains else 0.0)
         return forwards, backwards
+
+
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    """Whether the tensors differ by no more than rounding."""
+    bound = math.sqrt(torch.finfo(other.dtype).eps) * other.abs().amax().item() if other.numel() else 0.0
+    return torch.allclose(one, other, rtol=0, atol=bound, equal_nan=True)
 
 
 class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipetransformer.cache import ActivationCache, FrozenPrefix
 from pipetransformer.data import MicroBatch, Readers, Split, Wanted
+from pipetransformer.errors import SpecError
 from pipetransformer.models import PipelineModel, TokenSlice, Unchanged
 from pipetransformer.models.metrics import Metric
 from pipetransformer.partition import UnitCost
@@ -22,6 +23,7 @@ from pipetransformer.schedules import (
     RoundShape,
     Schedule,
     ScheduleError,
+    TeraPipe,
     fallback,
     planned,
     staleness,
@@ -159,7 +161,12 @@ class StageRunner:
             micro_batches: all micro-batches of the pipeline.
             split: the split that their samples belong to.
             hooks: called around the round's computations; None to call nothing.
+
+        Raises:
+            SpecError: at step 0, with TeraPipe: see `check_slices`.
         """
+        if step == 0 and isinstance(self.spec.schedule, TeraPipe):
+            self.check_slices(split)
         self._stopwatch.reset()
         batch = self._batch(step, micro_batches, split)
         if self._ahead is None:
@@ -296,6 +303,23 @@ class StageRunner:
         """
         tokens = [TokenSlice(context, context + length, context + length) for length, context in slices]
         return [unit for probe, x in self._probes(micro_batch_size, split) for unit in probe.measure_slices(x, tokens)]
+
+    def check_slices(self, split: Split) -> None:
+        """Check that each unit keeps the promise of `slices_tokens`. All workers of the pipeline must call this.
+
+        Args:
+            split: the split whose first sample is run.
+
+        Raises:
+            SpecError: a unit computes something else in slices of tokens than on whole samples.
+        """
+        for (probe, x), span in zip(self._probes(1, split), self.spec.own_spans.values(), strict=True):
+            if (unlike := probe.first_unlike_in_slices(x)) is not None:
+                raise SpecError(
+                    "spec.pipeline.schedule",
+                    f"TeraPipe would train another model: {self._model.unit_name(span[unlike])} computes something else"
+                    " in slices of tokens than on whole samples. See Slices of tokens in docs/models.md",
+                )
 
     def _probes(self, micro_batch_size: int, split: Split) -> Iterator[tuple[Probe, Tensor]]:
         """For each span of this worker, a probe and the input to measure it with."""

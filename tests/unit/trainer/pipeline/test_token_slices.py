@@ -1,5 +1,5 @@
 """A runner that cuts micro-batches into slices of tokens trains as one that runs them whole, and times slices without
-leaving a trace."""
+leaving a trace. Layers that would compute something else in slices are refused."""
 
 import datetime
 from collections.abc import Callable, Iterator, Sequence
@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.nn import functional
 
 from pipetransformer.data import DataInfo, MicroBatch
 from pipetransformer.elastic.transport.groups import Transport, drop_groups, make_group
-from pipetransformer.models import PipelineModel, build_model, off_device
+from pipetransformer.errors import SpecError
+from pipetransformer.models import PipelineModel, build_model, off_device, with_earlier
 from pipetransformer.models.off_device import move_off
 from pipetransformer.models.randomness.keyed import with_keyed_dropout
 from pipetransformer.pipeline import StageRunner
@@ -115,3 +117,66 @@ def test_a_unit_that_is_off_the_device_comes_once_to_time_its_slices(
     runner.measure_slices(2, causal_model.Rows(0, 8), [(4, 0), (4, 12)])
 
     assert copied == [tensor.data_ptr() for tensor in tensors]
+
+
+class BreaksItsPromise(nn.Module):
+    """A layer of tokens that says it runs slices, and does not."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.qkv = nn.Linear(8, 24)
+        self.window = nn.Conv1d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "window":
+            windows: Tensor = self.window(functional.pad(x.transpose(1, 2), (2, 0)))
+            return x + windows.transpose(1, 2)
+        if self.how == "positions":
+            return x + torch.arange(x.shape[1], device=x.device)[:, None]
+        if self.how == "pooled":
+            return x.mean(1, keepdim=True)
+        query, key, value = self.qkv(x).unsqueeze(1).chunk(3, dim=3)
+        if self.how != "alone":
+            key, value = with_earlier(self, key, value, dim=2)
+        causal = self.how in ("alone", "lined up at the start")
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        return x + mixed.squeeze(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("how", ["window", "positions", "pooled", "alone", "lined up at the start", "sees later ones"])
+def test_a_layer_that_is_another_in_slices_is_refused(group: dist.ProcessGroup, how: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = causal_model.make_model(DataInfo((LENGTH,), VOCABULARY, VOCABULARY), 3)
+    model.blocks[1] = BreaksItsPromise(how)
+    for unit in model.units:
+        unit.to(dtype)
+    model = with_keyed_dropout(model, seed=0)
+    runner = make_runner(group, model, TeraPipe(), boundary=0, dtype=dtype)
+    with pytest.raises(SpecError, match=r"blocks\.1 computes something else in slices") as refused:
+        runner.train(0, [MicroBatch((0, 1), 2, 16)], causal_model.Rows(3, 8))
+    assert refused.value.field == "spec.pipeline.schedule"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "own"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_model_that_is_the_same_in_slices_trains_from_its_first_step(
+    group: dist.ProcessGroup, name: str, dtype: torch.dtype, recompute: bool
+) -> None:
+    torch.manual_seed(0)
+    info = DataInfo((LENGTH,), VOCABULARY, VOCABULARY)
+    if name == "own":
+        model = with_keyed_dropout(causal_model.make_model(info, 3), seed=0)
+    else:
+        options = GPT2 if name == "gpt2" else {"model_type": "llama", "hidden_size": 16, "num_attention_heads": 2}
+        model = build_model(Model(name="huggingface", num_layers=3, options=options), info, seed=0, dtype=dtype)
+    for unit in model.units:
+        unit.to(dtype)
+    runner = make_runner(group, model, TeraPipe(), boundary=0, dtype=dtype)
+    autocast = torch.bfloat16 if dtype is torch.float32 else None
+    runner.spec = replace(runner.spec, token_slices=(5, 3, 8), recompute=recompute, autocast=autocast)
+    state = torch.get_rng_state()
+    runner.train(0, [MicroBatch((0, 1), 2, 16)], causal_model.Rows(0, 8))
+    assert torch.equal(state, torch.get_rng_state())
