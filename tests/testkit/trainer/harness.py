@@ -65,6 +65,8 @@ class Faults:
         outdated_at: the point of the change when that happens: before its plan (`MET`), or after its vote (`AGREED`).
         keeps_once_broken: it writes no weights of a level before its generation has broken.
         stopped_while_keeping: its storage takes no weights of a level, and it is told to stop.
+        notes_read_ahead: it makes that file once it has read frozen units ahead.
+        awaits: that step (from 0) ends only once there is that file.
     """
 
     killed_at: tuple[HookPoint, int] | None = None
@@ -78,6 +80,8 @@ class Faults:
     outdated_at: HookPoint = HookPoint.MET
     keeps_once_broken: bool = False
     stopped_while_keeping: bool = False
+    notes_read_ahead: Path | None = None
+    awaits: tuple[int, Path] | None = None
 
     @property
     def dies(self) -> bool:
@@ -250,6 +254,7 @@ def _worker(
 
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format=f"w{number} %(asctime)s %(message)s")
+    from pipetransformer.checkpoint.prefetch import Prefetcher
     from pipetransformer.checkpoint.resume import in_order_of_checkpoint
     from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
     from pipetransformer.elastic.generations.watcher import GenerationWatcher
@@ -300,6 +305,8 @@ def _worker(
                 if point is HookPoint.AGREED:
                     source.joined()
                 if point is HookPoint.ENDED:
+                    if faults.awaits is not None and number == faults.awaits[0]:
+                        until(faults.awaits[1].exists)
                     source.stepped(number + 1)
                     usage.append(Usage.now(trainer.generation))
                 changes = number == trainer.generation and (point, trainer.step) == faults.killed_in_level_change
@@ -317,6 +324,14 @@ def _worker(
                 if point in loses and number == loses[point] and trainer.generation == 1:
                     raise RuntimeError("injected: connection closed by peer")
 
+        class Prompt(GenerationWatcher):
+            """Has found what is published by the time that it is asked, however long its thread waits for a processor.
+            So a generation always begins after the same step."""
+
+            def found(self, after: int) -> Generation | None:
+                until(lambda: super(Prompt, self).found(after) is not None or source.newest() <= after)
+                return super().found(after)
+
         def vote_for_generation(participants: Exchange) -> None:
             commit(participants)
             if handler.current == faults.loses_commit_of or (
@@ -331,15 +346,20 @@ def _worker(
             assert not faults.keeps_once_broken or broken.wait(60)
             save_unit(*arguments, **named)
 
+        def look_and_note(prefetcher: Prefetcher) -> None:
+            look(prefetcher)
+            if prefetcher.units and faults.notes_read_ahead is not None:
+                faults.notes_read_ahead.touch()
+
+        look = Prefetcher.look
+        mock.patch.object(Prefetcher, "look", look_and_note).start()
         mock.patch("pipetransformer.checkpoint.best_model.save_unit", save_late).start()
         commit = regroup_module._commit
         regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
         transport = Transport("127.0.0.1", CONNECTION_TIMEOUT, choose_device(number))
-        trainer = Trainer(
-            job, name, handler, GenerationWatcher(source), transport, reports, Path(run_dir), Injecting(), watchdog
-        )
+        trainer = Trainer(job, name, handler, Prompt(source), transport, reports, Path(run_dir), Injecting(), watchdog)
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
         over.wait()  # the store that this worker hosts serves the others until all have ended
