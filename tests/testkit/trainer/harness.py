@@ -28,7 +28,7 @@ from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit import forked
 from tests.testkit.trainer.devices import watchdog_floor
 
-#: Of the workers' collectives and rendezvous, where no watchdog comes before it.
+#: Of the workers' collectives and rendezvous, where no watchdog comes before it and a test says no other.
 CONNECTION_TIMEOUT = datetime.timedelta(seconds=60)
 _BROKE = "broke"
 _WENT_BACK = "went-back.jsonl"
@@ -223,11 +223,6 @@ class Ran:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
-    def ended_at(self) -> float:
-        """Seconds since the epoch when the newest event was noted."""
-        return float(json.loads((self.run_dir / "events.jsonl").read_text().splitlines()[-1])["time"])
-
-    @property
     def summary(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         return content
@@ -240,6 +235,7 @@ def _worker(
     pipe: Connection,
     faults: Faults,
     watchdog_seconds: float,
+    connection_timeout: datetime.timedelta,
     checks_model: bool,
     parts: Parts,
     environment: Mapping[str, str],
@@ -276,11 +272,11 @@ def _worker(
     try:
         spec, num_shards = in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json))
         job = load_job(spec, parts, num_shards=num_shards)
-        store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
+        store, address = host_store("127.0.0.1", connection_timeout)
         pipe.send(address)
         name = f"job-w{number}"
         source = ScriptedSource(name, pipe.recv())
-        handler = GenerationRendezvousHandler(name, store, source, timeout=CONNECTION_TIMEOUT)
+        handler = GenerationRendezvousHandler(name, store, source, timeout=connection_timeout)
         reports = Reports()
         over, broken, told_to_stop = threading.Event(), threading.Event(), threading.Event()
         usage: list[Usage] = []
@@ -358,7 +354,7 @@ def _worker(
         regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
-        transport = Transport("127.0.0.1", CONNECTION_TIMEOUT, choose_device(number))
+        transport = Transport("127.0.0.1", connection_timeout, choose_device(number))
         trainer = Trainer(job, name, handler, Prompt(source), transport, reports, Path(run_dir), Injecting(), watchdog)
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
@@ -377,6 +373,7 @@ def run_job(
     first_generation: int = 1,
     job_uid: str = "job",
     watchdog_seconds: float | None = None,
+    connection_timeout: datetime.timedelta = CONNECTION_TIMEOUT,
     parts: Parts | None = None,
     environment: Mapping[str, str] | None = None,
     patience_seconds: float = 120.0,
@@ -391,6 +388,7 @@ def run_job(
         first_generation: number of the script's first.
         job_uid: of the job; another one's is a new job.
         watchdog_seconds: floor of the workers' watchdogs; by default that of `devices`.
+        connection_timeout: of the workers' collectives and rendezvous.
         parts: what the program passes.
         environment: of all workers, besides that of the tests.
         patience_seconds: how long no worker may end, or lose its group, before this gives up.
@@ -411,6 +409,7 @@ def run_job(
                 theirs,
                 faults.get(number, Faults()),
                 watchdog_floor() if watchdog_seconds is None else watchdog_seconds,
+                connection_timeout,
                 number == numbers[0],  # all hold the same model, and each would take a tenth of its time
                 parts,
                 environment or {},
