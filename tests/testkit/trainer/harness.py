@@ -28,7 +28,7 @@ from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit import forked
 from tests.testkit.trainer.devices import watchdog_floor
 
-#: Of the workers' collectives and rendezvous, where no watchdog comes before it.
+#: Of the workers' collectives and rendezvous, where no watchdog comes before it and a test says no other.
 CONNECTION_TIMEOUT = datetime.timedelta(seconds=60)
 _BROKE = "broke"
 _WENT_BACK = "went-back.jsonl"
@@ -65,6 +65,8 @@ class Faults:
         outdated_at: the point of the change when that happens: before its plan (`MET`), or after its vote (`AGREED`).
         keeps_once_broken: it writes no weights of a level before its generation has broken.
         stopped_while_keeping: its storage takes no weights of a level, and it is told to stop.
+        notes_read_ahead: it makes that file once it has read frozen units ahead.
+        awaits: that step (from 0) ends only once there is that file.
     """
 
     killed_at: tuple[HookPoint, int] | None = None
@@ -78,6 +80,8 @@ class Faults:
     outdated_at: HookPoint = HookPoint.MET
     keeps_once_broken: bool = False
     stopped_while_keeping: bool = False
+    notes_read_ahead: Path | None = None
+    awaits: tuple[int, Path] | None = None
 
     @property
     def dies(self) -> bool:
@@ -219,11 +223,6 @@ class Ran:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
-    def ended_at(self) -> float:
-        """Seconds since the epoch when the newest event was noted."""
-        return float(json.loads((self.run_dir / "events.jsonl").read_text().splitlines()[-1])["time"])
-
-    @property
     def summary(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         return content
@@ -236,6 +235,7 @@ def _worker(
     pipe: Connection,
     faults: Faults,
     watchdog_seconds: float,
+    connection_timeout: datetime.timedelta,
     checks_model: bool,
     parts: Parts,
     environment: Mapping[str, str],
@@ -250,6 +250,7 @@ def _worker(
 
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format=f"w{number} %(asctime)s %(message)s")
+    from pipetransformer.checkpoint.prefetch import Prefetcher
     from pipetransformer.checkpoint.resume import in_order_of_checkpoint
     from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
     from pipetransformer.elastic.generations.watcher import GenerationWatcher
@@ -271,11 +272,11 @@ def _worker(
     try:
         spec, num_shards = in_order_of_checkpoint(TrainerSpec.model_validate_json(spec_json))
         job = load_job(spec, parts, num_shards=num_shards)
-        store, address = host_store("127.0.0.1", CONNECTION_TIMEOUT)
+        store, address = host_store("127.0.0.1", connection_timeout)
         pipe.send(address)
         name = f"job-w{number}"
         source = ScriptedSource(name, pipe.recv())
-        handler = GenerationRendezvousHandler(name, store, source, timeout=CONNECTION_TIMEOUT)
+        handler = GenerationRendezvousHandler(name, store, source, timeout=connection_timeout)
         reports = Reports()
         over, broken, told_to_stop = threading.Event(), threading.Event(), threading.Event()
         usage: list[Usage] = []
@@ -300,6 +301,8 @@ def _worker(
                 if point is HookPoint.AGREED:
                     source.joined()
                 if point is HookPoint.ENDED:
+                    if faults.awaits is not None and number == faults.awaits[0]:
+                        until(faults.awaits[1].exists)
                     source.stepped(number + 1)
                     usage.append(Usage.now(trainer.generation))
                 changes = number == trainer.generation and (point, trainer.step) == faults.killed_in_level_change
@@ -317,6 +320,14 @@ def _worker(
                 if point in loses and number == loses[point] and trainer.generation == 1:
                     raise RuntimeError("injected: connection closed by peer")
 
+        class Prompt(GenerationWatcher):
+            """Has found what is published by the time that it is asked, however long its thread waits for a processor.
+            So a generation always begins after the same step."""
+
+            def found(self, after: int) -> Generation | None:
+                until(lambda: super(Prompt, self).found(after) is not None or source.newest() <= after)
+                return super().found(after)
+
         def vote_for_generation(participants: Exchange) -> None:
             commit(participants)
             if handler.current == faults.loses_commit_of or (
@@ -331,13 +342,20 @@ def _worker(
             assert not faults.keeps_once_broken or broken.wait(60)
             save_unit(*arguments, **named)
 
+        def look_and_note(prefetcher: Prefetcher) -> None:
+            look(prefetcher)
+            if prefetcher.units and faults.notes_read_ahead is not None:
+                faults.notes_read_ahead.touch()
+
+        look = Prefetcher.look
+        mock.patch.object(Prefetcher, "look", look_and_note).start()
         mock.patch("pipetransformer.checkpoint.best_model.save_unit", save_late).start()
         commit = regroup_module._commit
         regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()
         watchdog = Watchdog(floor_seconds=watchdog_seconds)
-        transport = Transport("127.0.0.1", CONNECTION_TIMEOUT, choose_device(number))
-        watcher = GenerationWatcher(source.next_generation)
+        transport = Transport("127.0.0.1", connection_timeout, choose_device(number))
+        watcher = Prompt(source.next_generation)
         trainer = Trainer(job, name, handler, watcher, transport, reports, Path(run_dir), Injecting(), watchdog)
         ending = trainer.run()
         pipe.send((ending.value, [report.model_dump_json() for report in reports.sent], usage))
@@ -356,6 +374,7 @@ def run_job(
     first_generation: int = 1,
     job_uid: str = "job",
     watchdog_seconds: float | None = None,
+    connection_timeout: datetime.timedelta = CONNECTION_TIMEOUT,
     parts: Parts | None = None,
     environment: Mapping[str, str] | None = None,
     patience_seconds: float = 120.0,
@@ -370,6 +389,7 @@ def run_job(
         first_generation: number of the script's first.
         job_uid: of the job; another one's is a new job.
         watchdog_seconds: floor of the workers' watchdogs; by default that of `devices`.
+        connection_timeout: of the workers' collectives and rendezvous.
         parts: what the program passes.
         environment: of all workers, besides that of the tests.
         patience_seconds: how long no worker may end, or lose its group, before this gives up.
@@ -390,6 +410,7 @@ def run_job(
                 theirs,
                 faults.get(number, Faults()),
                 watchdog_floor() if watchdog_seconds is None else watchdog_seconds,
+                connection_timeout,
                 number == numbers[0],  # all hold the same model, and each would take a tenth of its time
                 parts,
                 environment or {},

@@ -3,8 +3,12 @@
 import datetime
 import threading
 
+import pytest
+
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport, ensure_default_group
+from pipetransformer.elastic.transport.watchdog import Deadline
+from tests.testkit.trainer.storing import until
 
 TRANSPORT = Transport("127.0.0.1", datetime.timedelta(seconds=60))
 
@@ -23,3 +27,32 @@ def pair(store: TCPStore, transport: Transport = TRANSPORT) -> list[GenerationGr
     meet(0)
     other.join(30)
     return both
+
+
+class Clock:
+    """The watchdogs' clock, which stands still until a test lets time pass. A busy machine is late for no deadline.
+
+    Args:
+        limit: seconds by which the deadline is put off that the test watches.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: float) -> None:
+        self._now, self._times = 0.0, 0
+        put_off = Deadline.put_off
+
+        def count(deadline: Deadline, seconds: float) -> None:
+            put_off(deadline, seconds)
+            self._times += seconds == limit
+
+        monkeypatch.setattr("pipetransformer.elastic.transport.watchdog.time", self)
+        monkeypatch.setattr(Deadline, "put_off", count)
+
+    def monotonic(self) -> float:
+        """Stands in for `time.monotonic`."""
+        return self._now
+
+    def go_on(self, seconds: float) -> None:
+        """Let time pass once the deadline has been put off again."""
+        before = self._times
+        until(lambda: self._times > before)
+        self._now += seconds

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.cache import ActivationCache, FrozenPrefix
+from pipetransformer.cache import cache as cache_module
 from pipetransformer.cache.digest import Key, UnitContent
 from pipetransformer.data import MicroBatch
 from pipetransformer.models import MicroBatchContext
@@ -147,7 +148,10 @@ def test_a_second_epoch_reads_what_the_first_one_computed_bit_for_bit(settings: 
 
 
 @pytest.mark.parametrize("num_units", [2, 3])
-def test_a_change_of_the_units_costs_no_round_without_a_cache(num_units: int, tmp_path: Path) -> None:
+def test_a_change_of_the_units_costs_no_round_without_a_cache(
+    num_units: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_DIGESTS_AT_MOST_SECONDS", 30.0)  # those of these units take a millisecond
     bench = Bench(tmp_path, policy="Auto")
 
     bench.freeze(num_units)
@@ -351,7 +355,7 @@ def test_what_a_smaller_type_cannot_hold_is_not_kept(tmp_path: Path) -> None:
 
 def test_auto_gives_up_what_is_slower_to_read_than_to_compute(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy="Auto")
-    bench.cache.ready()
+    until(bench.cache.ready)
     bench.epoch()
     choice = bench.cache.choice
     assert choice.memory_pays
@@ -369,8 +373,7 @@ def test_auto_gives_up_what_is_slower_to_read_than_to_compute(tmp_path: Path) ->
 
 def test_auto_goes_on_without_a_disk_that_is_too_slow(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy="Auto", memory_bytes=5 * ROW_BYTES, disk_bytes=1 << 20)
-    while not bench.cache.ready():
-        pass
+    until(bench.cache.ready)
     bench.epoch()
     bench.cache.choice.computing.extend([1e-3] * 100)
     bench.cache.choice.gathering.extend([1e-6] * 100)
@@ -441,8 +444,7 @@ def test_entries_of_other_pipelines_do_not_count(bench: Bench) -> None:
 
 def test_auto_says_that_it_holds_entries_only_once_it_has_read_some(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy="Auto")
-    while not bench.cache.ready():
-        pass
+    until(bench.cache.ready)
     bench.epoch()
     assert not bench.holds(SAMPLES, 2)
     bench.cache.choice.gathering.extend([0.0] * 8)

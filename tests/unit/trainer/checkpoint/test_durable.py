@@ -43,7 +43,7 @@ from tests.testkit.trainer.levels import level_job
 from tests.testkit.trainer.numerics import ADAMW, make_spec
 from tests.testkit.trainer.script import run
 from tests.testkit.trainer.storing import Outage, alone, lone_layout, trained, until
-from tests.testkit.trainer.watched import TRANSPORT, pair
+from tests.testkit.trainer.watched import TRANSPORT, Clock, pair
 
 
 @pytest.fixture
@@ -403,22 +403,23 @@ def test_a_checkpoint_of_a_model_with_other_heads_is_refused_for_no_shape_shows_
         Checkpointer(other).durable()
 
 
-class SlowToCopy(WorkerState):
-    """Takes a while to say what is to be copied."""
-
-    def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
-        threading.Event().wait(0.1)
-        return super().unit_tensors(index, with_moments=with_moments)
-
-
-def test_those_who_copy_nothing_wait_for_those_who_do_however_long_that_takes(job: Job) -> None:
+def test_those_who_copy_nothing_wait_for_those_who_do_however_long_that_takes(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSPORT.timeout)
-    groups = pair(store)
-    watchdog = Watchdog(floor_seconds=0.1, first_seconds=0.2)
+    groups, limit = pair(store), 0.2
+    clock, watchdog = Clock(monkeypatch, limit), Watchdog(first_seconds=limit)
     watchdog.start()
     members = [Member(name=f"w{rank}", uid=f"u{rank}", address="127.0.0.1:1") for rank in range(2)]
     generation = lone_layout(job).generation.model_copy(update={"members": members})
     spans = [range(job.num_layers + 2)]
+
+    class SlowToCopy(WorkerState):
+        """Takes most of the limit to say what of a unit is to be copied."""
+
+        def unit_tensors(self, index: int, *, with_moments: bool) -> dict[str, Tensor]:
+            clock.go_on(0.9 * limit)
+            return super().unit_tensors(index, with_moments=with_moments)
 
     def save(rank: int) -> None:
         layout = StageLayout(generation, rank, [(0, 0), (1, 0)], Cut(spans, 16))
@@ -538,15 +539,23 @@ def test_an_outage_says_nothing_of_what_a_checkpoint_costs(tmp_path: Path, monke
 def test_a_run_trains_through_an_outage_and_leaves_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("pipetransformer.callbacks.callback._BACKLOG", 0)  # steps are left, which see what failed
     outage = Outage(monkeypatch, "save_unit", TimeoutError("away"))
     reached: list[int] = []
+    begun, make = list[storage_work.StorageWork[Any]](), storage_work.StorageWork.__init__
+
+    def note(work: storage_work.StorageWork[Any], *arguments: Any) -> None:
+        make(work, *arguments)
+        begun.append(work)
 
     class Repairing(Callback):
         def on_step(self, line: Mapping[str, Any]) -> None:
             reached.append(line["step"])
             if line["step"] == 4:
-                until(lambda: outage.attempts)
+                until(lambda: outage.attempts and begun[-1].done)
                 outage.back.set()
+
+    monkeypatch.setattr(storage_work.StorageWork, "__init__", note)
 
     folder = str(tmp_path / "checkpoint")
     run(tmp_path, checkpoint=Checkpoint(location=folder, every_steps=1), callbacks=[Repairing()])
@@ -605,7 +614,7 @@ def test_what_a_checkpoint_costs_says_how_often_one_is_made(pause: float, writin
     assert module.interval_seconds(pause, writing) == pytest.approx(seconds)
 
 
-class Clock:
+class Seconds:
     """Moves only when told to."""
 
     def __init__(self) -> None:
@@ -615,8 +624,8 @@ class Clock:
         return self.now
 
 
-def checkpointing(tmp_path: Path, **checkpoint: Any) -> tuple[Checkpointer, Clock, Job]:
-    clock = Clock()
+def checkpointing(tmp_path: Path, **checkpoint: Any) -> tuple[Checkpointer, Seconds, Job]:
+    clock = Seconds()
     job = load_job(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint")} | checkpoint))
     return Checkpointer(job, clock=clock), clock, job
 

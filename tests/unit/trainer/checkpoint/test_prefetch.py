@@ -93,7 +93,9 @@ def test_a_joiner_that_has_read_ahead_trains_as_if_it_had_been_sent_everything(t
     run_job(spec, STAY_ALONE, tmp_path / "run", faults={0: Faults(killed_at=(HookPoint.ENDED, 20))})
 
     script = [Scripted(1, 1, [0]), Scripted(1, 2, [0, 1], at_step=28)]
-    run = run_job(spec, script, tmp_path / "run", first_generation=2)
+    has_read = tmp_path / "has-read"
+    faults = {0: Faults(awaits=(27, has_read)), 1: Faults(notes_read_ahead=has_read)}
+    run = run_job(spec, script, tmp_path / "run", first_generation=2, faults=faults)
 
     compare(run, stayed)
     assert check(tmp_path / "run", TRAINING_SAMPLES, EPOCHS).clean

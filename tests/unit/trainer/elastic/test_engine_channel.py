@@ -32,7 +32,8 @@ from pipetransformer.elastic.generations.operator_channel import (
 )
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError, host_store
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
-from pipetransformer.elastic.transport.groups import HashStore, PrefixStore
+from pipetransformer.elastic.transport.connections import Connections
+from pipetransformer.elastic.transport.groups import HashStore, PrefixStore, Store
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import (
     Generation,
@@ -45,6 +46,8 @@ from pipetransformer_contract.messages import (
     ReportReply,
     ResizeReason,
 )
+from tests.testkit.trainer.silence import nobody_listens
+from tests.testkit.trainer.storing import until
 from tests.testkit.trainer.stub_channel import StubChannel
 
 pytestmark = pytest.mark.timeout(120)
@@ -83,11 +86,11 @@ def test_the_polls_of_a_worker_share_a_connection_until_one_is_refused(monkeypat
         assert stub.wait_for(lambda: stub.polls >= 3, 30)
         assert stub.connections == 1
         stub.down.set()
-        assert stub.wait_for(lambda: stub.refused == 1, 30)
+        assert stub.wait_for(lambda: stub.refused >= 1, 30)
         polls = stub.polls
         stub.down.clear()
         assert stub.wait_for(lambda: stub.polls >= polls + 3, 30)
-        assert stub.connections == 2
+        assert stub.connections == 1 + stub.refused
     finally:
         stub.ready("job-w1", Ready(address="127.0.0.1:3"))
         stub.close()
@@ -507,14 +510,18 @@ def test_a_generation_all_have_voted_for_is_met_after_the_end_of_the_job() -> No
         handler.find_next()
 
 
+class Hasty(GenerationRendezvousHandler):
+    """Waits for a moment for the others, however long it took to reach the leader's store."""
+
+    def _connect(self, generation: Generation, connections: Connections, seconds: float) -> Store:
+        store = super()._connect(generation, connections, seconds)
+        self._timeout = datetime.timedelta(milliseconds=50)
+        return store
+
+
 def test_a_participant_that_does_not_come_is_named() -> None:
     store, address = host_store("127.0.0.1", SECONDS)
-    handler = GenerationRendezvousHandler(
-        "a",
-        store,
-        OneGeneration(generation("a", ["a", "b"], [], address)),
-        timeout=datetime.timedelta(milliseconds=200),
-    )
+    handler = Hasty("a", store, OneGeneration(generation("a", ["a", "b"], [], address)), timeout=SECONDS)
 
     with pytest.raises(RendezvousTimeoutError, match="b did not join"):
         handler.next_rendezvous()
@@ -528,9 +535,7 @@ def test_who_has_come_and_left_is_not_waited_for() -> None:
     joiner.patient = True  # which does not outlast its connection
     with ThreadPoolExecutor() as threads:
         comes = threads.submit(joiner.next_rendezvous)
-        inspector = PrefixStore("uid/3/nonce", store)
-        while not inspector.check(["here/b"]):
-            time.sleep(0.01)
+        until(lambda: PrefixStore("uid/3/nonce", store).check(["here/b"]))
         joiner.connections.shut()
         with pytest.raises(RendezvousConnectionError):
             comes.result()
@@ -542,16 +547,15 @@ def test_who_has_come_and_left_is_not_waited_for() -> None:
 
 
 def test_a_joiner_waits_for_those_who_still_train_as_long_as_it_takes() -> None:
-    published, handlers = None, list[GenerationRendezvousHandler]()
-    for name in ("a", "b"):
-        store, address = host_store("127.0.0.1", SECONDS)
-        published = published or generation("a", ["a", "b"], [], address)
-        short = datetime.timedelta(milliseconds=50)
-        handlers.append(GenerationRendezvousHandler(name, store, OneGeneration(published), timeout=short))
-    training, joiner = handlers
+    store, address = host_store("127.0.0.1", SECONDS)
+    other_store, _ = host_store("127.0.0.1", SECONDS)
+    published = generation("a", ["a", "b"], [], address)
+    training = GenerationRendezvousHandler("a", store, OneGeneration(published), timeout=SECONDS)
+    joiner = Hasty("b", other_store, OneGeneration(published), timeout=SECONDS)
     joiner.patient = True
     waiting = threading.Thread(target=joiner.next_rendezvous)
     waiting.start()
+    until(lambda: PrefixStore("uid/3/nonce", store).check(["here/b"]))
 
     waiting.join(0.3)
     assert waiting.is_alive()
@@ -604,13 +608,12 @@ class GivenUp(OneGeneration):
 
 def test_no_worker_waits_for_a_dead_leader_of_a_void_generation() -> None:
     store, _ = host_store("127.0.0.1", SECONDS)
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = f"127.0.0.1:{gone.getsockname()[1]}"
-    published = generation("a", ["a", "b"], [], address)
-    handler = GenerationRendezvousHandler("b", store, GivenUp(published), timeout=datetime.timedelta(seconds=600))
+    with nobody_listens() as address:
+        published = generation("a", ["a", "b"], [], address)
+        handler = GenerationRendezvousHandler("b", store, GivenUp(published), timeout=datetime.timedelta(seconds=600))
 
-    with pytest.raises(RendezvousConnectionError, match="store of leader a"):
-        handler.next_rendezvous()
+        with pytest.raises(RendezvousConnectionError, match="store of leader a"):
+            handler.next_rendezvous()
 
 
 def test_a_leader_that_hangs_is_given_up_once_the_connections_are_shut() -> None:

@@ -1,7 +1,6 @@
 """The list of members: the leader gets it from the operator, and the others from the leader, unless it is silent."""
 
 import datetime
-import socket
 import threading
 import uuid
 import zlib
@@ -18,6 +17,7 @@ from pipetransformer.elastic.generations.operator_channel import Channel
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Ready, ResizeReason
+from tests.testkit.trainer.silence import nobody_listens
 from tests.testkit.trainer.stub_channel import StubChannel
 
 pytestmark = pytest.mark.timeout(120)
@@ -74,10 +74,11 @@ def generation(members: list[Member], number: int = 1, **changes: str) -> Genera
     )
 
 
-def silent_address() -> str:
+@pytest.fixture
+def silent_address() -> Iterator[str]:
     """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        return f"127.0.0.1:{gone.getsockname()[1]}"
+    with nobody_listens() as address:
+        yield address
 
 
 def test_of_all_workers_only_the_leader_asks_the_operator_for_the_members(
@@ -91,10 +92,10 @@ def test_of_all_workers_only_the_leader_asks_the_operator_for_the_members(
 
 
 def test_the_operator_is_asked_if_a_leader_dies_before_it_passes_the_list(
-    stub: StubChannel, monkeypatch: pytest.MonkeyPatch
+    stub: StubChannel, silent_address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel_source, "LEADER_SECONDS", SHORT)
-    stub.ready("job-w0", Ready(address=silent_address()))
+    stub.ready("job-w0", Ready(address=silent_address))
     stub.ready("job-w1", Ready(address="127.0.0.1:1"))
 
     assert Worker(stub, "job-w2").source.next_generation(0) == stub.generations[0]
@@ -114,9 +115,9 @@ def test_a_leader_that_lives_and_hands_nothing_on_is_given_up_too(
 
 
 def test_a_worker_leaves_a_dead_leader_for_the_next_generations_leader(
-    stub: StubChannel, threads: ThreadPoolExecutor
+    stub: StubChannel, threads: ThreadPoolExecutor, silent_address: str
 ) -> None:
-    stub.ready("job-w0", Ready(address=silent_address()))
+    stub.ready("job-w0", Ready(address=silent_address))
     _, successor, follower = workers(stub)
     stub.ready("job-w1", Ready(address=successor.address))
     waits = threads.submit(follower.source.next_generation, 0)

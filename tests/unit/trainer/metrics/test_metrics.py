@@ -3,9 +3,11 @@
 import socket
 import urllib.request
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from prometheus_client import start_http_server
 
 from pipetransformer.metrics import Meter, Position, serve
 from pipetransformer.metrics.collector import PositionCollector
@@ -82,20 +84,23 @@ def test_what_a_worker_did_is_counted() -> None:
     assert found["weight_staleness_steps"] == 1
 
 
-def test_the_page_is_served_beside_the_training_and_goes_with_it() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}/metrics"
-    with (
-        serve(Meter(), Standing(position()), CPU, "127.0.0.1", port),
-        urllib.request.urlopen(url, timeout=5) as response,
-    ):
-        page = response.read().decode()
+def test_the_page_is_served_beside_the_training_and_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports: list[int] = []
+
+    def start(*arguments: Any) -> Any:
+        server, thread = start_http_server(*arguments)
+        ports.append(server.server_port)
+        return server, thread
+
+    monkeypatch.setattr("pipetransformer.metrics.server.start_http_server", start)
+    with serve(Meter(), Standing(position()), CPU, "127.0.0.1", 0):
+        url = f"http://127.0.0.1:{ports[0]}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            page = response.read().decode()
         assert f"{PREFIX}_step 7.0" in page and "process_resident_memory_bytes" in page
         assert "_created" not in page, "each counter would have a second one, that nobody reads"
     with pytest.raises(OSError):
-        urllib.request.urlopen(url, timeout=5)
+        urllib.request.urlopen(url, timeout=30)
 
 
 def test_training_goes_on_where_the_port_is_taken() -> None:

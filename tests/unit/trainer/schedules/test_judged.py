@@ -29,7 +29,7 @@ from pipetransformer.schedules import (
     planned,
 )
 from pipetransformer.schedules.from_torch import FromTorch, Interleaved, ZeroBubble, ZeroBubbleV
-from pipetransformer.schedules.operations import needed
+from pipetransformer.schedules.operations import input_of
 from tests.testkit.trainer import judge_schedule, schedule_mutants
 from tests.testkit.trainer.judge_schedule import judge
 from tests.testkit.trainer.judged_schedules import MOST_WORKERS, document, generators, owners_of, shape_of
@@ -125,7 +125,7 @@ def received_on_need(orders: Orders, shape: RoundShape) -> Orders:
         receives = {one.value: one for one in mine if isinstance(one, Receive)}
         found.append([])
         for one in mine:
-            if isinstance(one, Action) and (value := needed(one, shape)) in receives:
+            if isinstance(one, Action) and (value := input_of(one, shape)) in receives:
                 found[-1].append(receives[value])
             if not isinstance(one, Receive):
                 found[-1].append(one)

@@ -20,7 +20,7 @@ from pipetransformer.schedules import (
     Value,
     planned,
 )
-from pipetransformer.schedules.operations import needed
+from pipetransformer.schedules.operations import input_of
 from pipetransformer.schedules.order import add_messages
 
 
@@ -47,7 +47,7 @@ def test_a_worker_has_posted_the_receive_of_what_it_computes_with(shape: RoundSh
             if isinstance(operation, Receive):
                 posted.add(operation.value)
             elif isinstance(operation, Action):
-                value = needed(operation, shape)
+                value = input_of(operation, shape)
                 assert value is None or value in posted, (worker, operation)
 
 

@@ -1,6 +1,7 @@
 """Who is told to stop in an evaluation, and peers that hang there: all agree, about once a second, whether to go on."""
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -201,9 +202,11 @@ def test_pipelines_with_parts_of_different_number_evaluate_all_of_them() -> None
     assert [(done, control.metrics) for done, control in ended] == [(True, {"loss": 1.0, "accuracy": 1.0})] * 2
 
 
-def test_members_agree_after_the_first_part_of_longer_samples() -> None:
+def test_members_agree_after_the_first_part_of_longer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as there were short ones in a second could take minutes."""
-    reached_at_each: list[int] = []
+    reached_at_each, instants = list[int](), itertools.count()
+    clock = mock.Mock(perf_counter=lambda: 1e-6 * next(instants))
+    monkeypatch.setattr("pipetransformer.training.evaluation.time", clock)
     runners = [Parts(short=5), Parts(short=5)]
 
     def told(rank: int) -> bool:
