@@ -58,8 +58,11 @@ class KeptAuthority:
     async def refresh(self) -> None:
         """See `Certificate`."""
         now = self._clock()
-        authorities = await self._renew(now)
-        server = load_new_certificate(self.context, signing(authorities, now), self._hosts, now)
+        try:
+            authorities = await self._renew(now)
+            server = load_new_certificate(self.context, signing(authorities, now), self._hosts, now)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"cannot use the Secret {SECRET}: {error}") from error
         self.trusted = b"".join(one.certificate for one in authorities)
         self.validities = validities(server, self.trusted)
 

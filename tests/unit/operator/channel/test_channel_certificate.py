@@ -1,6 +1,7 @@
 """Certificates of the channel: workers trust the server at every instant while authorities follow each other."""
 
 import asyncio
+import base64
 import gc
 import ssl
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import pytest
 from aiohttp import ClientConnectorCertificateError, ClientSession, web
 from aiohttp.test_utils import TestServer
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.channel.tls.certificate import (
@@ -132,6 +135,24 @@ async def test_of_two_operators_that_make_an_authority_at_once_both_use_the_firs
     await asyncio.gather(first.refresh(), second.refresh())
     assert api.methods == ["GET", "GET", "POST", "POST", "GET"]
     assert first.trusted == second.trusted
+
+
+@pytest.mark.parametrize("wrong", ["another kind of key", "no key", "no certificate"])
+async def test_a_secret_that_somebody_changed_is_refused_by_its_name_and_the_old_certificate_stays(wrong: str) -> None:
+    api = FakeApi()
+    kept = KeptAuthority(api, "system", ["operator"], clock=lambda: NOW)
+    await kept.refresh()
+    trusted, shown = kept.trusted, await shown_by(kept.context)
+    assert api.object is not None
+    if wrong == "another kind of key":
+        key = rsa.generate_private_key(65537, 2048)
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        api.object["data"]["ca.key"] = base64.b64encode(pem).decode()
+    else:
+        del api.object["data"]["ca.key" if wrong == "no key" else "ca.crt"]
+    with pytest.raises(ValueError, match=f"cannot use the Secret {SECRET}: "):
+        await kept.refresh()
+    assert (kept.trusted, await shown_by(kept.context)) == (trusted, shown)
 
 
 async def test_what_is_in_use_says_when_it_expires(tmp_path: Path) -> None:
