@@ -3,7 +3,6 @@
 The operator creates pods once and never updates them. So a pod that an older operator rendered stays until it ends.
 """
 
-import copy
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -100,7 +99,7 @@ def render(
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata = template.get("metadata", {})
     # The API server treats null as absent, so a null must not replace the operator's default.
-    spec = copy.deepcopy({field: value for field, value in template["spec"].items() if value is not None})
+    spec = {field: value for field, value in template["spec"].items() if value is not None}
     name = worker_name(job.metadata.name, worker_id)
     container = _trainer(spec["containers"], job.spec.pod_template.trainer().name)
     _set_environment(container, _environment(job, name, status, channel_url))
