@@ -58,7 +58,10 @@ def test_workers_trust_an_authority_for_a_day_before_it_signs() -> None:
 
 
 def trusting(*authorities: Authority) -> ssl.SSLContext:
-    return ssl.create_default_context(cadata="".join(one.certificate.decode() for one in authorities))
+    """As strict as workers are with Python 3.13 and newer."""
+    context = ssl.create_default_context(cadata="".join(one.certificate.decode() for one in authorities))
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    return context
 
 
 @dataclass
@@ -164,6 +167,7 @@ async def test_what_is_in_use_says_when_it_expires(tmp_path: Path) -> None:
         "Server": SERVER_LIFETIME,
         "Authority": AUTHORITY_LIFETIME,
     }
+    assert {NOW - one.start for one in kept.validities.values()} == {timedelta(hours=1)}, "clocks of nodes differ"
     times.append(NOW + timedelta(days=20))
     await kept.refresh()
     assert kept.validities["Server"].end == times[-1] + SERVER_LIFETIME, "each refresh makes a new one"
