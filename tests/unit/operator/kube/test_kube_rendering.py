@@ -154,6 +154,14 @@ def test_the_user_cannot_pretend_to_be_another_worker() -> None:
     assert environment(pod["spec"]["containers"][0])[Env.WORKER_NAME] == "digits-w3"
 
 
+def test_a_variable_of_the_template_may_refer_to_the_operators() -> None:
+    """A kubelet replaces only what an earlier variable gives."""
+    mine = {"name": "LOG", "value": f"/logs/$({Env.WORKER_NAME})"}
+    (container,) = pod_of(with_containers({"name": "trainer", "image": "x", "env": [mine]}))["spec"]["containers"]
+    names = [entry["name"] for entry in container["env"]]
+    assert mine in container["env"] and names.index(Env.WORKER_NAME) < names.index("LOG")
+
+
 def test_a_worker_has_no_kubernetes_token_but_one_for_the_channel() -> None:
     spec = pod_of(make_job())["spec"]
     assert spec["automountServiceAccountToken"] is False
@@ -307,6 +315,13 @@ def test_a_worker_shows_its_metrics_on_a_port_with_a_name() -> None:
     (container,) = pod_of(make_job())["spec"]["containers"]
     assert environment(container)[Env.METRICS_PORT] == "9464"
     assert container["ports"] == [{"name": "pt-metrics", "containerPort": 9464, "protocol": "TCP"}]
+
+
+def test_a_port_of_metrics_that_the_template_names_is_not_named_twice() -> None:
+    """The API server refuses two ports of one name."""
+    ports = [{"name": "web", "containerPort": 80}, {"name": "pt-metrics", "containerPort": 9464}]
+    (container,) = pod_of(with_containers({"name": "trainer", "image": "x", "ports": ports}))["spec"]["containers"]
+    assert container["ports"] == ports
 
 
 def test_a_worker_takes_no_port_of_its_node() -> None:
