@@ -218,6 +218,32 @@ async def test_what_others_wrote_is_put_back_after_a_pause(monkeypatch: pytest.M
     assert pauses == [RESTORE_SECONDS]
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_certificates_that_this_operator_did_not_write_are_left_alone(deleted: bool) -> None:
+    """As those of an earlier operator, which a user deletes where no job is left."""
+    api = FakeApi()
+    publisher = Publisher(api, Trust(b"mine"))
+    await publisher.restore({"metadata": {"namespace": "left"}, "data": {"ca.crt": "old"}}, deleted=deleted)
+    assert (api.methods, publisher.written("")) == ([], [])
+
+
+async def test_what_was_lost_unseen_is_written_again_with_the_next_renewal() -> None:
+    api = FakeApi()
+    publisher = Publisher(api, Trust(b"mine"))
+    await publisher.publish("team")
+    api.object = None
+    await publisher.republish(["team"])
+    assert api.object is not None and api.object["data"] == {"ca.crt": "mine"}
+
+
+async def test_an_operator_of_two_namespaces_misses_in_the_list_of_one_nothing_of_the_other() -> None:
+    publisher = Publisher(FakeApi(), Trust(b"mine"))
+    for namespace in ("one", "two"):
+        await publisher.publish(namespace)
+    written = {where: [one["metadata"]["namespace"] for one in publisher.written(where)] for where in ("two", "")}
+    assert written == {"two": ["two"], "": ["one", "two"]}
+
+
 async def test_a_namespace_that_refuses_or_is_slow_keeps_nobody_else_from_what_is_new() -> None:
     told: list[str] = []
     others = asyncio.Event()
