@@ -145,7 +145,7 @@ def load_new_certificate(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     certificate = (
-        _builder(subject, issuer.subject, key.public_key(), now, min(now + SERVER_LIFETIME, authority.end))
+        _builder(subject, issuer.subject, key.public_key(), now, now + SERVER_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)

@@ -99,6 +99,14 @@ async def test_a_running_server_changes_its_certificate_unnoticed() -> None:
     await server.close()
 
 
+def test_a_channel_of_a_long_name_has_a_certificate() -> None:
+    """The names of the release and of its namespace may be longer than a certificate's common name."""
+    host = f"{'release' * 7}.{'namespace' * 7}.svc"
+    made = load_new_certificate(server_context(), new_authority(NOW), [host], NOW)
+    names = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [host]
+
+
 async def shown_by(context: ssl.SSLContext) -> bytes:
     """The certificate that a server shows to its clients."""
     async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context) as server:
