@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
-from pipetransformer_operator.channel.authenticator import Unauthenticated
-from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.channel.authenticator import CannotTell, Unauthenticated
+from pipetransformer_operator.controller.ports import JobKey, Unavailable
+from pipetransformer_operator.kube.client.api import NotFound
 from pipetransformer_operator.kube.trust import tokens as trust
 from pipetransformer_operator.kube.trust.tokens import PARALLEL_REVIEWS, TokenReviewer
 
@@ -26,6 +27,7 @@ class Reviews:
         self.most_pending = 0
         self.answer = asyncio.Event()
         self.differs: dict[str, Any] = {}
+        self.error: Exception | None = None
 
     async def request(self, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
         token = body["spec"]["token"]
@@ -34,6 +36,8 @@ class Reviews:
         self.most_pending = max(self.most_pending, self.pending)
         await self.answer.wait()
         self.pending -= 1
+        if self.error is not None:
+            raise self.error
         extra = {f"authentication.kubernetes.io/pod-{key}": [f"{key}-{token}"] for key in ("name", "uid")}
         user = {"username": "system:serviceaccount:team:default", "extra": extra}
         return {"status": {"authenticated": True, "audiences": [TOKEN_AUDIENCE], "user": user} | self.differs}
@@ -121,6 +125,17 @@ async def test_a_token_is_good_only_for_the_channel_and_of_a_pod(differs: dict[s
     with pytest.raises(Unauthenticated):
         await tokens.identify(token(1))
     assert tokens.known(token(1)) is None
+
+
+@pytest.mark.parametrize("error", [Unavailable("no answer"), NotFound("404")])
+async def test_a_token_that_cannot_be_reviewed_now_is_reviewed_later(reviews: Reviews, error: Exception) -> None:
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    reviews.error = error
+    reviews.answer.set()
+    with pytest.raises(CannotTell, match=f"the token cannot be checked now: {error}"):
+        await tokens.identify(token(1))
+    reviews.error = None
+    assert (await tokens.identify(token(1))).namespace == "team"
 
 
 async def test_a_token_that_does_not_say_when_it_expires_is_reviewed_each_time(reviews: Reviews) -> None:
