@@ -38,8 +38,7 @@ class PriorityClasses(NamedTuple):
 
     def of_claims(self, job: PipeTrainingJob) -> str:
         """The class of the job's claimed workers."""
-        autoscaled = job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER
-        return self.autoscaled if autoscaled and self.autoscaled else self.claimed
+        return self.autoscaled if job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER else self.claimed
 
     def of(self, job: PipeTrainingJob, *, claimed: bool) -> str:
         """The class of a worker: that of claims if it is claimed, otherwise the template's or `base`; may be empty."""
