@@ -11,6 +11,7 @@ from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.workers.pod_groups import SCHEDULERS, PodGroups, Size
+from pipetransformer_operator.kube.workers.pods import observable
 from pipetransformer_operator.kube.workers.pool import KubePool
 from pipetransformer_operator.kube.workers.rendering import PriorityClasses
 from tests.testkit.operator.builders import make_job
@@ -42,7 +43,7 @@ class Cluster(Api):
         return self.pool
 
     def of(self, key: JobKey) -> list[Object]:
-        return list(self.pods.values())
+        return [observable(pod) for pod in self.pods.values()]
 
     def listed_version(self, namespace: str) -> int:
         return 0
