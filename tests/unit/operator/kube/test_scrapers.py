@@ -12,6 +12,8 @@ from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.trust.scrapers import ALLOWED_SECONDS, Forbidden, Scrapers
 
 USERS = {"prometheus": ["monitoring"], "guest": []}
+#: What limits a token, as OpenShift says it: an authorizer reads it.
+EXTRA = {"scopes.authorization.openshift.io": ["user:check-access"]}
 
 
 class Reviews(Api):
@@ -29,9 +31,10 @@ class Reviews(Api):
         spec = body["spec"]
         if body["kind"] == "TokenReview":
             groups = USERS.get(spec["token"])
-            user = {"username": spec["token"], "uid": "1", "groups": groups}
+            user = {"username": spec["token"], "uid": "1", "groups": groups, "extra": EXTRA}
             return {"status": {"error": "no such token"} if groups is None else {"authenticated": True, "user": user}}
-        assert spec["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"} and spec["uid"] == "1"
+        assert spec["nonResourceAttributes"] == {"path": "/metrics", "verb": "get"}
+        assert (spec["uid"], spec["extra"]) == ("1", EXTRA)
         return {"status": {"allowed": "monitoring" in spec["groups"]}}
 
 
