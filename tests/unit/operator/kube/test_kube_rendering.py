@@ -32,8 +32,21 @@ def test_a_worker_gets_its_job_its_name_and_the_way_to_the_channel() -> None:
     given = environment(pod["spec"]["containers"][0])
     assert pod["metadata"]["name"] == given[Env.WORKER_NAME] == "digits-w3"
     assert given[Env.CHANNEL_URL] == CHANNEL
-    assert given[Env.WORKER_UID] == {"fieldRef": {"fieldPath": "metadata.uid"}}
-    assert TrainerSpec.model_validate(json.loads(given[Env.JOB_SPEC])).num_shards == 4
+    assert (given[Env.JOB_NAMESPACE], given[Env.JOB_NAME]) == ("default", "digits")
+    fields = {name: value["fieldRef"]["fieldPath"] for name, value in given.items() if isinstance(value, dict)}
+    assert fields == {
+        Env.WORKER_UID: "metadata.uid",
+        Env.WORKER_ADDRESS: "status.podIP",
+        Env.NODE_NAME: "spec.nodeName",
+    }
+
+
+def test_a_worker_that_comes_later_gets_the_numbers_of_the_jobs_start() -> None:
+    """The default size of a micro-batch follows from them, and all workers must have the same."""
+    job = make_job().workers(4, most=8).job()
+    pod = render(job, 3, JobStatus(num_shards=2, initial_workers=2), channel_url=CHANNEL)
+    spec = TrainerSpec.model_validate(json.loads(environment(pod["spec"]["containers"][0])[Env.JOB_SPEC]))
+    assert (spec.num_shards, spec.workers) == (2, 2)
 
 
 def test_a_job_that_speaks_of_variables_reaches_the_worker_as_it_is() -> None:
@@ -130,7 +143,7 @@ def test_what_a_worker_is_told_to_read_and_where_to_write_is_mounted() -> None:
     (container,) = spec["containers"]
     given, volumes = environment(container), {volume["name"]: volume for volume in spec["volumes"]}
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-    assert volumes[mounts[given["TMPDIR"]]["name"]]["emptyDir"] == {} and "readOnly" not in mounts[given["TMPDIR"]]
+    assert volumes[mounts[given["TMPDIR"]]["name"]]["emptyDir"] == {}
     assert given["HF_HOME"].startswith(f"{given['TMPDIR']}/")
     folder, _, authority = given[Env.CHANNEL_CA_FILE].rpartition("/")
     token, config_map = volumes[mounts[folder]["name"]]["projected"]["sources"]
