@@ -165,7 +165,7 @@ def _set_up_end(spec: Object, container: Object, job: PipeTrainingJob) -> None:
 
 
 def _mount_volumes(spec: Object, container: Object) -> None:
-    _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume(), read_only=True)
+    _mount(spec, container, "pipetransformer-channel", CHANNEL_FOLDER, _channel_volume())  # always read-only
     _mount(spec, container, "pipetransformer-scratch", SCRATCH_FOLDER, {"emptyDir": {}})
     memory = {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}}
     _mount(spec, container, "pipetransformer-shm", SHARED_MEMORY, memory)
@@ -252,12 +252,12 @@ def _serve_no_metrics(container: Object) -> None:
         container["env"].insert(0, {"name": Env.METRICS_PORT, "value": ""})
 
 
-def _mount(spec: Object, container: Object, name: str, path: str, source: Object, *, read_only: bool = False) -> None:
+def _mount(spec: Object, container: Object, name: str, path: str, source: Object) -> None:
     """Mounts one of the operator's volumes, unless the template mounts something at its path."""
     mounts = _items(container, "volumeMounts")
     if any(str(mount.get("mountPath")).rstrip("/") == path for mount in mounts):
         return
-    mounts.append({"name": name, "mountPath": path, **({"readOnly": True} if read_only else {})})
+    mounts.append({"name": name, "mountPath": path})
     _items(spec, "volumes").append({"name": name, **source})
 
 
