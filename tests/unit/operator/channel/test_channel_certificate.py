@@ -293,8 +293,12 @@ async def test_a_namespace_with_a_full_quota_still_gets_new_certificates() -> No
 
 
 def mount(folder: Path, authority: Authority, trusted: bytes = b"") -> None:
-    """As cert-manager would, with the authority's own certificate as the server's."""
-    files = {"ca.crt": trusted or authority.certificate, "tls.crt": authority.certificate, "tls.key": authority.key}
+    """As cert-manager would, with the authority's own certificate as the server's. Some files end without a newline."""
+    files = {
+        "ca.crt": (trusted or authority.certificate).strip(),
+        "tls.crt": authority.certificate,
+        "tls.key": authority.key,
+    }
     for name, content in files.items():
         (folder / name).write_bytes(content)
 
@@ -313,7 +317,8 @@ async def test_a_mounted_certificate_of_a_new_authority_waits_for_trust(
     monkeypatch.setattr(mounted, "context", Context(ssl.PROTOCOL_TLS_SERVER))
 
     def trusts() -> list[Authority]:
-        return [one for one in (old, new, newest) if one.certificate.strip() in mounted.trusted]
+        read = ssl.create_default_context(cadata=mounted.trusted.decode()).get_ca_certs(binary_form=True)
+        return [one for one in (old, new, newest) if ssl.PEM_cert_to_DER_cert(one.certificate.decode()) in read]
 
     mount(tmp_path, old)
     await mounted.refresh()
