@@ -322,9 +322,12 @@ def test_a_templates_number_of_a_priority_does_not_contradict_the_class_that_the
     assert render(job, 3, status, channel_url=CHANNEL)["spec"]["priority"] == 0
 
 
-def test_the_job_controls_its_pods() -> None:
+def test_the_job_controls_its_pods_and_a_foreground_deletion_waits_for_them() -> None:
     job = make_job().job()
-    assert controller_uid(pod_of(make_job())) == job.metadata.uid
+    pod = pod_of(make_job())
+    assert controller_uid(pod) == job.metadata.uid
+    (owner,) = pod["metadata"]["ownerReferences"]
+    assert (owner["apiVersion"], owner["kind"]) == (job.api_version, job.kind) and owner["blockOwnerDeletion"] is True
 
 
 def test_a_worker_shows_its_metrics_on_a_port_with_a_name() -> None:
