@@ -10,6 +10,7 @@ from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.kube.workers.placement import PREFERRED, REQUIRED
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.protection import disruption_budget, network_policy
@@ -32,7 +33,8 @@ def test_a_worker_gets_its_job_its_name_and_the_way_to_the_channel() -> None:
     given = environment(pod["spec"]["containers"][0])
     assert pod["metadata"]["name"] == given[Env.WORKER_NAME] == "digits-w3"
     assert given[Env.CHANNEL_URL] == CHANNEL
-    assert (given[Env.JOB_NAMESPACE], given[Env.JOB_NAME]) == ("default", "digits")
+    job = make_job().job().metadata
+    assert (given[Env.JOB_NAMESPACE], given[Env.JOB_NAME], given[Env.JOB_UID]) == ("default", "digits", job.uid)
     fields = {name: value["fieldRef"]["fieldPath"] for name, value in given.items() if isinstance(value, dict)}
     assert fields == {
         Env.WORKER_UID: "metadata.uid",
@@ -148,7 +150,7 @@ def test_what_a_worker_is_told_to_read_and_where_to_write_is_mounted() -> None:
     folder, _, authority = given[Env.CHANNEL_CA_FILE].rpartition("/")
     token, config_map = volumes[mounts[folder]["name"]]["projected"]["sources"]
     assert f"{folder}/{token['serviceAccountToken']['path']}" == given[Env.CHANNEL_TOKEN_FILE]
-    assert [one["path"] for one in config_map["configMap"]["items"]] == [authority]
+    assert config_map["configMap"] == {"name": CA_CONFIG_MAP, "items": [{"key": CA_FILE, "path": authority}]}
 
 
 def test_a_pod_has_the_metadata_of_its_template_and_our_name_and_owner() -> None:
@@ -217,7 +219,9 @@ def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() 
     (far,) = pod["spec"]["affinity"]["podAntiAffinity"][PREFERRED]
     assert far["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname" and far["weight"] < 50
     container = {"name": "trainer", "image": "x"}
-    assert pod_of(with_containers(container, affinity={"podAffinity": {}}))["spec"]["affinity"] == {"podAffinity": {}}
+    for kind in ("podAffinity", "podAntiAffinity"):
+        own: dict[str, Any] = {kind: {}}
+        assert pod_of(with_containers(container, affinity=own))["spec"]["affinity"] == own
     assert not pod_of(with_containers(container, topologySpreadConstraints=[]))["spec"]["affinity"]
 
 
@@ -339,8 +343,10 @@ def test_a_worker_shows_its_metrics_on_a_port_with_a_name() -> None:
 def test_a_port_of_metrics_that_the_template_names_is_not_named_twice() -> None:
     """The API server refuses two ports of one name."""
     ports = [{"name": "web", "containerPort": 80}, {"name": "pt-metrics", "containerPort": 9464}]
-    (container,) = pod_of(with_containers({"name": "trainer", "image": "x", "ports": ports}))["spec"]["containers"]
-    assert container["ports"] == ports
+    for theirs, expected in ((ports, ports), (ports[:1], [ports[0], ports[1] | {"protocol": "TCP"}])):
+        trainer = {"name": "trainer", "image": "x", "ports": theirs}
+        (container,) = pod_of(with_containers(trainer))["spec"]["containers"]
+        assert container["ports"] == expected
 
 
 def test_a_worker_takes_no_port_of_its_node() -> None:
