@@ -263,10 +263,8 @@ def _mount(spec: Object, container: Object, name: str, path: str, source: Object
 
 def _assign(spec: Object, assignment: Assignment) -> None:
     """Adds the placement that the worker's quota requires."""
-    if assignment.node_selector:
-        _object(spec, "nodeSelector").update(assignment.node_selector)
-    if assignment.tolerations:
-        _items(spec, "tolerations").extend(assignment.tolerations)
+    _object(spec, "nodeSelector").update(assignment.node_selector)
+    _items(spec, "tolerations").extend(assignment.tolerations)
 
 
 def _place(
