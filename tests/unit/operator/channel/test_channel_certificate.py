@@ -129,6 +129,8 @@ async def test_authorities_outlive_the_operator_and_are_renewed_in_the_secret() 
     assert next_one.trusted.count(b"BEGIN CERTIFICATE") == 2
     shown = x509.load_pem_x509_certificate(await shown_by(next_one.context))
     shown.verify_directly_issued_by(x509.load_pem_x509_certificate(first.trusted))
+    await first.refresh()
+    assert first.trusted == next_one.trusted, "the new authority is in the Secret"
     assert api.object is not None and api.object["metadata"]["name"] == SECRET
     del api.object["data"]  # somebody emptied it
     await next_one.refresh()
