@@ -1,14 +1,19 @@
 """A test's own namespace on the API server, and waiting for what is seen in it."""
 
 import asyncio
+import contextlib
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_contract.api.requests import MERGE_PATCH, Object
+from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.client.api import Api
+from pipetransformer_operator.kube.watches.follow import WATCH_SECONDS
 from tests.testkit.operator.builders import JobBuilder
 
 POLL_SECONDS = 0.05
@@ -25,13 +30,34 @@ async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: flo
         raise AssertionError(f"{what}: not within {timeout} s") from None
 
 
+@dataclass(frozen=True)
+class _History:
+    """Layouts, (stages, pipelines), that a job had: of each generation that was published, and of those confirmed."""
+
+    published: dict[int, tuple[int, int]] = field(default_factory=dict)
+    confirmed: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def note(self, job: Object) -> None:
+        """Takes down what a job's status says."""
+        if found := job.get("status", {}).get("generation"):
+            self.published[found["layoutGeneration"]] = found["stages"], found["pipelines"]
+            if (number := found.get("confirmedGeneration", 0)) in self.published:
+                self.confirmed[number] = self.published[number]
+
+    def since(self, generation: int) -> tuple[int, int] | None:
+        """The first confirmed layout of this generation or a newer one."""
+        return next((layout for number, layout in self.confirmed.items() if number >= generation), None)
+
+
 class Namespace:
     """A namespace of the test's own: jobs and pods in it."""
 
-    def __init__(self, api: Api, name: str, folder: Path) -> None:
+    def __init__(self, api: Api, name: str, folder: Path, version: str) -> None:
         self.api = api
         self.name = name
         self.folder = folder
+        self._histories: dict[str, _History] = defaultdict(_History)
+        self._version = version
         self.jobs = f"/apis/{GROUP}/{VERSION}/namespaces/{name}/{PLURAL}"
         self.core = f"/api/v1/namespaces/{name}"
 
@@ -80,14 +106,31 @@ class Namespace:
         (folder / "advance-to").write_text(str(step))
 
     async def layout(self, generation: int, job: str = "digits") -> tuple[int, int]:
-        """Waits until the generation is confirmed; its (stages, pipelines)."""
+        """Waits until the generation is confirmed; its (stages, pipelines), even if a newer one has followed since."""
+        history = self._histories[job]
 
-        async def confirmed() -> Object | None:
-            found: Object | None = (await self.status(job)).get("generation")
-            return found if found and found.get("confirmedGeneration", 0) >= generation else None
+        async def confirmed() -> tuple[int, int] | None:
+            return history.since(generation) or await self._follow(history, generation)
 
-        found = await until(f"generation {generation} is confirmed", confirmed)
-        return found["stages"], found["pipelines"]
+        found: tuple[int, int] = await until(f"generation {generation} is confirmed", confirmed)
+        return found
+
+    async def _follow(self, history: _History, generation: int) -> tuple[int, int] | None:
+        """Reads on in what was written about jobs, so no generation is too short to be seen."""
+        with contextlib.suppress(Unavailable):  # the server did not keep all since the last look
+            async for event in self.api.watch(self.jobs, self._version, WATCH_SECONDS):
+                self._note(event["object"])
+                if (layout := history.since(generation)) is not None:
+                    return layout
+        listed = await self.api.get(self.jobs)
+        for job in listed["items"]:
+            self._note(job)
+        self._version = listed["metadata"]["resourceVersion"]
+        return history.since(generation)
+
+    def _note(self, job: Object) -> None:
+        self._version = job["metadata"]["resourceVersion"]
+        self._histories[job["metadata"].get("name", "")].note(job)
 
     async def state(self, state: str, job: str = "digits") -> Object:
         """Waits for the job's state; its status."""
@@ -103,6 +146,6 @@ class Namespace:
 async def new_namespace(api: Api, folder: Path) -> Namespace:
     """A namespace that nobody else uses; jobs' records go to `folder`."""
     name = f"test-{secrets.token_hex(4)}"
-    await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    made = await api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     await api.request("POST", f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
-    return Namespace(api, name, folder)
+    return Namespace(api, name, folder, made["metadata"]["resourceVersion"])
