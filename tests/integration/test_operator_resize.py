@@ -16,19 +16,21 @@ pytestmark = pytest.mark.timeout(90)
 async def test_a_claim_that_gets_no_node_is_withdrawn_and_says_why(
     namespace: Namespace, operator: Operator, kubelet: FakeKubelet
 ) -> None:
-    job = packing_job().stages(1).workers(1, most=2).set("runPolicy.claimTimeoutSeconds", 2)
     kubelet.room = 1
-    await namespace.apply(job)
+    await namespace.apply(packing_job().stages(1).workers(1, most=2))
     assert await namespace.layout(1) == (1, 1)
 
-    async def withdrawn() -> dict[str, Any] | None:
+    async def resizing(*, snoozed: bool) -> dict[str, Any] | None:
+        """What the job says of its resize, once that names the node that is missing."""
         status = await namespace.status()
-        conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
-        return conditions.get("Resizing") if "nextResizeTime" in status else None
+        said = next((one for one in status.get("conditions", []) if one["type"] == "Resizing"), None)
+        missed = said is not None and "digits-w1: Unschedulable: no node is left" in said["message"]
+        return said if missed and ("nextResizeTime" in status) is snoozed else None
 
-    resizing = await until("the claim is withdrawn", withdrawn)
-    assert (resizing["status"], resizing["reason"]) == ("False", "Unschedulable")
-    assert "digits-w1: Unschedulable: no node is left" in resizing["message"]
+    await until("the claim waits for a node", lambda: resizing(snoozed=False))
+    await namespace.patch("digits", {"runPolicy": {"claimTimeoutSeconds": 2}})
+    said = await until("the claim is withdrawn", lambda: resizing(snoozed=True))
+    assert (said["status"], said["reason"]) == ("False", "Unschedulable")
     await namespace.told("Unschedulable")
     namespace.advance(30)
     status = await namespace.state("Complete")
