@@ -32,10 +32,17 @@ def client(kubeconfig: Path, namespace: Namespace, monkeypatch: pytest.MonkeyPat
 
 async def command(namespace: Namespace, *words: str) -> tuple[int, str, str]:
     """Runs the command line in the namespace; exit code, standard output and error."""
-    process = await asyncio.create_subprocess_exec(
+    return await _ended(await _started(namespace, *words))
+
+
+async def _started(namespace: Namespace, *words: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pipetransformer_client", *words, "-n", namespace.name,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
+
+
+async def _ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
@@ -50,7 +57,9 @@ async def test_a_job_is_submitted_watched_and_described_from_the_command_line(
     file.write_text(yaml.safe_dump(manifest))
     code, said, _ = await command(namespace, "submit", str(file))
     assert (code, said) == (0, f"{namespace.name}/digits created\n")
-    watched = asyncio.create_task(command(namespace, "watch", "digits"))
+    watch = await _started(namespace, "watch", "digits")
+    assert watch.stdout is not None
+    first = (await watch.stdout.readline()).decode()
     assert await namespace.layout(1) == (4, 1)
     namespace.advance(15)
     assert await namespace.layout(2) == (2, 2)
@@ -60,10 +69,10 @@ async def test_a_job_is_submitted_watched_and_described_from_the_command_line(
     assert table.splitlines()[1].split()[:6] == ["digits", "Running", "2", "2", "4", "8/12"]
 
     namespace.advance(30)
-    code, lines, _ = await watched
+    code, lines, _ = await _ended(watch)
     assert code == 0
     assert "digits is complete" in lines
-    assert "GenerationPublished" in lines and "frozen 8/12" in lines
+    assert "GenerationPublished" in first + lines and "frozen 8/12" in lines
     code, text, _ = await command(namespace, "describe", "digits")
     assert code == 0
     assert "pipeline 3" in text and "TrainingSucceeded" in text
