@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import re
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +14,7 @@ import yaml
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.cluster.api_server import ApiServer
+from tests.testkit.operator.operating import free_port
 from tools.devcluster import cluster, controlplane, gobuild
 from tools.devcluster.layout import REPOSITORY, Layout
 
@@ -28,11 +28,14 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 @contextlib.asynccontextmanager
 async def control_plane(version: str = gobuild.KUBERNETES) -> AsyncIterator[Layout]:
-    """A control plane of its own, removed at the end; its ports are beyond those of tests that run beside it."""
-    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 200
+    """An empty control plane of this process's own, whatever a run left that was killed. It is removed at the end, and
+    its ports are beyond those of tests that run beside it."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 300 + 20 * process
     layout = Layout(name=f"scale-{port}", port=port)
-    await asyncio.to_thread(cluster.up_control_plane, layout, fake_nodes=True, version=version)
+    await asyncio.to_thread(cluster.down, layout)
     try:
+        await asyncio.to_thread(cluster.up_control_plane, layout, fake_nodes=True, version=version)
         yield layout
     finally:
         await asyncio.to_thread(cluster.down, layout)
@@ -92,7 +95,7 @@ class OperatorProcess:
         self._layout = layout
         self._log = log
         self._environment = environment
-        self.channel_port, self.metrics_port, self.health_port = _free_ports(3)
+        self.channel_port, self.metrics_port, self.health_port = free_port(), free_port(), free_port()
 
     async def __aenter__(self) -> "OperatorProcess":
         environment = os.environ | {
@@ -155,11 +158,3 @@ async def _get(port: int, path: str) -> bytes:
         return await reader.read()
     finally:
         writer.close()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as probes:
-        sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
