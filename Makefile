@@ -11,6 +11,8 @@ CRD := crds/training.pipetransformer.io_pipetrainingjobs.yaml
 SOURCES := contract operator client trainer_image tests tools benchmarks
 # The system's certificates, so that a company's proxy works; torch's threads are set by the trainer.
 export UV_SYSTEM_CERTS := 1
+# uv gives up after 3 retries, which is too soon if a name server is silent for a minute: each takes 10 s then.
+export UV_HTTP_RETRIES ?= 9
 # Each worker is a process: without compiled files one spends two seconds more on compiling what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 # Files run side by side, in their order. An integration test waits for an API server, of which each of pytest's processes

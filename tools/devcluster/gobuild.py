@@ -8,11 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tools.devcluster.layout import SOURCES, cache_dir
-from tools.devcluster.process import CommandError, locked, run, say
+from tools.devcluster.process import Argument, CommandError, locked, run, say
 
 KUBERNETES = "1.36.2"
 #: The first version whose scheduler knows gangs (`PodGroup`) that can change.
@@ -34,6 +37,9 @@ _KUBERNETES_PROGRAMS = (
 )
 _CONTROL_PLANE_PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 _MAJOR, _MINOR, _ = KUBERNETES.split(".")
+#: How long a download is begun again. Go itself gives up when a name server is silent for 10 s.
+_NETWORK_SECONDS = 180
+_NO_NETWORK = re.compile("dial tcp|i/o timeout|handshake timeout|reset by peer")
 
 
 def _go() -> str:
@@ -41,6 +47,19 @@ def _go() -> str:
     if found is None:
         raise CommandError("Go 1.26 or newer is needed to build Kubernetes: put `go` on the PATH")
     return found
+
+
+def _run_go(*arguments: Argument, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+    """Run Go and return its stdout. If it did not reach the network, it runs again; it keeps what it has downloaded."""
+    deadline = time.monotonic() + _NETWORK_SECONDS
+    while True:
+        try:
+            return run([_go(), *arguments], cwd=cwd, env=env)
+        except CommandError as error:
+            if not _NO_NETWORK.search(str(error)) or time.monotonic() > deadline:
+                raise
+            say(f"Go did not reach the network, and tries again: {str(error)[-300:]}")
+            time.sleep(1)
 
 
 def cache_key(module: Path, salt: str) -> str:
@@ -72,14 +91,14 @@ def _build(module: str, packages: dict[str, str], *, version: str, ldflags: str 
             say(f"building {name} {version}")
             half = folder / f".{name}.building"
             source = SOURCES / "go" / module
-            run([_go(), "build", "-ldflags", _flags(ldflags), "-o", half, package], cwd=source, env=env)
+            _run_go("build", "-ldflags", _flags(ldflags), "-o", half, package, cwd=source, env=env)
             half.rename(folder / name)
     return folder
 
 
 def _module(pins: str, module: str) -> Path:
     """Folder of a Go module's sources, in the version that `go/<pins>` pins."""
-    return Path(json.loads(run([_go(), "mod", "download", "-json", module], cwd=SOURCES / "go" / pins))["Dir"])
+    return Path(json.loads(_run_go("mod", "download", "-json", module, cwd=SOURCES / "go" / pins))["Dir"])
 
 
 def _names(*, nodes: bool) -> tuple[str, ...]:
@@ -157,13 +176,13 @@ def helm() -> Path:
     if not program.exists():
         say(f"building helm {HELM}")
         env = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(folder)}
-        run([_go(), "install", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@v{HELM}"], env=env)
+        _run_go("install", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@v{HELM}", env=env)
     return program
 
 
 def prometheus_operator_crds() -> list[Path]:
     """The Prometheus Operator's CustomResourceDefinitions whose objects our chart creates."""
     module = f"github.com/prometheus-operator/prometheus-operator@v{PROMETHEUS_OPERATOR}"
-    folder = Path(json.loads(run([_go(), "mod", "download", "-json", module]))["Dir"])
+    folder = Path(json.loads(_run_go("mod", "download", "-json", module))["Dir"])
     kinds = ("podmonitors", "prometheusrules", "servicemonitors")
     return [folder / "example" / "prometheus-operator-crd" / f"monitoring.coreos.com_{kind}.yaml" for kind in kinds]

@@ -134,6 +134,24 @@ def test_disk_is_asked_for_what_is_not_there_yet(
     assert sum(disk.missing(layout, nodes=0).values()) == pytest.approx(2), "the first build was cut off"
 
 
+@pytest.mark.parametrize(("complaint", "runs"), [("dial tcp: lookup proxy: i/o timeout", 2), ("undefined: x", 1)])
+def test_go_runs_again_only_if_it_did_not_reach_the_network(
+    complaint: str, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, ran = tmp_path / "go", tmp_path / "ran"
+    fails = f'echo "{complaint}" >&2; exit 1'
+    go.write_text(f'#!/bin/sh\necho >> {ran}\n[ $(wc -l < {ran}) = 2 ] && exec echo \'{{"Dir": "/there"}}\'\n{fails}\n')
+    go.chmod(0o755)
+    monkeypatch.setattr(gobuild, "_go", lambda: str(go))
+
+    try:
+        assert gobuild._module("kueue", "sigs.k8s.io/kueue") == Path("/there")
+    except CommandError as error:
+        assert complaint in str(error) and runs == 1
+
+    assert ran.read_text().count("\n") == runs
+
+
 def test_what_other_projects_have_in_gos_caches_is_not_taken_for_ours(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
