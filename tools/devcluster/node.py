@@ -6,6 +6,7 @@ status sets the capacity, and scheduler and kubelet count the requests of pods.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 from tools.devcluster import debian, gobuild, host, images
 from tools.devcluster.controlplane import kubectl
 from tools.devcluster.layout import API_SERVICE_IP, DNS_SERVICE_IP, POD_CIDR, Layout
-from tools.devcluster.process import CommandError, Daemon, run, succeeds
+from tools.devcluster.process import CommandError, Daemon, run, succeeds, wait_until
 
 _CONTAINERD_CONFIG = """\
 version = 2
@@ -202,23 +203,32 @@ def _remove_old_builds(layout: Layout, index: int) -> None:
 
 
 def _kill_strays(layout: Layout, index: int) -> None:
-    """Kill processes that survived containerd: shims with its socket's path, and those in the node's cgroups."""
+    """Kill processes that survived containerd. Return once they have ended, because until then their cgroups stay."""
+
+    def ended() -> bool:
+        strays = _strays(layout, index)
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not strays
+
+    wait_until(ended, f"all processes of {host.node_name(index)} ended")
+
+
+def _strays(layout: Layout, index: int) -> set[int]:
+    """Shims with the path of containerd's socket, and processes in the node's cgroups."""
     socket = f"{layout.node(index)}/containerd.sock".encode()
     strays = {int(p.parent.name) for p in Path("/proc").glob("[0-9]*/cmdline") if socket in _read(p).split(b"\0")}
     for group in [host.CGROUPS / host.node_name(index), *host.CGROUPS.glob(f"*/{host.node_name(index)}")]:
         for procs in group.rglob("cgroup.procs"):
-            strays |= {int(pid) for pid in procs.read_text().split()}
-    for pid in strays - {0}:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+            strays |= {int(pid) for pid in _read(procs).split()}
+    return strays - {0}
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):  # the process ended meanwhile
+    except OSError:  # the process ended meanwhile, or the cgroup went
         return b""
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
-from tools.devcluster import cluster, debian, disk, gobuild, images, preflight
+from tools.devcluster import cluster, debian, disk, gobuild, host, images, node, preflight
 from tools.devcluster.layout import Layout
 from tools.devcluster.process import CommandError, Daemon, answers, run, wait_until
 
@@ -94,6 +97,24 @@ def test_what_a_broken_control_plane_left_is_stopped_before_ports_are_asked_for(
         etcd.stop()
 
     assert checked == [None]
+
+
+def test_a_node_is_stopped_only_once_what_was_left_of_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, kill, killed = Layout(name="left"), os.kill, []
+    shim = [sys.executable, "-c", "input()", f"{layout.node(0)}/containerd.sock"]
+    monkeypatch.setattr(host, "CGROUPS", tmp_path)
+
+    def dies_late(pid: int, number: int) -> None:
+        killed.append(pid)
+        if len(killed) == 3:
+            kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", dies_late)
+    with subprocess.Popen(shim, stdin=subprocess.PIPE) as stray:
+        node._kill_strays(layout, 0)
+        assert stray.poll() == -signal.SIGKILL
 
 
 @pytest.fixture
