@@ -21,7 +21,7 @@ from pipetransformer_operator.kube.client.api import Api, NotFound
 from tests.testkit.operator.crd import CRD
 from tests.testkit.operator.fake_kubelet import FakeKubelet
 from tests.testkit.operator.namespace import Namespace, new_namespace, until
-from tests.testkit.operator.operating import SYSTEM, Operator, Wire
+from tests.testkit.operator.operating import PROCESS, SYSTEM, Operator, Wire
 from tools.devcluster import cluster
 from tools.devcluster.layout import Layout
 
@@ -33,8 +33,7 @@ def kubeconfig() -> Iterator[Path]:
     Another PIPETRANSFORMER_TEST_PORT, the first of 20 a process, is another API server. It is an empty one, whatever
     a run left that was killed; PIPETRANSFORMER_KEEP_CLUSTER=1 takes what is there and leaves it.
     """
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 20 * process
+    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 20 * PROCESS
     layout = Layout(name=f"integration-{port}", port=port)
     keep = os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") == "1"
     if not keep:

@@ -16,6 +16,7 @@ from tests.testkit.operator.kubelet import environment as environment_of
 from tests.testkit.operator.kubelet import token as token_of
 
 from .namespace import POLL_SECONDS, Namespace
+from .operating import PROCESS
 
 
 def real_trainer() -> None:
@@ -39,7 +40,7 @@ class FakeKubelet:
         self.processes: dict[str, Forked] = {}
         self.room = 8192
         self.program: Callable[[], int | None] = scripted_trainer.main
-        self._addresses = (f"127.0.{number // 250}.{number % 250 + 2}" for number in itertools.count())
+        self._addresses = (f"127.{PROCESS}.{number // 250}.{number % 250 + 2}" for number in itertools.count())
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:

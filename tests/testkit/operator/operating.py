@@ -19,6 +19,8 @@ from tests.testkit.forked import Forked
 from .namespace import until
 
 SYSTEM = "pipetransformer-system"
+#: The number of this process of pytest-xdist, of which others run beside it.
+PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
 
 class Operator:
@@ -161,8 +163,7 @@ class Wire:
         self._open -= both
 
 
-_process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_ports = itertools.cycle(random.sample(range(22000 + _process % 8, 32000, 8), 1250))
+_ports = itertools.cycle(random.sample(range(22000 + PROCESS % 8, 32000, 8), 1250))
 
 
 def free_port() -> int:

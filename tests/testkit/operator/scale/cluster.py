@@ -14,7 +14,7 @@ import yaml
 from pipetransformer_contract.api import GROUP, PLURAL, VERSION
 from pipetransformer_operator.kube.client.api import NotFound
 from tests.testkit.cluster.api_server import ApiServer
-from tests.testkit.operator.operating import free_port
+from tests.testkit.operator.operating import PROCESS, free_port
 from tools.devcluster import cluster, controlplane, gobuild
 from tools.devcluster.layout import REPOSITORY, Layout
 
@@ -30,8 +30,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 async def control_plane(version: str = gobuild.KUBERNETES) -> AsyncIterator[Layout]:
     """An empty control plane of this process's own, whatever a run left that was killed. It is removed at the end, and
     its ports are beyond those of tests that run beside it."""
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 300 + 20 * process
+    port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 300 + 20 * PROCESS
     layout = Layout(name=f"scale-{port}", port=port)
     await asyncio.to_thread(cluster.down, layout)
     try:
