@@ -15,6 +15,7 @@ import yaml
 from tests.testkit import ROOT
 from tests.testkit.documented import documented
 
+pytestmark = pytest.mark.timeout(600)
 DEMO = "examples/finetune-digits.yaml"
 
 
