@@ -18,7 +18,7 @@ from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until
 from tests.testkit.operator.operating import Operator
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 _LINE = re.compile(r'^pipetransformer_api_requests_total\{code="(.*)",resource="(.*)",verb="(.*)"\} (.*)$', re.M)
 
 

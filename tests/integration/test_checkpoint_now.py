@@ -12,7 +12,7 @@ from tests.testkit.operator.fake_kubelet import FakeKubelet, real_trainer
 from tests.testkit.operator.namespace import Namespace
 from tests.testkit.operator.operating import Operator
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 
 
 def long_job() -> JobBuilder:

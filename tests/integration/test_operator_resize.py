@@ -10,7 +10,7 @@ from tests.testkit.operator.jobs import packing_job
 from tests.testkit.operator.namespace import Namespace, until
 from tests.testkit.operator.operating import Operator
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 
 
 async def test_a_claim_that_gets_no_node_is_withdrawn_and_says_why(

@@ -19,8 +19,8 @@ from tests.testkit.operator.builders import JobBuilder
 POLL_SECONDS = 0.05
 
 
-async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: float = 40) -> Any:
-    """Asks again and again until the condition gives something true, and returns that."""
+async def until(what: str, condition: Callable[[], Awaitable[Any]], timeout: float = 120) -> Any:
+    """Asks again and again until the condition gives something true, and returns that. The timeout ends what hangs."""
     try:
         async with asyncio.timeout(timeout):
             while not (result := await condition()):  # noqa: ASYNC110 - it waits for another process
