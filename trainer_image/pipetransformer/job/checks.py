@@ -19,6 +19,16 @@ from pipetransformer.storage import Folder
 from pipetransformer_contract.spec import ASYNCHRONOUS, NEEDS_ORDER, READS_PICTURES, Evaluation, Pipeline, TrainerSpec
 from pipetransformer_contract.spec_model import SpecModel
 
+#: What to do if a location holds the checkpoint of another run. A local run keeps its checkpoints in its own folder.
+ANOTHER_LOCATION = "name another location (with `pipetransformer run`, another --run-dir)"
+#: Names of values in `Job.identity` that are no fields of the spec, as words.
+_WORDS = {"parameters": "number of parameters"}
+#: How to make these values what they were.
+_BACK = {
+    "parameters": "use the same model",
+    "trainingTargets": "use the same data (a random split, such as random_split, needs a fixed seed)",
+}
+
 
 def check_parts(spec: TrainerSpec) -> None:
     """Check each section of a spec by the CRD's rules for it. No API server has checked the spec of a program.
@@ -100,13 +110,11 @@ def check_resumed(ours: Mapping[str, Any], theirs: Mapping[str, Any], location: 
     """
     for name, value in ours.items():
         if theirs.get(name, value) != value:
-            back = f"change {name} back"
-            if name == "trainingTargets":
-                back = "use the same data (a random split, such as random_split, needs a fixed seed)"
+            back = _BACK.get(name, f"change {name} back")
             raise SpecError(
                 "spec.checkpoint.location",
-                f"{location} holds a checkpoint of another run, whose {name} was {theirs[name]} and not {value}: "
-                f"name another location, or {back}",
+                f"{location} holds a checkpoint of another run, whose {_WORDS.get(name, name)} was {theirs[name]} and"
+                f" not {value}: {ANOTHER_LOCATION}, or {back}",
             )
 
 

@@ -34,7 +34,7 @@ from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
 from pipetransformer_contract.spec import Freeze, Goal, Precision, TrainerSpec
 
-from .checks import check_asynchronous, check_held_out, check_model, check_slices, check_spec
+from .checks import ANOTHER_LOCATION, check_asynchronous, check_held_out, check_model, check_slices, check_spec
 from .job import Job
 from .levels import with_levels
 from .script_parts import Parts, place_of_function
@@ -116,8 +116,8 @@ def _order(spec: TrainerSpec, count: int, num_shards: int | None) -> EpochOrder:
         raise SpecError(
             "spec.checkpoint.location",
             f"{spec.checkpoint and spec.checkpoint.location} holds a checkpoint of a run with more data: they were "
-            f"ordered in {num_shards} shards, and now there are {count} training samples: name another location, "
-            "or use the same data",
+            f"ordered in {num_shards} shards, and now there are {count} training samples: {ANOTHER_LOCATION},"
+            " or use the same data",
         )
     return EpochOrder(
         seed=spec.training.seed,

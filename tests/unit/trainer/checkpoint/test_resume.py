@@ -130,8 +130,13 @@ def test_a_run_does_not_go_on_from_another_ones_checkpoint(tmp_path: Path) -> No
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
 
     others = TensorDataset(samples(64, 0).tensors[0], 1 - samples(64, 0).tensors[1])
+    another = r"name another location \(with `pipetransformer run`, another --run-dir\)"
     changed: list[tuple[dict[str, Any], str]] = [
-        ({"model": lambda: [*model(), nn.Linear(2, 2)]}, "numLayers was 3 and not 4"),
+        ({"model": lambda: [*model(), nn.Linear(2, 2)]}, f"numLayers was 3 and not 4: {another}, or change numLayers"),
+        (
+            {"model": lambda: [*model()[:-1], nn.Linear(8, 2, bias=False)]},
+            f"number of parameters was 274 and not 272: {another}, or use the same model",
+        ),
         ({"training": Training(epochs=2, global_batch_size=8)}, "globalBatchSize was 16 and not 8"),
         ({"training": Training(epochs=2, global_batch_size=16, seed=1)}, "seed was 0 and not 1"),
         ({"freeze": Freeze(always=["blocks.0"])}, r"freezeAlways was \[\] and not \['blocks.0'\]"),
@@ -159,7 +164,7 @@ def test_a_run_with_fewer_samples_than_its_checkpoints_data_have_shards_is_told_
     run(tmp_path, checkpoint=checkpoint, training=Training(steps=1, global_batch_size=16))
 
     with pytest.raises(
-        SpecError, match=r"location: /.*/checkpoint holds .* ordered in 16 shards, .* 10 training samples"
+        SpecError, match=r"location: /.*/checkpoint holds .* in 16 shards, .* 10 training samples: .* --run-dir"
     ):
         run(tmp_path, checkpoint=checkpoint, data=samples(10, 0))
 
