@@ -40,6 +40,7 @@ class Oracle:
         self._releasing: dict[str, set[int]] = {}
         self._unheard: dict[str, float] = {}
         self._holders: list[str] = []
+        self._expected: dict[Key, float] = {}  # when what was deleted has to be there again
         world.server.listeners.append(self._on_change)
         world.network.on_sent.append(self._on_sent)
         world.network.on_done.append(self._on_done)
@@ -173,16 +174,18 @@ class Oracle:
     def _expect_again(self, key: Key) -> None:
         """Another client deleted what a job needs: the operator writes it again."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + PROTECTED_SECONDS
+        self._expected[key] = until = loop.time() + PROTECTED_SECONDS
         if self._world.leader() is not None and self._is_calm(loop.time(), until):
-            loop.call_at(until, self._judge_protection, key)
+            loop.call_at(until, self._judge_protection, key, until)
 
     def _exists(self, job: Job) -> bool:
         """Whether the job was not deleted. Its workers may train on for a while, without what the cluster removes."""
         found = self._world.job_object(job.name)
         return found is not None and found["metadata"]["uid"] == job.uid
 
-    def _judge_protection(self, key: Key) -> None:
+    def _judge_protection(self, key: Key, until: float) -> None:
+        if until < self._expected[key]:
+            return  # it was written again, and then deleted again
         trains = [
             job
             for job in self._world.jobs.values()

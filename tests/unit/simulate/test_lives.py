@@ -74,6 +74,7 @@ def test_a_life_shrinks_to_what_breaks_the_rule() -> None:
         (51557, "a worker that had left was drained while no worker was heard, and created again"),
         (52613, "a spare was evicted while the operator waited for an answer, and created again"),
         (102115, "a leaver was evicted before its release, and the oracle did not count the release"),
+        (930611, "what workers trust was deleted twice, and the oracle looked just after the second time"),
     ],
 )
 def test_a_life_that_found_a_bug_breaks_no_rule(seed: int, found: str) -> None:
