@@ -535,8 +535,8 @@ class JobStatus(Wire):
     def says_the_same_as(self, other: "JobStatus") -> bool:
         """Whether both statuses are the same except for what changes with each pod while a job starts.
 
-        These are the reasons and messages of conditions. Before training begins, these are also the number of pods and
-        the end of a start's trouble. Until that is written, the start only has less time if trouble comes back."""
+        The reasons and messages of conditions change so. Before training begins, the number of pods and the end of a
+        start's trouble do so too. Until that end is written, the start only has less time if trouble comes back."""
         if self.generation is None and self.resize and other.resize and self.resize.trouble_time is None:
             begun = {"trouble_time": None, "deadline": self.resize.deadline}
             other = other.model_copy(update={"resize": other.resize.model_copy(update=begun)})

@@ -180,3 +180,12 @@ def test_a_model_that_is_the_same_in_slices_trains_from_its_first_step(
     state = torch.get_rng_state()
     runner.train(0, [MicroBatch((0, 1), 2, 16)], causal_model.Rows(0, 8))
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_layer_without_numbers_is_the_same_in_slices(group: dist.ProcessGroup) -> None:
+    """Steps that are not finite are refused elsewhere, in words that fit."""
+    model = make_own(0)
+    with torch.no_grad():
+        next(model.blocks[1].parameters()).fill_(float("nan"))
+    runner = make_runner(group, model, TeraPipe(), boundary=0, dtype=torch.float64)
+    runner.check_slices(causal_model.Rows(3, 8))
