@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from tests.testkit.forked import end_with_tests
+from tests.testkit.forked import begin
 
 #: The control plane, the operator and the nodes' leases come first where all share a few cores.
 _NICE = 5
@@ -11,7 +11,7 @@ _NICE = 5
 
 def train(environment: Mapping[str, str], log: str) -> None:
     """Runs a worker with this environment; what it prints goes to the file."""
-    end_with_tests()
+    begin()
     os.nice(_NICE)
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

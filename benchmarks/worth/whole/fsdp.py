@@ -185,7 +185,7 @@ def _received(pipe: multiprocessing.connection.Connection) -> list[float]:
 
 def _rank(pipe: multiprocessing.connection.Connection, rank: int, size: int, run: Sequence[Segment]) -> None:
     """One rank, which tells its seconds and waits for its end."""
-    forked.end_with_tests()
+    forked.begin()
     try:
         links.enter(rank)
         os.environ["GLOO_SOCKET_IFNAME"] = links.INTERFACE

@@ -240,7 +240,7 @@ def _worker(
     parts: Parts,
     environment: Mapping[str, str],
 ) -> None:
-    forked.end_with_tests()
+    forked.begin()
     faulthandler.enable()
     os.environ.update(environment)
     import logging

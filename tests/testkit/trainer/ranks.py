@@ -39,7 +39,7 @@ def run_ranks(size: int, function: Callable[..., Any], *arguments: Any, within: 
 
 
 def _run(pipe: Connection, port: int, rank: int, size: int, function: Callable[..., Any], arguments: Any) -> None:
-    forked.end_with_tests()
+    forked.begin()
     import torch
 
     from pipetransformer.elastic.transport.groups import TCPStore, Transport, make_group

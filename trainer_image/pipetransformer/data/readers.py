@@ -7,6 +7,7 @@ killed a process that is sending a result.
 """
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -258,6 +259,7 @@ def importing_main() -> bool:
 
 def _serve(pipe: Connection) -> None:
     """The main function of a loader process: load the dataset, then read samples on request until the parent ends."""
+    gc.freeze()  # otherwise a collection visits all imported modules, and copies 40 MB that processes share
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all processes; the parent handles it
     torch.set_num_threads(1)

@@ -1,5 +1,6 @@
 """Samples that processes read ahead: what is trained is what would be trained without, and the processes end."""
 
+import gc
 import multiprocessing.forkserver
 import os
 import pickle
@@ -245,6 +246,19 @@ def test_processes_draw_other_random_numbers(log: Path) -> None:
     assert len(set(processes.tolist())) == READERS
     for each in numbers.T:
         assert len(set(each.tolist())) == len(each)
+
+
+class Counted(Lazy):
+    """Samples tell how many objects its process's collections of garbage leave alone, and how many they visit."""
+
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        return torch.tensor([[gc.get_freeze_count(), len(gc.get_objects())] for _ in ids]), torch.zeros(len(ids))
+
+
+def test_collections_of_garbage_leave_alone_what_the_server_imported(log: Path) -> None:
+    with (readers := Readers(lazy(Counted(log)), 1)):
+        [[left, visited]], _ = readers.read("train", [0], None)
+    assert left > visited
 
 
 def test_processes_leave_an_interrupt_to_the_worker(log: Path, caplog: pytest.LogCaptureFixture) -> None:
