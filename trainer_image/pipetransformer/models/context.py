@@ -39,6 +39,7 @@ class MicroBatchContext:
         tokens: the positions of this forward, if it runs a slice of each sample; None for all positions.
         memory: what layers keep for later slices of the same samples (`slices.with_earlier`). All slices of a
             micro-batch share it.
+        sample_keys: (micro-batch,) keys of the samples' random draws, by the job's seed and device, once one is made.
         draws: how often each place in the code has drawn random numbers in the current forward of a unit.
         kept: how often each layer has used `memory` in the current forward of a unit.
     """
@@ -50,6 +51,7 @@ class MicroBatchContext:
     recompute: bool = False
     tokens: TokenSlice | None = None
     memory: dict[Any, Any] = field(default_factory=dict)
+    sample_keys: dict[tuple[int, torch.device], Tensor] = field(default_factory=dict)
     draws: dict[int, int] = field(default_factory=dict)
     kept: dict[int, int] = field(default_factory=dict)
 

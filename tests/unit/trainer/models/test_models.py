@@ -30,7 +30,7 @@ from pipetransformer.models import (
     set_micro_batch,
 )
 from pipetransformer.models.metrics import accuracy_of
-from pipetransformer.models.randomness.dropout import _random_bits
+from pipetransformer.models.randomness.dropout import _random_bits, derive_seed
 from pipetransformer.models.randomness.keyed import key_dropout
 from pipetransformer.models.randomness.seeded import one_at_a_time
 from pipetransformer.state.worker_state import WorkerState
@@ -311,6 +311,36 @@ def test_a_place_that_draws_twice_in_a_forward_gets_two_masks(dropout: KeyedDrop
     assert not torch.equal(first, second)
     set_micro_batch(MicroBatchContext(7, [10, 11]))
     assert torch.equal(dropout(x), first)
+
+
+def test_samples_are_hashed_once_a_micro_batch_and_draws_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each hash of a sample would keep the device waiting."""
+    hashed = []
+
+    def hashing(*parts: int) -> int:
+        hashed.append(parts)
+        return derive_seed(*parts)
+
+    monkeypatch.setattr("pipetransformer.models.randomness.dropout.derive_seed", hashing)
+    context = MicroBatchContext(7, [10, 11, 12])
+    for place in (1, 2):
+        set_micro_batch(context.before_unit())
+        KeyedDropout(0.5, seed=3, place=place)(torch.ones(3, 4))
+    assert sorted(hashed) == [(1, 0), (2, 0), (3, 7, 10), (3, 7, 11), (3, 7, 12)]
+
+
+@pytest.mark.parametrize(
+    "other", [(4, 1, 7, 10, 0), (3, 2, 7, 10, 0), (3, 1, 8, 10, 0), (3, 1, 7, 11, 0), (3, 1, 7, 10, 1)]
+)
+def test_another_seed_place_step_sample_or_draw_drops_other_elements(other: tuple[int, ...]) -> None:
+    def dropped(seed: int, place: int, step: int, sample: int, draw: int) -> Tensor:
+        set_micro_batch(MicroBatchContext(step, [sample]))
+        module = KeyedDropout(0.5, seed=seed, place=place)
+        masks: list[Tensor] = [module(torch.ones(1, 4096)) == 0 for _ in range(draw + 1)]
+        return masks[draw]
+
+    same = (dropped(3, 1, 7, 10, 0) == dropped(*other)).double().mean()
+    assert abs(float(same) - 0.5) < 0.05  # six standard errors
 
 
 def test_random_bits_are_those_of_splitmix64() -> None:

@@ -7,7 +7,7 @@ state.
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,10 @@ def keyed_dropout(x: Tensor, p: float, *, seed: int, place: int, attention: bool
         SamplesFirstError: `x` has another shape, such as (positions, micro-batch, ...). It is not raised if the number
             of positions is a multiple of the micro-batch. So `warm_up` tries another size.
     """
-    keys = _keys(x.shape, "dropout", seed=seed, place=place)
+    keys = _keys(x.shape, x.device, "dropout", seed=seed, place=place)
     if p == 1.0:
         return x * 0.0  # as torch does
-    bits = _bits(keys, x.shape, x.device, "dropout", attention=attention)
+    bits = _bits(keys, x.shape, "dropout", attention=attention)
     return x * (bits >= int(p * 2**32) - 2**31) / (1.0 - p)
 
 
@@ -72,14 +72,17 @@ def softmax_of(scores: Tensor) -> Tensor:
 def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *, seed: int, place: int) -> Tensor:
     """Uniform random numbers in [0, 1). They follow from the same key as the masks of `keyed_dropout`, and may have the
     same shapes."""
-    keys = _keys(shape, "random numbers", seed=seed, place=place)
-    bits = _bits(keys, shape, device, "random numbers", attention=False)
+    keys = _keys(shape, device, "random numbers", seed=seed, place=place)
+    bits = _bits(keys, shape, "random numbers", attention=False)
     digits = _DIGITS.get(dtype, 24)
     return ((bits >> (32 - digits)) & ((1 << digits) - 1)).to(dtype) * 2.0**-digits
 
 
-def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
-    """The key of each sample of the micro-batch for the next draw at this place. Counts the draw."""
+def _keys(shape: torch.Size, device: torch.device, what: str, *, seed: int, place: int) -> Tensor:
+    """(micro-batch,) the key of each sample for the next draw at this place. Counts the draw.
+
+    Samples are hashed once a micro-batch. A draw then waits neither for the host nor for a copy to the device.
+    """
     for tell in watchers:
         tell()
     context = current_micro_batch()
@@ -91,30 +94,34 @@ def _keys(shape: torch.Size, what: str, *, seed: int, place: int) -> list[int]:
         )
     draw = context.draws.get(place, 0)
     context.draws[place] = draw + 1
-    return [derive_seed(seed, context.step, sample_id, place, draw) for sample_id in context.sample_ids]
+    keys = context.sample_keys.get((seed, device))
+    if keys is None:
+        hashed = [derive_seed(seed, context.step, sample_id) for sample_id in context.sample_ids]
+        keys = context.sample_keys[seed, device] = torch.tensor(hashed, device=device)
+    return _mix(keys + derive_seed(place, draw))
 
 
-def _bits(keys: Sequence[int], shape: torch.Size, device: torch.device, what: str, *, attention: bool) -> Tensor:
+def _bits(keys: Tensor, shape: torch.Size, what: str, *, attention: bool) -> Tensor:
     """Random 32-bit integers for a tensor of this shape. In a slice of tokens an element gets the same integer as in
     whole samples.
 
     Raises:
         ValueError: in a slice of tokens, the shape does not have the positions where `keyed_dropout` says.
     """
-    seeds, tokens = torch.tensor(keys, device=device), current_micro_batch().tokens
+    device, tokens = keys.device, current_micro_batch().tokens
     if tokens is None:
-        return _random_bits(seeds, shape.numel() // len(keys)).reshape(shape)
+        return _random_bits(keys, shape.numel() // len(keys)).reshape(shape)
     samples, length = len(keys), len(tokens)
     if attention and shape[0] == samples and tuple(shape[2:]) == (length, tokens.stop):
         rows = torch.arange(shape[1], device=device)[:, None] * tokens.total
         rows = rows + torch.arange(tokens.start, tokens.stop, device=device)
-        return _random_runs(seeds, rows.flatten() * tokens.total, tokens.stop).reshape(shape)
+        return _random_runs(keys, rows.flatten() * tokens.total, tokens.stop).reshape(shape)
     if attention or shape[0] != samples or shape[1:2] != (length,):
         wanted = f"({samples}, heads, {length}, {tokens.stop})" if attention else f"({samples}, {length}, ...)"
         raise ValueError(f"{what} of shape {tuple(shape)} in a slice of {length} tokens must have the shape {wanted}")
     of_sample = shape[1:].numel()
-    first = torch.tensor([tokens.start * (of_sample // length)], device=device)
-    return _random_runs(seeds, first, of_sample).reshape(shape)
+    first = torch.full((1,), tokens.start * (of_sample // length), device=device)
+    return _random_runs(keys, first, of_sample).reshape(shape)
 
 
 def _random_runs(keys: Tensor, first: Tensor, count: int) -> Tensor:
@@ -135,11 +142,16 @@ def _random_bits(keys: Tensor, count: int) -> Tensor:
     Integer arithmetic overflows in the same way on all devices, so all of them draw the same numbers.
     """
     z = torch.arange(1, -(-count // 2) + 1, device=keys.device).mul_(_STRIDE) + keys.unsqueeze(1)
+    return _mix(z).view(torch.int32)[:, :count]
+
+
+def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's mix of each integer, in place."""
     for shift, factor in _MIX:
         z ^= (z >> shift) & ((1 << (64 - shift)) - 1)  # a logical shift: the type is signed
         z *= factor
     z ^= (z >> 31) & ((1 << 33) - 1)
-    return z.view(torch.int32)[:, :count]
+    return z
 
 
 class KeyedDropout(nn.Module):
