@@ -40,6 +40,6 @@ class HostCopies:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a host tensor to the device. Later work on the device waits for the copy."""
-    if device.type == "cpu" or tensor.is_cuda:
-        return tensor
+    if tensor.is_cuda or device.type != "cuda":
+        return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

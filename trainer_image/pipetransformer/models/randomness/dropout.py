@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.device_copies import to_device
 from pipetransformer.models.context import current_micro_batch
 
 #: SplitMix64's constants as signed 64-bit integers.
@@ -97,7 +98,7 @@ def _keys(shape: torch.Size, device: torch.device, what: str, *, seed: int, plac
     keys = context.sample_keys.get((seed, device))
     if keys is None:
         hashed = [derive_seed(seed, context.step, sample_id) for sample_id in context.sample_ids]
-        keys = context.sample_keys[seed, device] = torch.tensor(hashed, device=device)
+        keys = context.sample_keys[seed, device] = to_device(torch.tensor(hashed), device)
     return _mix(keys + derive_seed(place, draw))
 
 
