@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipetransformer_contract.conditions import exactly_one
+from pipetransformer_contract.conditions import exactly_one, field
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec_model import Rule, SpecModel
 
@@ -15,6 +15,17 @@ class OptimizerName(StrEnum):
     ADAM = "Adam"
     RMSPROP = "RMSprop"
     SGD = "SGD"
+
+
+_ADAMS = (OptimizerName.ADAMW, OptimizerName.ADAM)
+#: Default of each parameter that only some optimizers read, and these optimizers.
+_READ_BY: dict[str, tuple[float, tuple[OptimizerName, ...]]] = {
+    "momentum": (0.9, (OptimizerName.SGD,)),
+    "beta1": (0.9, _ADAMS),
+    "beta2": (0.999, _ADAMS),
+    "alpha": (0.99, (OptimizerName.RMSPROP,)),
+    "epsilon": (1e-8, (*_ADAMS, OptimizerName.RMSPROP)),
+}
 
 
 class Optimizer(SpecModel):
@@ -35,21 +46,23 @@ class Optimizer(SpecModel):
         description="Parameters without weight decay, as patterns of their names in the whole model, such as `*.bias`"
         " or `*norm*`.",
     )
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="Momentum of SGD.")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=_READ_BY["momentum"][0], description="Momentum of SGD."
+    )
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.9,
+        default=_READ_BY["beta1"][0],
         description="Adam and AdamW: decay rate of the gradient's mean.",
     )
     beta2: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.999,
+        default=_READ_BY["beta2"][0],
         description="Adam and AdamW: decay rate of the squared gradient's mean.",
     )
     alpha: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.99,
+        default=_READ_BY["alpha"][0],
         description="RMSprop: decay rate of the squared gradient's mean.",
     )
     epsilon: Annotated[float, Field(gt=0)] = Field(
-        default=1e-8, description="Adam, AdamW and RMSprop: number added to the root."
+        default=_READ_BY["epsilon"][0], description="Adam, AdamW and RMSprop: number added to the root."
     )
 
 
@@ -114,5 +127,13 @@ class Training(SpecModel):
         Rule(
             exactly_one("epochs", "steps"),
             "exactly one of epochs and steps is needed",
+        ),
+        *(
+            Rule(
+                field("optimizer.name").is_among(names) | field(f"optimizer.{name}").is_(default),
+                f"{name} is only for {', '.join(names)}",
+                f".optimizer.{name}",
+            )
+            for name, (default, names) in _READ_BY.items()
         ),
     )

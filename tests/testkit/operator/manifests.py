@@ -42,6 +42,8 @@ VALID = [
     make_job().set("pipeline.schedule", "PipeOptim").set("pipeline.stepsPerRound", 8),
     make_job().set("pipeline.schedule", "PipeDream").set("training.optimizer.name", "RMSprop"),
     make_job().set("pipeline.schedule", "AsyncOneForwardOneBackward").set("training.optimizer.name", "Adam"),
+    make_job().set("training.optimizer", {"name": "RMSprop", "alpha": 0.5, "epsilon": 1e-6, "beta1": 0.9}),
+    make_job().set("training.optimizer", {"name": "SGD", "momentum": 0.5}),
 ]
 
 
@@ -159,6 +161,11 @@ REFUSED = [
     *(
         (make_job().set("model", {"name": "mine.models:build", field: value}), f"spec.model.{field}")
         for field, value in {"hiddenSize": 128, "numHeads": 8, "mlpSize": 64, "patchSize": 4, "dropout": 0.5}.items()
+    ),
+    *(
+        (make_job().set("training.optimizer", {"name": name, field: 0.5}), f"spec.training.optimizer.{field}")
+        for name, fields in {"AdamW": ["momentum", "alpha"], "RMSprop": ["beta1", "beta2"], "SGD": ["epsilon"]}.items()
+        for field in fields
     ),
     (make_job().set("cache", {"policy": "Always", "memoryBytes": 0}), "spec.cache.policy"),
     (make_job().set("cache.diskBytes", -1), "spec.cache.diskBytes"),

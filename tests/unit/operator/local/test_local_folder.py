@@ -210,8 +210,8 @@ def test_a_job_that_someone_else_would_have_to_start_is_refused(job: JobBuilder,
 def test_of_many_other_settings_five_are_named(count: int, more: str, tmp_path: Path) -> None:
     claim(tmp_path, make_job())
     changed = make_job()
-    for field in ("seed", "globalBatchSize", "maxSkippedSteps", "maxGradientNorm", "optimizer.momentum")[:count]:
-        changed.set(f"training.{field}", 1 if field != "optimizer.momentum" else 0.5)
+    for field in ("seed", "globalBatchSize", "maxSkippedSteps", "maxGradientNorm", "optimizer.weightDecay")[:count]:
+        changed.set(f"training.{field}", 1)
     for field in ("beta1", "beta2")[: count - 5]:
         changed.set(f"training.optimizer.{field}", 0.5)
     with pytest.raises(RunFolderError) as refused:
