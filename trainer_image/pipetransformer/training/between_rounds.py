@@ -40,12 +40,12 @@ class BetweenRounds:
         self.left_at: int | None = None
 
     def rehearse(self, state: WorkerState, member: Membership) -> None:
-        """Score a few held-out samples before the first step of a start, so that errors of an evaluation show at once.
-        A generation that begins again at step 0 repeats this."""
+        """Try an evaluation and slices of tokens before the first step of a start, so that their errors show at once. A
+        generation that begins again at step 0 repeats this."""
         job, step = self._kit.job, state.control.step
         starts = member.layout.generation.reason is ResizeReason.START and not member.level_change
         begins = starts and step == member.first_step
-        if (begins or step == 0) and len(job.dataset.test):
+        if begins or step == 0:
             rehearse(job, member, self._kit.watchdog)
 
     def check_finite(self, state: WorkerState, member: Membership, vote: Vote) -> None:

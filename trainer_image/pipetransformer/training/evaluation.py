@@ -28,17 +28,22 @@ def evaluation_due(job: Job, control: Control) -> bool:
 
 
 def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
-    """Score one micro-batch of held-out samples in each pipeline, and drop the result. So errors of an evaluation show
-    before the first step, and not only after an epoch. All members call this.
+    """Check slices of tokens. Then score one micro-batch of held-out samples in each pipeline, if there are any, and
+    drop the result. So errors of an evaluation show before the first step, and not only after an epoch. All members
+    call this.
 
     Raises:
         RuntimeError: a connection broke.
+        SpecError: see `StageRunner.check_slices`.
         ModelError: a metric or the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     layout, test = member.layout, job.dataset.test
-    micro_batches = job.dealer.test(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]
     with watchdog.timing("rehearsal", member.groups.connections):
+        member.runner.check_slices(job.dataset.train)
+        if not len(test):
+            return
+        micro_batches = job.dealer.test(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]
         member.runner.evaluate(micro_batches, test, list(job.metrics.values()), name="test")
 
 

@@ -11,10 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pipetransformer import Checkpoint, Evaluation, Freeze, Goal, Training
+from pipetransformer import Checkpoint, Evaluation, Freeze, Goal, Pipeline, PipelineModel, Training
 from pipetransformer.errors import ModelError, SpecError, StorageError
-from pipetransformer_contract.spec import FreezePoint, FreezePolicyName
+from pipetransformer_contract.spec import FreezePoint, FreezePolicyName, ScheduleName
 from tests.testkit.trainer.script import Log, model, run, samples
+from tests.testkit.user_code import causal_model
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -122,6 +123,28 @@ def test_what_fails_in_an_evaluation_of_a_run_that_goes_on_fails_before_its_firs
 
     with pytest.raises(ModelError, match="metric broken failed: RuntimeError: no such class"):
         run(tmp_path, checkpoint=checkpoint, metrics=[broken])
+    assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_that_goes_on_with_slices_of_tokens_tries_them_before_its_first_step(tmp_path: Path) -> None:
+    class Reversed(nn.Module):
+        """A layer that mixes each position with one of another slice, although its model promises slices."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x.flip(1)
+
+    info = causal_model.make_data("", torch.float32).info
+    whole = causal_model.make_model(info, 2)
+    broken = PipelineModel(whole.embedding, [whole.blocks[0], Reversed()], whole.head, (16, 8), slices_tokens=True)
+    rest: dict[str, Any] = {
+        "model": lambda: broken,
+        "data": causal_model.make_data("", torch.float32),
+        "checkpoint": Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1),
+    }
+    run(tmp_path, training=Training(steps=1, global_batch_size=16), **rest)
+
+    with pytest.raises(SpecError, match=r"blocks\.1 computes something else in slices"):
+        run(tmp_path, pipeline=Pipeline(schedule=ScheduleName.TERA_PIPE), **rest)
     assert len((tmp_path / "run" / "steps.jsonl").read_text().splitlines()) == 1
 
 
