@@ -14,10 +14,8 @@ def main() -> None:
     """Run this worker and exit with its code."""
     try:
         code = run_worker(WorkerIdentity.from_environment()).exit_code
-    except SystemExit as error:  # a signal arrived while the worker waited, or the user's code exits
+    except SystemExit as error:  # a signal arrived while the worker waited
         code = error.code if isinstance(error.code, int) else EXIT_WORKER
-        if isinstance(error.code, str):  # a message, which the interpreter prints at a normal exit
-            logging.getLogger(__name__).error("%s", error.code)
     logging.shutdown()
     sys.stdout.flush()
     # Skip the interpreter's shutdown, because threads of the store's server and of gloo may still answer other workers.

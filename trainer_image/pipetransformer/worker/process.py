@@ -14,7 +14,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,10 +143,11 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         words = "torchrun starts several processes here, but a worker is one process in one pod: use --nproc-per-node 1"
         return refuse(identity, SpecError("spec.podTemplate", words))
     try:
-        spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
-        check_storage(spec)
-        spec, num_shards = in_order_of_checkpoint(spec)
-        job = load_job(spec, parts, num_shards=num_shards)
+        with _refusing_exits():
+            spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
+            check_storage(spec)
+            spec, num_shards = in_order_of_checkpoint(spec)
+            job = load_job(spec, parts, num_shards=num_shards)
     except ValidationError as error:
         return _refuse(identity, error, "InvalidSpec")
     except SpecError as error:
@@ -202,14 +204,16 @@ class WorkerProcess(Hooks):
         """Train until this worker's part ends, and write the outcome to the termination log."""
         signal.signal(signal.SIGTERM, self._on_signal)
         try:
-            self._make_trainer()
+            with _refusing_exits(self._signalled):
+                self._make_trainer()
         except (SpecError, StorageError) as error:  # from reading the data and beginning the ledger
             return _refuse(self._identity, error, error.reason)
         # Heartbeats continue between generations, because an answer may tell that the present attempt is void.
         self._reports.start()
         self._heartbeats.start()
         try:
-            ending = self._train()
+            with _refusing_exits(self._signalled):
+                ending = self._train()
         except WorkersDifferError as error:
             return _refuse(self._identity, error, "DataUnreadable", f"spec.data: {error}")
         except (ModelError, CallbackError, SpecError, StorageError) as error:
@@ -347,6 +351,23 @@ def _stop_while_loading(identity: WorkerIdentity) -> None:
         os._exit(EXIT_STOPPED)  # code that loads could catch an exception, or make it wait for its threads
 
     signal.signal(signal.SIGTERM, end)
+
+
+@contextmanager
+def _refusing_exits(signalled: threading.Event | None = None) -> Iterator[None]:
+    """A context for the user's code. Its `sys.exit` ends the job as its exceptions do. Otherwise the operator would
+    replace this worker, and the next one would exit too.
+
+    Args:
+        signalled: set before `_on_signal` exits; None while signals do not raise.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        if signalled is not None and signalled.is_set():
+            raise
+        words = f"the program of the job ended itself, as by sys.exit({error.code!r}); the log says where"
+        raise SpecError("spec.podTemplate", words, reason=ModelError.reason) from error
 
 
 def refuse(identity: WorkerIdentity, error: SpecError) -> WorkerEnd:

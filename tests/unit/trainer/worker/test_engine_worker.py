@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
+from pipetransformer import PipelineModel
 from pipetransformer.storage import latest, load_model
 from pipetransformer_contract.choose import OnPack, Packing
 from pipetransformer_contract.layout import Layout
@@ -217,12 +219,32 @@ def without_its_data(info: object) -> None:
     sys.exit("DATA_DIR is not set")
 
 
-def test_what_the_users_code_exits_with_stands_in_the_log(workers: Workers) -> None:
-    model = {"name": f"{__name__}:without_its_data", "numLayers": 4}
+class Exits(nn.Module):
+    """A layer that has seen enough."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        sys.exit(3)
+
+
+def with_a_layer_that_exits(info: object) -> PipelineModel:
+    blocks: list[nn.Module] = [Exits(), nn.Identity(), nn.Identity(), nn.Identity()]
+    return PipelineModel(nn.Flatten(), blocks, nn.Linear(64, 10), (64,))
+
+
+@pytest.mark.parametrize(
+    ("function", "code"), [("without_its_data", "'DATA_DIR is not set'"), ("with_a_layer_that_exits", "3")]
+)
+def test_a_job_whose_own_code_exits_ends_and_is_not_tried_again(workers: Workers, function: str, code: str) -> None:
+    model = {"name": f"{__name__}:{function}", "numLayers": 4}
     workers.start(SPEC | {"model": model}, count=1)
 
-    assert workers.wait() == [1]
-    assert "DATA_DIR is not set" in workers.log(0)
+    assert workers.wait() == [2]
+    assert workers.termination(0) == {
+        "outcome": "Failed",
+        "reason": "ModelFailed",
+        "message": f"spec.podTemplate: the program of the job ended itself, as by sys.exit({code}); the log says where",
+    }
+    assert "sys.exit(" in workers.log(0).split("Traceback")[1], "it shows where"
 
 
 @pytest.mark.parametrize("workers", [(OnPack.WIDEN, Packing.PAPER, Wide)], indirect=True)
