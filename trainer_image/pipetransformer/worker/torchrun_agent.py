@@ -8,11 +8,17 @@ import datetime
 import os
 import threading
 
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousTimeoutError,
+)
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, GenerationSource
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import TCPStore
+from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer_contract.messages import Generation
 
 #: JSON of the generation that the agent has met.
@@ -20,7 +26,10 @@ GENERATION = "PIPETRANSFORMER_AGENT_GENERATION"
 
 
 class AgentRendezvousHandler(GenerationRendezvousHandler):
-    """The agent's side. It watches for newer generations itself, because its process has no trainer."""
+    """The agent's side. It watches for newer generations itself, because its process has no trainer.
+
+    Implements `Limit`: a newer generation ends the wait for participants of the present one.
+    """
 
     def __init__(
         self, worker: str, own_store: TCPStore, source: GenerationSource, *, timeout: datetime.timedelta
@@ -29,14 +38,36 @@ class AgentRendezvousHandler(GenerationRendezvousHandler):
         self._watcher = GenerationWatcher(source.next_generation)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        info = super().next_rendezvous()
+        """Meet the participants of the next generation, or of a newer one that is published meanwhile."""
+        watchdog = Watchdog()
+        watchdog.start()
+        try:
+            while (info := self._meet(watchdog)) is None:
+                pass
+        finally:
+            watchdog.stop()
         assert self.generation is not None
         os.environ[GENERATION] = self.generation.model_dump_json(by_alias=True)
-        self._watcher.watch(self.current)
         return info
 
-    def num_nodes_waiting(self) -> int:
-        return int(self._watcher.found(self.current) is not None)
+    def _meet(self, watchdog: Watchdog) -> RendezvousInfo | None:
+        """Meet the participants of the next generation. Returns None if a newer one is published meanwhile."""
+        self.find_next()
+        self._watcher.watch(self.current)
+        try:
+            with watchdog.watching(self.connections, self):
+                info = super().next_rendezvous()
+        except (RendezvousConnectionError, RendezvousTimeoutError):
+            if not self.is_superseded():
+                raise
+            return None
+        return None if self.connections.is_shut else info
+
+    def is_superseded(self) -> bool:
+        return self._watcher.found(self.current) is not None
+
+    def is_past(self) -> bool:
+        return self.is_superseded()
 
 
 class OneGeneration:
