@@ -16,7 +16,7 @@ from pipetransformer_contract.api.requests import APPLY_PATCH, MERGE_PATCH, Obje
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.client.api import REQUEST_FAILED, Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.rendering import ANYWHERE, Assignment
@@ -128,7 +128,7 @@ class KueueQuota(ClusterListener):
                 try:
                     if not await self._is_needed(key, controller_uid(seen)):
                         await self._release(seen)
-                except (Conflict, NotFound, Unavailable) as error:
+                except REQUEST_FAILED as error:
                     logger.warning("cannot release Workload %s now: %s", seen["metadata"]["name"], error)
 
     async def _is_needed(self, key: JobKey, owner: str) -> bool:
