@@ -120,8 +120,10 @@ class KueueQuota(ClusterListener):
         await asyncio.gather(self._seen.run(), self._release_orphans())
 
     async def _release_orphans(self) -> None:
+        kept: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            said, kept = kept, set()
             for key, seen in self._seen.all():
                 if not workloads.is_ending(seen):
                     continue
@@ -129,7 +131,9 @@ class KueueQuota(ClusterListener):
                     if not await self._is_needed(key, controller_uid(seen)):
                         await self._release(seen)
                 except REQUEST_FAILED as error:
-                    logger.warning("cannot release Workload %s now: %s", seen["metadata"]["name"], error)
+                    kept.add(uid := seen["metadata"]["uid"])
+                    if uid not in said:  # once for each, because Kueue may be away for hours
+                        logger.warning("cannot release Workload %s now: %s", seen["metadata"]["name"], error)
 
     async def _is_needed(self, key: JobKey, owner: str) -> bool:
         """Whether the job exists, or one of its pods may still hold a device. Asks the API server: memory may lag."""
