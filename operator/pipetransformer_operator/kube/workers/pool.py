@@ -261,6 +261,8 @@ class KubePool(ClusterListener):
         self._beginnings[JobKey.of(job)] = self._choose_beginnings(job, status, new)
         await self._trust.publish(job.metadata.namespace)
         if self._pod_groups is not None:
+            if new:  # they would wait for a group that another client deleted
+                self._pod_groups.forget(JobKey.of(job))
             groups = self._pod_group_of[JobKey.of(job)] = self._assign_pod_groups(job, status, new)
             await self._pod_groups.apply(job, self._pod_group_sizes(job, status, groups))
 
