@@ -22,9 +22,9 @@ from .channel.limits.entrance import Entrance, allow_files, listen, serve
 from .channel.tls import buffers
 from .channel.tls.certificate import Certificate, MountedCertificate, Validity
 from .controller.manager import Controller
-from .controller.ports import Conflict, Unavailable
+from .controller.ports import Unavailable
 from .health import Health
-from .kube.client.api import Api, NotFound
+from .kube.client.api import REQUEST_FAILED, Api, NotFound
 from .kube.client.lease import Lease
 from .kube.store import served
 from .kube.trust.authority import KeptAuthority, Publisher
@@ -232,7 +232,7 @@ async def _renew(certificate: Certificate, publisher: Publisher, controller: Con
         await asyncio.sleep(CERTIFICATE_SECONDS)
         try:
             await certificate.refresh()
-        except (Conflict, NotFound, Unavailable, ValueError) as error:
+        except (*REQUEST_FAILED, ValueError) as error:
             logger.warning("cannot renew certificates: %s; trying again in %g s", error, CERTIFICATE_SECONDS)
         await publisher.republish({job.metadata.namespace for job in controller.jobs()})
 

@@ -68,7 +68,7 @@ class Settings:
         `PIPETRANSFORMER_CERTIFICATE_DIR`: folder with the channel's tls.crt, tls.key and ca.crt. When empty, the
         operator makes its own.
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: for workers up to a job's starting size, and for those beyond.
-        `PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS`: for those beyond if the job has `claimFrom: Autoscaler`.
+        `PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS`: for those beyond with `claimFrom: Autoscaler`; empty: as of others.
         `PIPETRANSFORMER_WEIGHTS`: `Cluster` if weights of jobs also count between namespaces.
         `PIPETRANSFORMER_SCRAPER_NAMESPACE`: namespace of Prometheus, which may read the workers' metrics; empty: none.
         `PIPETRANSFORMER_KUEUE`: `true` if jobs that name a queue request workers from Kueue.

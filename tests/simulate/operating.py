@@ -21,9 +21,9 @@ from kubernetes.aio import client
 from pipetransformer_contract.api.requests import jobs_path
 from pipetransformer_operator.assembly import Assembly
 from pipetransformer_operator.clocks import Sources
-from pipetransformer_operator.controller.ports import Conflict, Unavailable
+from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.health import Health
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.client.api import REQUEST_FAILED, Api
 from pipetransformer_operator.kube.client.lease import Lease, LeaseLost
 from pipetransformer_operator.kube.watched import AWAITED
 from pipetransformer_operator.kube.watches.follow import WATCH_SECONDS
@@ -185,7 +185,7 @@ class _Kopf:
                         version = event["object"]["metadata"]["resourceVersion"]
                         if event["type"] != "BOOKMARK":
                             (jobs.drop if event["type"] == "DELETED" else jobs.note)(event["object"])
-            except (Conflict, NotFound, Unavailable):
+            except REQUEST_FAILED:
                 await asyncio.sleep(_RETRIES[min(failures, len(_RETRIES) - 1)])
                 failures += 1
 

@@ -20,7 +20,7 @@ from pipetransformer_operator.clocks import MACHINE, Sources
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.plan import PlanEvent
 
-from .client.api import METADATA_OF_ONE, Api, NotFound
+from .client.api import METADATA_OF_ONE, REQUEST_FAILED, Api, NotFound
 
 logger = logging.getLogger(__name__)
 COMPONENT = "pipetransformer-operator"
@@ -127,7 +127,7 @@ class KubeStore:
         try:
             path = f"/api/v1/namespaces/{job.metadata.namespace}/events"
             await self._api.request("POST", path, _event(job, event, self._sources.now(), self._sources.token(8)))
-        except (Unavailable, Conflict, NotFound) as error:
+        except REQUEST_FAILED as error:
             logger.warning("cannot write event %s: %s (%s)", event.reason.value, event.message, error)
 
 

@@ -16,7 +16,7 @@ from pipetransformer_contract.api.requests import APPLY_PATCH, MERGE_PATCH, Obje
 from pipetransformer_contract.api.status import QuotaRequest
 from pipetransformer_operator.clocks import Clock, utc_now
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.client.api import REQUEST_FAILED, Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.rendering import ANYWHERE, Assignment
@@ -120,16 +120,20 @@ class KueueQuota(ClusterListener):
         await asyncio.gather(self._seen.run(), self._release_orphans())
 
     async def _release_orphans(self) -> None:
+        kept: set[str] = set()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
+            said, kept = kept, set()
             for key, seen in self._seen.all():
                 if not workloads.is_ending(seen):
                     continue
                 try:
                     if not await self._is_needed(key, controller_uid(seen)):
                         await self._release(seen)
-                except (Conflict, NotFound, Unavailable) as error:
-                    logger.warning("cannot release Workload %s now: %s", seen["metadata"]["name"], error)
+                except REQUEST_FAILED as error:
+                    kept.add(uid := seen["metadata"]["uid"])
+                    if uid not in said:  # once for each, because Kueue may be away for hours
+                        logger.warning("cannot release Workload %s now: %s", seen["metadata"]["name"], error)
 
     async def _is_needed(self, key: JobKey, owner: str) -> bool:
         """Whether the job exists, or one of its pods may still hold a device. Asks the API server: memory may lag."""

@@ -132,6 +132,10 @@ class FreeAccelerators:
                 found[values[name]] += room
         return found
 
+    def lists(self, resource: str) -> bool:
+        """Whether a node lists the resource, also one that takes no pods now."""
+        return any(resource in node.allocatable for node in self._nodes.values())
+
     def holders(self, node: str) -> int:
         """How many pods hold accelerators of the node."""
         return self._holders[node]

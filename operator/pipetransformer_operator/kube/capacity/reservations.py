@@ -80,6 +80,10 @@ class Reservations:
         """See `FreeAccelerators`; with reserved room. Empty while it is unknown."""
         return self._free.room_by_label(shape, label, avoided, apart_from) if self._known else {}
 
+    def lists(self, resource: str) -> bool:
+        """Whether a node lists the resource. None does if its name is wrong, or if only DRA drivers serve it."""
+        return self._free.lists(resource)
+
     def holders(self, node: str) -> int:
         """How many pods hold accelerators of the node."""
         return self._free.holders(node)

@@ -43,6 +43,10 @@ class NotFound(Exception):
     """The object does not exist."""
 
 
+#: All that a request raises, for callers that try again later or do without the answer.
+REQUEST_FAILED = (Conflict, NotFound, Unavailable)
+
+
 class Leadership(Protocol):
     """Knows whether this operator is the one that may write."""
 

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import MACHINE, Sources
-from pipetransformer_operator.controller.ports import Conflict, Unavailable
+from pipetransformer_operator.controller.ports import Conflict
 
-from .api import Api, NotFound
+from .api import REQUEST_FAILED, Api, NotFound
 
 logger = logging.getLogger(__name__)
 NAME = "pipetransformer-operator"
@@ -81,7 +81,7 @@ class Lease:
         try:
             async with asyncio.timeout(self._seconds / 3):
                 holder = await self._take()
-        except (Conflict, NotFound, Unavailable, TimeoutError) as error:
+        except (*REQUEST_FAILED, TimeoutError) as error:
             logger.warning("cannot renew the lease %s: %s", NAME, error or type(error).__name__)
             return ""
         if holder == self._identity:
@@ -124,7 +124,7 @@ class Lease:
             if lease["spec"].get("holderIdentity") == self._identity:
                 lease["spec"]["holderIdentity"] = ""
                 await self._api.request("PUT", self._path, lease)
-        except (NotFound, Conflict, Unavailable) as error:
+        except REQUEST_FAILED as error:
             logger.warning("cannot release the lease, so it will expire: %s", error)
 
     @property

@@ -22,8 +22,8 @@ from pipetransformer_operator.channel.tls.certificate import (
     validities,
 )
 from pipetransformer_operator.clocks import Clock, utc_now
-from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.controller.ports import Conflict, Refused
+from pipetransformer_operator.kube.client.api import REQUEST_FAILED, Api, NotFound
 
 logger = logging.getLogger(__name__)
 SECRET = "pipetransformer-channel-ca"
@@ -135,7 +135,7 @@ class Publisher:
             self.forget(namespace)
             try:
                 await self.publish(namespace)
-            except (Conflict, NotFound, Unavailable) as error:
+            except REQUEST_FAILED as error:
                 logger.warning("cannot renew %s of namespace %s: %s", CA_CONFIG_MAP, namespace, error)
 
         await asyncio.gather(*map(republish, namespaces))

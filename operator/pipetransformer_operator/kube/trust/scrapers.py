@@ -9,8 +9,7 @@ from hashlib import sha256
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.channel.authenticator import CannotTell, Unauthenticated
 from pipetransformer_operator.clocks import Stopwatch
-from pipetransformer_operator.controller.ports import Conflict, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.kube.client.api import REQUEST_FAILED, Api
 
 PATH = "/metrics"
 #: How long an allowed token is not reviewed again. A scrape comes every 15 to 60 s.
@@ -63,7 +62,7 @@ class Scrapers:
         body = {"apiVersion": f"{group}.k8s.io/v1", "kind": kind, "spec": spec}
         try:
             answer = await self._api.request("POST", f"/apis/{group}.k8s.io/v1/{kind.lower()}s", body)
-        except (Unavailable, Conflict, NotFound) as error:
+        except REQUEST_FAILED as error:
             raise CannotTell(str(error)) from error
         status: Object = answer["status"]
         return status

@@ -10,8 +10,8 @@ from hashlib import sha256
 from pipetransformer_contract.wire import TOKEN_AUDIENCE
 from pipetransformer_operator.channel.authenticator import CannotTell, Identity, Unauthenticated
 from pipetransformer_operator.clocks import Stopwatch
-from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.client.api import REQUEST_FAILED, Api
 from pipetransformer_operator.kube.events import ClusterListener
 
 _PREFIX = "system:serviceaccount:"
@@ -91,7 +91,7 @@ class TokenReviewer(ClusterListener):
         }
         try:
             answer = await self._api.request("POST", "/apis/authentication.k8s.io/v1/tokenreviews", review)
-        except (Unavailable, Conflict, NotFound) as error:
+        except REQUEST_FAILED as error:
             raise CannotTell(f"the token cannot be checked now: {error}") from error
         status = answer["status"]
         if not status.get("authenticated") or TOKEN_AUDIENCE not in status.get("audiences", []):

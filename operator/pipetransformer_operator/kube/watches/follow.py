@@ -9,8 +9,8 @@ import logging
 from collections.abc import AsyncIterator
 
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
-from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
+from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.kube.client.api import NO_QUERY, REQUEST_FAILED, Api, NotFound, Query
 from pipetransformer_operator.kube.events import ClusterListener
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ async def follow(
                 retry = FIRST_RETRY_SECONDS
                 if relists_always:
                     break
-        except (Conflict, NotFound, Unavailable) as error:
+        except REQUEST_FAILED as error:
             logger.warning("cannot watch %s: %s; trying again in %g s", followed.path, error, retry)
             followed.on_failed(error)
             await asyncio.sleep(retry)

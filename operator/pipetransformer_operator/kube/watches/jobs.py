@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
-from pipetransformer_operator.kube.client.api import METADATA_ONLY, Api, NotFound
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.client.api import METADATA_ONLY, REQUEST_FAILED, Api
 from pipetransformer_operator.kube.events import ClusterListener
 
 from .follow import Awaited
@@ -92,7 +92,7 @@ class KnownJobs:
             for path in doubted:
                 try:
                     await self._look(path)
-                except (Conflict, NotFound, Unavailable) as error:
+                except REQUEST_FAILED as error:
                     logger.warning("cannot list jobs: %s; trying again in %g s", error, RETRY_SECONDS)
                     await asyncio.sleep(RETRY_SECONDS)
                     self.listed(path)

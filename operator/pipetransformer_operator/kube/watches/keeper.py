@@ -11,8 +11,8 @@ from typing import Protocol
 
 from pipetransformer_contract.api.labels import JOB_LABEL
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
-from pipetransformer_operator.kube.client.api import Api, NotFound, Query
+from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.kube.client.api import REQUEST_FAILED, Api, Query
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, Publisher
 from pipetransformer_operator.kube.workers.protection import Protection
@@ -157,7 +157,7 @@ class _Authorities:
             one, deleted = seen = self._changed[namespace]
             try:
                 await self._publisher.restore(one, deleted=deleted)
-            except (Conflict, NotFound, Unavailable) as error:
+            except REQUEST_FAILED as error:
                 # The namespace is being deleted, or the next worker's creation tries again.
                 logger.warning("cannot restore %s of namespace %s: %s", CA_CONFIG_MAP, namespace, error)
         del self._changed[namespace]

@@ -110,7 +110,7 @@ def object_name(job: PipeTrainingJob, group: str) -> str:
 
 
 class PodGroups:
-    """The groups of all jobs. It lists a job's groups once, and then remembers what it wrote.
+    """The groups of all jobs. It lists a job's groups, and then remembers what it wrote, until told to forget.
 
     Args:
         api: client of the API server.
@@ -148,7 +148,7 @@ class PodGroups:
         self._scheduler.join(pod, object_name(job, group))
 
     def forget(self, key: JobKey) -> None:
-        """Forget a job that is gone. Kubernetes deletes its groups, because the job owns them."""
+        """Forgets what it knows of a job's groups. Kubernetes deletes those of a job that is gone."""
         self._known.pop(key, None)
 
     async def _find(self, job: PipeTrainingJob) -> dict[str, int]:

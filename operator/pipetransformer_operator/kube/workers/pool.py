@@ -175,6 +175,9 @@ class KubePool(ClusterListener):
             return unknown_room(uncounted)
         avoided = self._nodes.avoided if self._nodes is not None else ()
         room = self._reservations.room(JobKey.of(job), shape, avoided)
+        resource = job.spec.accelerator_resource
+        if room.free == 0 and resource and not self._reservations.lists(resource):
+            return unknown_room(f"no node lists {resource} (spec.acceleratorResource)")
         if len(status.worker_ids) >= status.initial_workers > 0 or not (status.generation or status.resize_failures):
             return room  # the job neither takes workers back nor retries
         if self._shapes[JobKey.of(job)].tolerated is None:
@@ -261,6 +264,8 @@ class KubePool(ClusterListener):
         self._beginnings[JobKey.of(job)] = self._choose_beginnings(job, status, new)
         await self._trust.publish(job.metadata.namespace)
         if self._pod_groups is not None:
+            if new:  # they would wait for a group that another client deleted
+                self._pod_groups.forget(JobKey.of(job))
             groups = self._pod_group_of[JobKey.of(job)] = self._assign_pod_groups(job, status, new)
             await self._pod_groups.apply(job, self._pod_group_sizes(job, status, groups))
 

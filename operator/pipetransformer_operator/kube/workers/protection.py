@@ -90,7 +90,8 @@ class Protection:
             except (NotFound, Refused):
                 raise error from None
         if controller_uid(seen) == job.metadata.uid:
-            return seen if seen["spec"] == body["spec"] else await self._patch(path, body, seen["metadata"]["uid"])
+            same = seen["spec"] == body["spec"] and _has_labels(seen["metadata"], body)
+            return seen if same else await self._patch(path, body, seen["metadata"]["uid"])
         name = f"{body['kind']} {body['metadata']['name']}"
         if is_of(seen, job):
             raise Unavailable(f"{name} of a deleted job of the same name still exists")
@@ -115,7 +116,12 @@ class Protection:
             return False
         if deleted and metadata.get("uid", known.uid) != known.uid:
             return False  # an earlier object of this name
-        if not deleted and metadata["uid"] == known.uid and metadata["generation"] <= known.generation:
+        if (
+            not deleted
+            and metadata["uid"] == known.uid
+            and metadata["generation"] <= known.generation
+            and _has_labels(metadata, known.body)
+        ):
             return False
         del self._applied[key][folder]
         return True
@@ -194,6 +200,13 @@ def disruption_budget(job: PipeTrainingJob, min_available: int, *, keeps_unready
             "unhealthyPodEvictionPolicy": "IfHealthyBudget" if keeps_unready else "AlwaysAllow",
         },
     }
+
+
+def _has_labels(metadata: Object, body: Object) -> bool:
+    """Whether an object has the labels that it was written with. A change of labels leaves its generation as it is."""
+    there: Object = metadata.get("labels", {})
+    wanted: Object = body["metadata"]["labels"]
+    return wanted.items() <= there.items()
 
 
 def _metadata(job: PipeTrainingJob) -> Object:

@@ -37,8 +37,9 @@ class PriorityClasses(NamedTuple):
     autoscaled: str = ""  #: of claimed workers with `claimFrom: Autoscaler`: autoscalers ignore the lower priority
 
     def of_claims(self, job: PipeTrainingJob) -> str:
-        """The class of the job's claimed workers."""
-        return self.autoscaled if job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER else self.claimed
+        """The class of the job's claimed workers: `claimed` also where `autoscaled` is empty."""
+        autoscales = job.spec.elastic_policy.claim_from is ClaimFrom.AUTOSCALER
+        return (self.autoscaled if autoscales else "") or self.claimed
 
     def of(self, job: PipeTrainingJob, *, claimed: bool) -> str:
         """The class of a worker: that of claims if it is claimed, otherwise the template's or `base`; may be empty."""

@@ -4,6 +4,7 @@ A preparation that is not done by its deadline is cancelled. An event says why, 
 wait before each attempt is twice as long as the last one.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
@@ -92,11 +93,22 @@ def prepare(draft: Draft) -> None:
     if to == generation.layout:  # joiners are spares: a lost or drained one is not replaced
         joining = list(draft.view.joiners.staying.by_id)
     kept = [*members, *joining][:most]
+    _count_spares(draft, kept)
     workforce.want(draft, kept, max(to.workers, len(kept)))
     if to == generation.layout:
         draft.update(resize=None)
         return
     enter(draft, to, reason_of(draft.view, generation.layout, to))
+
+
+def _count_spares(draft: Draft, kept: Sequence[int]) -> None:
+    """Counts spares of `onPack: Hold` that are not kept as released, because the user changed `onPack`.
+
+    A spare was in a generation, unlike a worker that was created for one."""
+    view = draft.view
+    if view.leaves_surplus(view.generation.reason):
+        spares = view.joiners.that(lambda worker: view.observed.beat(worker.uid).layout_generation > 0).ids
+        draft.update(releasing_ids=sorted({*draft.status.releasing_ids, *spares.difference(kept)}))
 
 
 def begin(draft: Draft, reason: ResizeReason) -> None:

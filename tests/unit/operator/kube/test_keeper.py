@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
@@ -177,6 +178,24 @@ async def test_after_a_write_whose_answer_was_lost_a_budget_is_what_is_wanted() 
     api.loses = False
     await protection.apply(job, 4, keeps_unready=True)
     assert api.there["default/digits-workers"]["spec"]["minAvailable"] == 4
+
+
+@pytest.mark.parametrize("label", [JOB_LABEL, *MANAGED_BY])
+async def test_a_label_that_another_client_removed_is_put_back(label: str) -> None:
+    """Without it `helm uninstall` does not find the budget."""
+    api, job = Lossy("poddisruptionbudgets"), make_job().job()
+    protection, name = Protection(api), "default/digits-workers"
+    await protection.apply(job, 4, keeps_unready=True)
+    made = api.there[name]
+    labels = made["metadata"]["labels"]
+    api.there[name] = changed(made, labels={key: value for key, value in labels.items() if key != label})
+
+    # What the watch's selector no longer matches is shown as deleted, with the labels that it had before.
+    deleted = label == JOB_LABEL
+    shown = (made if deleted else api.there[name])["metadata"]
+    assert protection.forget_if_touched(JobKey.of(job), "/apis/policy/v1", shown, deleted=deleted)
+    await protection.apply(job, 4, keeps_unready=True)
+    assert api.there[name]["metadata"]["labels"] == labels
 
 
 async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,25 @@ def test_devices_by_resource_claims_are_not_counted_so_that_no_room_is_known_for
     assert ("resourceClaims asks for devices" in room.unknown) == (free is None)
 
 
+@pytest.mark.parametrize(("cordoned", "free"), [(False, 2), (True, 0)])
+def test_no_room_is_known_where_no_node_lists_the_accelerator_so_that_a_start_does_not_wait_a_day(
+    cordoned: bool, free: int
+) -> None:
+    nodes, status = Nodes(), {"allocatable": {"nvidia.com/gpu": "2", "pods": "110"}}
+    world, counted = World(), FreeAccelerators(nodes)
+    node: Object = {"metadata": {"name": "a"}, "spec": {"unschedulable": cordoned}, "status": status}
+    nodes.note(node, deleted=False)
+    counted.note_node(node)
+    world.pool = KubePool(world, world, "https://channel", world, nodes, reservations=Reservations(counted, []))
+    rooms = []
+    for name, resource in (("right", "nvidia.com/gpu"), ("wrong", "nvidia.com/gpus")):
+        container = {"name": "trainer", "image": "x", "resources": {"limits": {resource: 1}}}
+        asks = make_job(name).set("acceleratorResource", resource).set("podTemplate.spec", {"containers": [container]})
+        rooms.append(world.pool.room(asks.job()))
+    unknown = (None, 0, None, "no node lists nvidia.com/gpus (spec.acceleratorResource)")
+    assert rooms == [(free, free, None, ""), unknown]
+
+
 async def test_room_is_on_the_nodes_that_pods_tolerate_as_the_api_server_admits_them() -> None:
     """On GKE an admission plugin lets pods that ask for GPUs tolerate the taint of the nodes that have them."""
     added: Object = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

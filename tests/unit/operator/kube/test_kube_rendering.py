@@ -291,12 +291,13 @@ def test_an_affinity_that_is_none_is_refused_with_the_fields_name(wrong: Any) ->
         render(job, 3, JobStatus(), channel_url=CHANNEL, doubted=["bad"])
 
 
-def test_an_autoscaler_may_add_nodes_for_claims_of_jobs_that_ask_for_it() -> None:
-    classes = PriorityClasses("base", "claimed", "autoscaled")
+@pytest.mark.parametrize(("named", "expected"), [("autoscaled", "autoscaled"), ("", "claimed")])
+def test_an_autoscaler_may_add_nodes_for_claims_of_jobs_that_ask_for_it(named: str, expected: str) -> None:
+    classes = PriorityClasses("base", "claimed", named)
     status = JobStatus(num_shards=4, claimed_ids=[3])
     job = make_job().set("elasticPolicy.claimFrom", "Autoscaler").job()
     pods = [render(one, 3, status, channel_url=CHANNEL, classes=classes) for one in (make_job().job(), job)]
-    assert [pod["spec"]["priorityClassName"] for pod in pods] == ["claimed", "autoscaled"]
+    assert [pod["spec"]["priorityClassName"] for pod in pods] == ["claimed", expected]
 
 
 @pytest.mark.parametrize(

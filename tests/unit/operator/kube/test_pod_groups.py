@@ -209,6 +209,16 @@ async def test_a_group_that_somebody_deleted_is_made_again_if_its_size_changes_a
     assert list(cluster.groups) == ["digits-start"]
 
 
+async def test_a_new_worker_finds_its_group_also_if_somebody_deleted_it() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.give_nodes()
+    for number in (4, 5):  # a worker is replaced, and so is its replacement
+        await cluster.make(JobStatus(worker_ids=[0, 1, number], generation=running(2).generation), [number])
+        group = cluster.pods.pop(f"digits-w{number}")["spec"]["schedulingGroup"]["podGroupName"]
+        assert _size(cluster.groups.pop(group)) == 1
+
+
 async def test_a_new_job_of_the_same_name_looks_for_its_own_groups() -> None:
     cluster = Cluster()
     await cluster.make(status(4), [0, 1, 2, 3])

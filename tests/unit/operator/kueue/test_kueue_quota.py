@@ -427,3 +427,25 @@ async def test_a_workload_that_cannot_be_released_now_is_released_later(
     looks.cancel()
     await asyncio.gather(looks, return_exceptions=True)
     assert api.released == ["PATCH", "PATCH"]
+
+
+async def test_that_a_workload_cannot_be_released_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(quota, "LOOK_SECONDS", 0.0)
+
+    class Away(Ending):
+        async def request(self, method: str, path: str, body: Any = None, **_: Any) -> Object:
+            self.released.append(method)
+            raise Unavailable("Kueue is away")
+
+    asked = KueueQuota(api := Away({}, "Succeeded"), [], NO_LISTENER)
+    ending = admitted(1, "gold", "1")
+    ending["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FINALIZER]}
+    asked._seen.note(ending)
+    looks = asyncio.create_task(asked._release_orphans())
+    while len(api.released) < 5 and not looks.done():  # noqa: ASYNC110 - each turn of the loop counts
+        await asyncio.sleep(0)
+    looks.cancel()
+    await asyncio.gather(looks, return_exceptions=True)
+    assert [one.message for one in caplog.records] == ["cannot release Workload digits-q0 now: Kueue is away"]

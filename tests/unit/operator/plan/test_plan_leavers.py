@@ -165,6 +165,18 @@ def test_leavers_that_wait_make_a_job_no_wider_than_it_was_when_a_member_dies() 
     assert len(world.status.leaving_ids) == 3
 
 
+@pytest.mark.parametrize(("on_pack", "released"), [("Hold", 0), ("Release", 2)])
+def test_spares_that_an_edit_lets_go_count_as_released(on_pack: str, released: int) -> None:
+    world = World(make_job().stages(4).workers(4).on_pack("Hold").checkpoint())
+    world.start()
+    world.commit(boundary=8)
+    world.part()
+    world.commit(checkpoint=8)
+    world.builder.on_pack(on_pack)
+    world.settle()
+    assert (world.status.gpus.released, world.status.gpus.held) == (released, 4 - released)
+
+
 def test_a_held_spare_whose_pod_vanishes_is_not_made_again() -> None:
     world = World(make_job().stages(4).workers(4).on_pack("Hold"))
     world.start()
