@@ -1,6 +1,7 @@
 """An API server that keeps one Lease."""
 
 import copy
+import json
 from typing import Any
 
 from pipetransformer_contract.api.requests import Object
@@ -38,7 +39,7 @@ class FakeApi(Api):
             return copy.deepcopy(self.object)
         if method == "PUT" and self.object is None:
             raise NotFound(path)
-        sent, now = copy.deepcopy(dict(body)), self.object
+        sent, now = json.loads(json.dumps(body)), self.object
         if method == "POST" and now is not None:
             raise Conflict(path)
         if now is not None and method == "PATCH":

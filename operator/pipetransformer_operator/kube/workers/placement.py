@@ -59,7 +59,7 @@ class Groups:
 def _length(group: str) -> int:
     """Length of a group according to its label; 0 if another client changed the label to something else."""
     length = group.partition("-")[0]
-    return int(length) if length.isascii() and length.isdecimal() and len(length) < 5 else 0
+    return int(length) if length.isdecimal() else 0
 
 
 def choose_domains(sizes: Mapping[str, int], room: Mapping[str, int], *, apart: bool) -> dict[str, str]:

@@ -37,7 +37,7 @@ def worker_id(pod: Object) -> int | None:
 def observable(pod: Mapping[str, Any]) -> Object:
     """The part of a pod that the operator uses: a twentieth of it, because all pods are kept in memory."""
     metadata, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
-    names = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
+    names = ("name", "uid", "resourceVersion", "deletionTimestamp")
     return {
         "metadata": {
             **{key: metadata[key] for key in names if key in metadata},

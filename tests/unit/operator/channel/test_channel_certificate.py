@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from pipetransformer_contract.api.requests import Object
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.channel.tls.certificate import (
     AUTHORITY_LIFETIME,
     RENEWAL,
@@ -30,7 +30,7 @@ from pipetransformer_operator.channel.tls.certificate import (
     server_context,
     signing,
 )
-from pipetransformer_operator.controller.ports import Refused, Unavailable
+from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NotFound
 from pipetransformer_operator.kube.trust.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
 from tests.testkit.operator.fake_lease_api import FakeApi
@@ -226,6 +226,9 @@ async def test_what_others_wrote_is_put_back_after_a_pause(monkeypatch: pytest.M
     await theirs.publish("team")
     assert (await restored())["data"] == {"ca.crt": "mine"}
     assert pauses == [RESTORE_SECONDS]
+    assert api.object is not None
+    del api.object["data"]  # somebody emptied it
+    assert (await restored())["data"] == {"ca.crt": "mine"}
 
 
 @pytest.mark.parametrize("deleted", [False, True])
@@ -266,13 +269,15 @@ async def test_a_namespace_that_refuses_or_is_slow_keeps_nobody_else_from_what_i
                 others.set()
             if "/closed/" in path:
                 raise Refused("a quota says no")
-            if "/gone/" in path:
+            if "/gone/" in path or method == "PATCH":
                 raise NotFound("no such namespace")
+            if "/contested/" in path:
+                raise Conflict("another client made it, and deleted it meanwhile")
             told.append(path.split("/")[4])
             return {}
 
     publisher = Publisher(Refusing(), Trust(b"new"))
-    await publisher.republish(["one", "slow", "closed", "gone", "two"])
+    await publisher.republish(["one", "slow", "closed", "gone", "contested", "two"])
     assert told == ["one", "two", "slow"]
 
 
@@ -281,6 +286,7 @@ async def test_a_namespace_with_a_full_quota_still_gets_new_certificates() -> No
         async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
             if method == "POST":
                 raise Refused("exceeded quota")
+            assert options == {"content_type": MERGE_PATCH}
             if self.object is None:
                 raise NotFound(path)
             return await super().request(method, path, body, **options)
@@ -356,7 +362,8 @@ async def test_concurrent_calls_share_one_attempt_to_publish() -> None:
         assert attempts == each
 
 
-async def test_a_write_that_fails_after_its_callers_have_stopped_complains_to_nobody() -> None:
+@pytest.mark.parametrize("cancelled", [False, True], ids=["failed", "cancelled"])
+async def test_a_write_that_ends_after_its_callers_have_stopped_complains_to_nobody(cancelled: bool) -> None:
     began, ends = asyncio.Event(), asyncio.Event()
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
@@ -372,6 +379,8 @@ async def test_a_write_that_fails_after_its_callers_have_stopped_complains_to_no
     (write,) = asyncio.all_tasks() - {caller, asyncio.current_task()}
     caller.cancel()
     await asyncio.wait([caller])
+    if cancelled:
+        write.cancel()
     ends.set()
     await asyncio.wait([write])
     del write

@@ -8,6 +8,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from pipetransformer_contract.api import JobStatus
+from pipetransformer_contract.api.labels import WORKER_LABEL
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.nodes import DELETED, Nodes
@@ -37,6 +38,23 @@ def test_the_trainers_exit_decides_while_a_sidecar_still_runs() -> None:
     assert worker.lingers
     worker = observe(seen(status | {"phase": "Failed"}), "trainer")
     assert worker is not None and not worker.lingers
+    ended["state"] = {"terminated": {"exitCode": 0}}
+    worker = observe(seen(status | {"phase": "Pending"}), "trainer")
+    assert worker is not None and worker.lingers, "the sidecar's image is pulled"
+    assert (worker.phase, worker.exit_code) == (WorkerPhase.SUCCEEDED, 0)
+
+
+def test_a_sidecar_that_ended_is_no_end_of_the_trainer() -> None:
+    ended = {"name": "logs", "state": {"terminated": {"exitCode": 1}}}
+    running = {"name": "trainer", "state": {"running": {}}}
+    worker = observe(seen({"phase": "Running", "containerStatuses": [ended, running]}), "trainer")
+    assert worker is not None and worker.phase is WorkerPhase.RUNNING
+    assert worker.exit_code is None and not worker.lingers
+
+
+def test_a_pod_whose_state_the_cluster_does_not_know_failed() -> None:
+    worker = observe(seen({"phase": "Unknown"}), "trainer")
+    assert worker is not None and worker.phase is WorkerPhase.FAILED
 
 
 def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:
@@ -87,6 +105,13 @@ def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:
             "ContainerCreating",
         ),
         ({"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "Creating"}}}]}, "Creating"),
+        (
+            {
+                "conditions": [{"type": "PodReadyToStartContainers", "status": "False"}],
+                "containerStatuses": [{"name": "trainer", "state": {"terminated": {"exitCode": 1}}}],
+            },
+            "",
+        ),
         ({}, ""),
     ],
 )
@@ -108,9 +133,12 @@ def test_a_pod_rejected_by_its_node_is_disrupted_and_one_that_ran_failed() -> No
     worker = observe(seen(rejected), "trainer")
     assert worker is not None and worker.disrupted and worker.rejected
     assert worker.message == "UnexpectedAdmissionError: no healthy devices"
-    ran = {"name": "logs", "state": {"terminated": {"exitCode": 1}}}
-    worker = observe(seen(rejected | {"containerStatuses": [ran]}), "trainer")
-    assert worker is not None and not worker.disrupted
+    for other in ({"phase": "Pending"}, {"reason": ""}):
+        worker = observe(seen(rejected | other), "trainer")
+        assert worker is not None and not worker.rejected
+    for state in ({"terminated": {"exitCode": 1}}, {"running": {}}):
+        worker = observe(seen(rejected | {"containerStatuses": [{"name": "logs", "state": state}]}), "trainer")
+        assert worker is not None and not worker.disrupted
 
 
 def test_an_init_container_that_failed_is_named() -> None:
@@ -172,8 +200,24 @@ def test_a_pod_that_is_being_deleted_cannot_train() -> None:
     assert worker.end_time == datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_a_pod_without_a_worker_label_is_no_worker() -> None:
-    assert observe(seen({"phase": "Running"}, labels={}), "trainer") is None
+@pytest.mark.parametrize("labels", [{}, {WORKER_LABEL: "first"}])
+def test_a_pod_without_the_number_of_a_worker_is_no_worker(labels: dict[str, str]) -> None:
+    assert observe(seen({"phase": "Running"}, labels=labels), "trainer") is None
+
+
+def test_the_owner_that_controls_a_pod_is_no_other_of_its_owners() -> None:
+    owners: list[dict[str, Any]] = [{"uid": "other"}, {"uid": "job", "controller": True}]
+    assert controller_uid(seen({}, ownerReferences=owners)) == "job"
+    assert controller_uid(seen({}, ownerReferences=owners[:1])) == ""
+    orphan = pod_of(make_job())
+    del orphan["metadata"]["ownerReferences"]
+    assert controller_uid(observable(orphan)) == ""
+
+
+def test_what_each_pod_tolerates_for_a_while_says_nothing_of_where_its_job_may_run() -> None:
+    pod, own = pod_of(make_job()), [{"operator": "Exists"}, {"key": "nvidia.com/gpu", "operator": "Exists"}]
+    pod["spec"]["tolerations"] = [{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}, *own]
+    assert observable(pod)["spec"]["tolerations"] == own
 
 
 def node(
@@ -215,7 +259,8 @@ def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], dra
     assert (worker.draining, worker.node_lost) == (draining, lost)
     nodes.note(shown, deleted=True)
     assert not nodes.cordoned and nodes.lost == {shown["metadata"]["name"]}, "what was bound to it will not start"
-    assert nodes.is_gone(shown["metadata"]["name"])
+    worker = observe(pod, "trainer", nodes)
+    assert worker is not None and worker.node_gone == (shown["metadata"]["name"] == "node-1")
     assert nodes.note(node(shown["metadata"]["name"]), deleted=False), "it is back"
     assert not nodes.lost and not nodes.is_gone(shown["metadata"]["name"])
 
@@ -304,6 +349,7 @@ def test_new_workers_avoid_an_unfit_node_and_stay_near_each_other() -> None:
 
 def test_a_pod_that_its_node_says_nothing_of_is_unattended() -> None:
     pod = seen({"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "True"}]})
+    pod["spec"]["priority"] = 0
     assert not is_unattended(pod), "it has no node yet"
     pod["spec"]["nodeName"] = "node-1"
     assert is_unattended(pod)
@@ -341,7 +387,11 @@ def test_what_is_kept_of_a_pod_says_the_same_and_is_small() -> None:
     running = {"name": "trainer", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
     pod["status"] = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [running]}
     kept = observable(pod)
-    assert observe(kept, "trainer") == observe(pod, "trainer")
+    worker = observe(kept, "trainer")
+    assert worker is not None and worker == observe(pod, "trainer")
+    assert (worker.node, worker.scheduled, worker.priority, worker.address) == ("node-1", True, 5, "10.0.0.1")
+    new = observe(seen({"phase": "Pending"}), "trainer")
+    assert new is not None and (new.node, new.scheduled, new.priority, new.address) == ("", False, 0, "")
     assert controller_uid(kept) == controller_uid(pod)
     assert kept["metadata"]["resourceVersion"] == "7"
     assert len(json.dumps(kept)) < len(json.dumps(pod)) / 5

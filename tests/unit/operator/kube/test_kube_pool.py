@@ -307,6 +307,7 @@ def _placed(stages: int, *wishes: str) -> PipeTrainingJob:
         ({"a1": 3, "b1": 2, "b2": 2}, ["within"], [["b"], []]),
         ({"a1": 9, "b1": 2, "b2": 2}, ["within"], [["a"], ["a"]]),
         ({"a1": 9, "b1": 2, "b2": 2}, ["within", "spread"], [["a"], ["b"]]),
+        ({"a1": 9}, ["within", "spread"], [["a"], []]),
         ({"a1": 3, "b1": 3}, ["within"], [[], []]),
         ({"a1": 8}, ["spread"], [[], []]),
     ],
@@ -431,17 +432,19 @@ async def test_a_namespace_is_made_fit_for_the_job_and_not_for_each_worker() -> 
     [
         ("digits", Refused, "pod digits-w0 of a deleted job of the same name still exists"),
         ("other", NameConflict, "digits-w0 already exists and is not a worker of this job"),
+        (None, NameConflict, "digits-w0 already exists and is not a worker of this job"),
     ],
 )
 async def test_a_pod_of_a_deleted_job_is_awaited_and_a_foreign_pod_is_a_conflict(
-    owner: str, error: type[Exception], words: str
+    owner: str | None, error: type[Exception], words: str
 ) -> None:
     class Taken(World):
         async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
             if method == "POST":
                 raise Conflict("exists")
             controller = {"kind": "PipeTrainingJob", "name": owner, "uid": "earlier", "controller": True}
-            return {"metadata": {"name": "digits-w0", "uid": "uid-9", "ownerReferences": [controller]}}
+            owners = {"ownerReferences": [controller]} if owner else {}
+            return {"metadata": {"name": "digits-w0", "uid": "uid-9", **owners}}
 
     with pytest.raises(error, match=words):
         await Taken().pool.create(job(), 0, JobStatus())

@@ -412,5 +412,5 @@ def test_pipelines_are_spread_over_the_nodes_that_the_job_names(required: bool) 
     (entry,) = far[REQUIRED if required else PREFERRED]
     term = entry if required else entry["podAffinityTerm"]
     assert term["topologyKey"] == RACK
-    (others,) = term["labelSelector"]["matchExpressions"]
-    assert (others["operator"], others["values"]) == ("NotIn", ["2-1"])
+    others = {"key": PLACEMENT_GROUP_LABEL, "operator": "NotIn", "values": ["2-1"]}
+    assert term["labelSelector"] == {"matchLabels": {JOB_LABEL: "digits"}, "matchExpressions": [others]}

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL, POD_GROUP_LABEL
-from pipetransformer_contract.api.requests import Object
+from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, POD_GROUP_LABEL
+from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.workers.pod_groups import SCHEDULERS, PodGroups, Size
 from pipetransformer_operator.kube.workers.pods import observable
 from pipetransformer_operator.kube.workers.pool import KubePool
-from pipetransformer_operator.kube.workers.rendering import PriorityClasses
+from pipetransformer_operator.kube.workers.rendering import PriorityClasses, owner_reference
 from tests.testkit.operator.builders import make_job
 
 KEY = JobKey("default", "digits")
@@ -36,6 +36,7 @@ class Cluster(Api):
 
     def restarted(self, scheduler: str = "PodGroup") -> KubePool:
         """The pool of an operator that remembers nothing."""
+        self.folder = f"/apis/{SCHEDULERS[scheduler].api}/namespaces/default/podgroups"
         classes = PriorityClasses("base", "claimed")
         self.pool = KubePool(
             self, self, "https://channel", self, None, classes, pod_groups=PodGroups(self, SCHEDULERS[scheduler])
@@ -54,6 +55,7 @@ class Cluster(Api):
     async def get(self, path: str, query: Query = NO_QUERY, *, timeout: float = 0, accept: str = "") -> Object:
         if self.error is not None:
             raise self.error
+        assert path == self.folder
         if name := query.get("fieldSelector", "").removeprefix("metadata.name="):
             return {"metadata": {}, "items": [self.groups[name]] if name in self.groups else []}
         assert query["labelSelector"] == f"{JOB_LABEL}=digits"
@@ -63,24 +65,25 @@ class Cluster(Api):
         _, _, name = path.rpartition("/")
         if method == "DELETE":
             self.said.append((method, name))
-            kept = self.groups if "podgroups" in path else self.pods
+            kept = self.groups if path == f"{self.folder}/{name}" else self.pods
             if name not in kept:
                 raise NotFound(name)
             return kept.pop(name)
         assert isinstance(body, dict)
         if method == "PATCH":
+            assert (path, options) == (f"{self.folder}/{name}", {"content_type": MERGE_PATCH})
             if name not in self.groups:
                 raise NotFound(name)
             self.groups[name]["spec"]["schedulingPolicy"] = body["spec"]["schedulingPolicy"]
             self.said.append((method, name, _size(self.groups[name])))
             return self.groups[name]
         name = body["metadata"]["name"]
-        kept = self.groups if body["kind"] == "PodGroup" else self.pods
+        kept = self.groups if path == self.folder else self.pods
         if name in kept:
             raise Conflict(f"{name} exists")
         kept[name] = {**body, "status": {}}
         kept[name]["metadata"] |= {"uid": f"uid-{name}", "resourceVersion": "1"}
-        self.said.append((method, name, _size(body)) if body["kind"] == "PodGroup" else (method, name))
+        self.said.append((method, name, _size(body)) if kept is self.groups else (method, name))
         return kept[name]
 
     async def make(self, wanted: JobStatus, new: list[int]) -> None:
@@ -135,8 +138,9 @@ async def test_the_first_workers_are_one_group_that_exists_before_them() -> None
     assert cluster.members() == {"digits-start": [f"digits-w{number}" for number in range(4)]}
     group = cluster.groups["digits-start"]
     assert group["spec"]["priorityClassName"] == cluster.pods["digits-w0"]["spec"]["priorityClassName"] == "base"
-    assert group["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
-    assert group["metadata"]["labels"][JOB_LABEL] == "digits", "the next operator lists by it"
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.k8s.io/v1beta1", "PodGroup")
+    assert group["metadata"]["ownerReferences"] == [owner_reference(job())]
+    assert group["metadata"]["labels"] == {JOB_LABEL: "digits", **MANAGED_BY}, "the next operator lists by it"
 
 
 async def test_an_operator_that_stops_within_a_start_leaves_no_second_group() -> None:
@@ -191,6 +195,8 @@ async def test_groups_without_pods_are_deleted() -> None:
         await cluster.pool.delete(job(), f"digits-w{number}", f"uid-digits-w{number}")
     await cluster.make(running(4), [])
     assert list(cluster.groups) == ["digits-start"]
+    await cluster.make(running(6, claimed_ids=[4, 5]), [4, 5])
+    assert cluster.groups.keys() == cluster.members().keys(), "it is made again"
 
 
 async def test_a_group_that_somebody_deleted_is_made_again_if_its_size_changes_and_not_missed_otherwise() -> None:
@@ -234,7 +240,8 @@ async def test_of_a_job_that_is_deleted_while_its_workers_are_created_no_further
     cluster = Cluster()
     await cluster.pool.prepare(job(), status(4), [0, 1, 2, 3])
     await cluster.pool.create(job(), 0, status(4))
-    cluster.pool.on_job_gone(KEY)
+    for _ in range(2):
+        cluster.pool.on_job_gone(KEY)
     with pytest.raises(Conflict, match="digits was deleted while its workers were created"):
         await cluster.pool.create(job(), 1, status(4))
     assert list(cluster.pods) == ["digits-w0"]
@@ -244,7 +251,7 @@ async def test_a_group_of_another_owner_is_told_and_not_waited_for() -> None:
     """As one that an orphaned job left: it is there until somebody deletes it."""
     cluster = Cluster()
     await cluster.make(status(4), [0, 1, 2, 3])
-    cluster.groups["digits-start"]["metadata"]["ownerReferences"] = []
+    del cluster.groups["digits-start"]["metadata"]["ownerReferences"]
     with pytest.raises(Refused, match="PodGroup digits-start exists and belongs to another owner: delete or rename it"):
         await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
     cluster.groups.clear()
@@ -252,10 +259,18 @@ async def test_a_group_of_another_owner_is_told_and_not_waited_for() -> None:
     assert list(cluster.groups) == ["digits-start"]
 
 
-async def test_a_cluster_without_groups_is_told_what_it_needs() -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "needs"),
+    [
+        ("PodGroup", "Kubernetes 1.37 or newer, with the feature gate GenericWorkload and scheduling.k8s.io/v1beta1"),
+        ("Volcano", "Volcano"),
+    ],
+)
+async def test_a_cluster_without_groups_is_told_what_it_needs(scheduler: str, needs: str) -> None:
     cluster = Cluster()
+    cluster.restarted(scheduler)
     cluster.error = NotFound("404")
-    with pytest.raises(Refused, match=r"Kubernetes 1\.37 or newer, with the feature gate GenericWorkload"):
+    with pytest.raises(Refused, match=f"^gangScheduling: the cluster needs {needs}.*: 404$"):
         await cluster.pool.prepare(job(), status(4), [0, 1, 2, 3])
 
 
