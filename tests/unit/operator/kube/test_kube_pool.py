@@ -367,6 +367,8 @@ async def test_a_replacement_goes_to_its_pipeline_and_a_new_pipeline_to_another_
     for number in (1, 2, 3):
         await world.pool.create(made, number, JobStatus(worker_ids=[0]))
     assert [_wanted_racks(pod) for pod in world.made] == [[], ["b"], ["b"]]
+    begins = {"matchExpressions": [{"key": "rack", "operator": "In", "values": ["b"]}]}
+    assert world.made[1]["spec"]["affinity"]["nodeAffinity"][PREFERRED] == [{"weight": 100, "preference": begins}]
 
 
 def test_a_group_is_alone_only_while_the_job_has_no_worker_of_another() -> None:

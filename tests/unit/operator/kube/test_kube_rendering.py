@@ -217,7 +217,7 @@ def test_a_worker_is_wanted_near_its_group_unless_the_template_says_otherwise() 
     keys = [(term["podAffinityTerm"]["topologyKey"], term["weight"]) for term in near]
     assert keys == [("kubernetes.io/hostname", 100), ("topology.kubernetes.io/zone", 50)]
     (far,) = pod["spec"]["affinity"]["podAntiAffinity"][PREFERRED]
-    assert far["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname" and far["weight"] < 50
+    assert far["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname" and 1 <= far["weight"] < 50
     container = {"name": "trainer", "image": "x"}
     for kind in ("podAffinity", "podAntiAffinity"):
         own: dict[str, Any] = {kind: {}}
@@ -402,6 +402,7 @@ def test_a_pipeline_stays_within_the_nodes_that_the_job_names(required: bool, af
     (term,) = (term for term in terms if term["topologyKey"] == RACK)
     assert term["labelSelector"]["matchLabels"] == {JOB_LABEL: "digits", PLACEMENT_GROUP_LABEL: "2-1"}
     assert (REQUIRED in near) is required
+    assert {one["weight"] for one in near.get(PREFERRED, [])} <= {100, 50}
 
 
 @pytest.mark.parametrize("required", [False, True])
@@ -411,6 +412,7 @@ def test_pipelines_are_spread_over_the_nodes_that_the_job_names(required: bool) 
     far = pod["spec"]["affinity"]["podAntiAffinity"]
     (entry,) = far[REQUIRED if required else PREFERRED]
     term = entry if required else entry["podAffinityTerm"]
+    assert required or entry["weight"] == 10
     assert term["topologyKey"] == RACK
     others = {"key": PLACEMENT_GROUP_LABEL, "operator": "NotIn", "values": ["2-1"]}
     assert term["labelSelector"] == {"matchLabels": {JOB_LABEL: "digits"}, "matchExpressions": [others]}
