@@ -147,6 +147,8 @@ def test_an_init_container_that_failed_is_named() -> None:
     worker = observe(seen({"phase": "Failed", "initContainerStatuses": [fine, failed]}), "trainer")
     assert worker is not None and not worker.disrupted
     assert worker.message == "init container fetch: Error: 404"
+    worker = observe(seen({"phase": "Running", "initContainerStatuses": [fine, failed]}), "trainer")
+    assert worker is not None and worker.message == "", "a sidecar is restarted"
 
 
 def test_a_worker_that_ran_out_of_memory_says_so() -> None:
@@ -192,6 +194,14 @@ def test_a_worker_that_crashed_gives_the_last_words_of_its_log() -> None:
     ended |= {"exitCode": 137}
     worker = observe(seen(status), "trainer")
     assert worker is not None and words(worker) == "Error", "who is killed does not say why"
+
+
+@pytest.mark.parametrize("reason", ["", "ContainerCannotRun"])
+def test_a_worker_that_ended_without_a_word_says_its_reason(reason: str) -> None:
+    ended = {"exitCode": 1} | ({"reason": reason} if reason else {})
+    status = {"phase": "Failed", "containerStatuses": [{"name": "trainer", "state": {"terminated": ended}}]}
+    worker = observe(seen(status), "trainer")
+    assert worker is not None and worker.message == reason
 
 
 def test_a_pod_that_is_being_deleted_cannot_train() -> None:
