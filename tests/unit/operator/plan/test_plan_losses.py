@@ -3,12 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import Outcome, ResizeReason
-from pipetransformer_operator.plan import FailureCause, WorkerPhase, plan
+from pipetransformer_operator.plan import FailureCause, Worker, WorkerPhase, plan
+from pipetransformer_operator.plan.losses import describe
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World
 
@@ -173,6 +175,25 @@ def test_steps_that_are_made_again_after_a_restart_forget_no_failure() -> None:
     decided = plan(world.spec, replace(world.observed(), status=status, report=report), world.now + timedelta(hours=1))
     assert decided.status.last_report is not None and decided.status.last_report.step == 10
     assert decided.status.failure_steps == [501]
+
+
+SILENT_END = "it did not report the end of training; the command of the pod template must call train()"
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ({"exit_code": 0}, f"exit code 0: {SILENT_END}"),
+        ({"exit_code": 0, "message": '{"outcome": "Left", "message": "as told"}'}, "exit code 0: as told"),
+        ({"exit_code": 0, "terminating": True}, "taken away"),
+        ({"exit_code": 143, "terminating": True, "message": "no time"}, "taken away: no time"),
+        ({"exit_code": 1, "message": '{"outcome": "Failed", "reason": "Bug", "message": "m"}'}, "exit code 1: Bug: m"),
+        ({"message": "Evicted: low on memory"}, "Evicted: low on memory"),
+        ({}, "Failed"),
+    ],
+)
+def test_how_a_worker_was_lost_is_told_in_its_own_words(end: dict[str, Any], told: str) -> None:
+    assert describe(Worker(0, "digits-w0", "uid", **{"phase": WorkerPhase.FAILED, **end})) == told
 
 
 def seen_failures(world: World) -> list[tuple[str, FailureCause]]:
