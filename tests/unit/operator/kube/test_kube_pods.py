@@ -136,7 +136,8 @@ def test_a_pod_rejected_by_its_node_is_disrupted_and_one_that_ran_failed() -> No
     for other in ({"phase": "Pending"}, {"reason": ""}):
         worker = observe(seen(rejected | other), "trainer")
         assert worker is not None and not worker.rejected
-    for state in ({"terminated": {"exitCode": 1}}, {"running": {}}):
+    ran: list[dict[str, Any]] = [{"terminated": {"exitCode": 1}}, {"running": {}}]
+    for state in ran:
         worker = observe(seen(rejected | {"containerStatuses": [{"name": "logs", "state": state}]}), "trainer")
         assert worker is not None and not worker.disrupted
 
