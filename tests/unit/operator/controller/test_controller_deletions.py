@@ -140,6 +140,10 @@ def test_each_refusal_doubles_the_pause_up_to_the_longest() -> None:
         now += pauses[-1]
         assert deletions.due(wanted, now) == wanted
     assert pauses == [1.0, 2.0, 4.0, 5.0]
+    deletions.refuse("uid-a", WORDS, now)
+    deletions.refuse("uid-b", WORDS, now)
+    assert deletions.wait(now) == 1.0, "one of them is due before the other"
+    deletions.accept("uid-b")
     deletions.accept("uid-a")
     assert deletions.refused == {}
     assert deletions.refuse("uid-a", WORDS, now) == 1.0
