@@ -82,7 +82,7 @@ def keyed_uniform(shape: torch.Size, dtype: torch.dtype, device: torch.device, *
 def _keys(shape: torch.Size, device: torch.device, what: str, *, seed: int, place: int) -> Tensor:
     """(micro-batch,) the key of each sample for the next draw at this place. Counts the draw.
 
-    Samples are hashed once a micro-batch. A draw then waits neither for the host nor for a copy to the device.
+    Samples are hashed and copied to the device once a micro-batch. A copy in each draw would make the device wait.
     """
     for tell in watchers:
         tell()
