@@ -19,7 +19,8 @@ from pipetransformer_client.errors import AlreadyExists, ClientError, NotFound, 
 from pipetransformer_client.kube import Kube
 
 pytestmark = pytest.mark.timeout(60)
-ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+#: A client that knows of the close opens another connection for its next request.
+ANSWER = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
 HEAD = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
 
 
