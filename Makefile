@@ -186,7 +186,7 @@ images: $(STAMP) ## Build both images and push them to the development cluster's
 	$(BIN)/python -m tools.devcluster images
 
 .PHONY: bench-async bench-cache bench-channel bench-cluster bench-cluster-real bench-digits bench-equality bench-kills bench-multilevel bench-overhead bench-partition bench-regroup bench-release bench-scale bench-schedules bench-sharing bench-tuning bench-worth bench-worth-accuracy bench-worth-fsdp bench-worth-ideal bench-worth-runs
-bench-async: $(STAMP) ## Asynchronous schedules: throughput on virtual devices, and losses and accuracy on digits (25 min).
+bench-async: $(STAMP) ## Asynchronous schedules: throughput on virtual devices, and losses and accuracy on digits (40 min).
 	$(BIN)/python -m benchmarks.asynchronous
 
 bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays, and whether Auto saw it.

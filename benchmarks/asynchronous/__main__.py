@@ -2,9 +2,10 @@
 
 import argparse
 import itertools
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from tests.testkit.results import print_table, write_result
 
@@ -37,14 +38,19 @@ def main() -> None:
 
 def _accuracy(seeds: range) -> dict[str, Any]:
     """Figures of all cases: `distance_OPTIMIZER_1` has one micro-batch a step, `..._k` has K."""
-    torch.set_num_threads(1)
-    rates, found = {}, {}
-    for optimizer in accuracy.OPTIMIZERS:
-        rates[optimizer] = rate = accuracy.best_rate(optimizer, seeds[:2])
-        for micro_batches, suffix in _SUFFIXES.items():
-            compared = accuracy.compare(optimizer, rate, micro_batches, seeds)
-            found[f"{optimizer}_{suffix}"] = compared
-            _print(f"{optimizer} at {rate:g}, {micro_batches} micro-batches a step, digits, K=4", compared.table())
+    rates: dict[str, float] = {}
+    found: dict[str, accuracy.Compared] = {}
+    short: dict[str, accuracy.Compared] = {}
+    with accuracy.processes() as pool:
+        for optimizer in accuracy.OPTIMIZERS:
+            rates[optimizer] = rate = accuracy.best_rate(pool, optimizer, seeds[:2])
+            settings = {
+                f"{optimizer}_{suffix}": accuracy.Setting(optimizer, rate, micro_batches)
+                for micro_batches, suffix in _SUFFIXES.items()
+            }
+            found |= _compared(pool, settings, list(accuracy.WAYS), seeds)
+            ends = {name: replace(setting, epochs=accuracy.SHORT_EPOCHS) for name, setting in settings.items()}
+            short |= _compared(pool, ends, [accuracy.SYNCHRONOUS, accuracy.NEWEST, accuracy.PREDICTED], seeds)
     losses = {name: case.accuracy_loss(accuracy.PREDICTED) for name, case in found.items()}
     bounded = {name: case for name, case in found.items() if name != _WITHOUT_BOUND}
     return {
@@ -54,10 +60,23 @@ def _accuracy(seeds: range) -> dict[str, Any]:
         "distances_further": {name: case.ratio(accuracy.FURTHER) for name, case in found.items()},
         "distances_stashed": {name: case.ratio(accuracy.STASHED) for name, case in found.items()},
         "accuracy_losses": losses,
+        "distances_short": {name: case.ratio(accuracy.PREDICTED) for name, case in short.items()},
+        "accuracy_losses_short": {name: case.accuracy_loss(accuracy.PREDICTED) for name, case in short.items()},
         "learning_rates": rates,
         "seeds": list(seeds),
         "cases": {name: case.table() for name, case in found.items()},
+        "short_cases": {name: case.table() for name, case in short.items()},
     }
+
+
+def _compared(
+    pool: Executor, settings: Mapping[str, accuracy.Setting], ways: Sequence[str], seeds: Sequence[int]
+) -> dict[str, accuracy.Compared]:
+    """Each setting's comparison, printed."""
+    found = accuracy.compare(pool, list(settings.values()), ways, seeds)
+    for setting, compared in zip(settings.values(), found, strict=True):
+        _print(f"{setting}, digits, K=4", compared.table())
+    return dict(zip(settings, found, strict=True))
 
 
 def _print(title: str, table: dict[str, dict[str, float]]) -> None:

@@ -1,12 +1,16 @@
 """What asynchronous weights cost: final losses and accuracy on digits, K=4, by replays in one process.
 
 A replay has the losses of the job itself, to 1e-9 (`tests/unit/trainer/elastic/test_asynchronous.py`). Learning rates
-are searched for the synchronous run, and all others use the same. Seeds are paired.
+are searched for the synchronous run, and all others use the same. Seeds are paired. Each processor has one run at a
+time.
 """
 
+import itertools
 import math
+import multiprocessing
 import statistics
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,20 +23,36 @@ from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.asynchronous_replay import Replay, Round
 
-STAGES, LAYERS, EPOCHS, BATCH, STEPS_PER_ROUND = 4, 4, 8, 32, 16
+STAGES, LAYERS, BATCH, STEPS_PER_ROUND = 4, 4, 32, 16
+#: After the first, synchronous runs have learned nearly all training data. After the second they still learn.
+EPOCHS, SHORT_EPOCHS = 24, 8
 #: Micro-batches a step.
 ONE, SEVERAL = 1, STAGES
 OPTIMIZERS: dict[str, dict[str, Any]] = {"adamw": {"name": "AdamW"}, "sgd": {"name": "SGD", "momentum": 0.9}}
 RATES = {"adamw": (1e-3, 2e-3, 3e-3, 5e-3, 1e-2), "sgd": (1e-2, 2e-2, 3e-2, 5e-2)}
-#: Ways to train, with how many steps more their predictions look ahead.
+#: Ways to train.
 SYNCHRONOUS, NEWEST, PREDICTED, FURTHER, STASHED = "synchronous", "newest", "predicted", "predicted, s + 1", "stashed"
-_SCHEDULES = {
+#: Their schedules, and how many steps more their predictions look ahead.
+WAYS = {
     SYNCHRONOUS: ("OneForwardOneBackward", 0),
     NEWEST: ("AsyncOneForwardOneBackward", 0),
     PREDICTED: ("PipeOptim", 0),
     FURTHER: ("PipeOptim", 1),
     STASHED: ("PipeDream", 0),
 }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all ways of a comparison have in common."""
+
+    optimizer: str
+    rate: float
+    micro_batches: int
+    epochs: int = EPOCHS
+
+    def __str__(self) -> str:
+        return f"{self.optimizer} at {self.rate:g}, {self.micro_batches} micro-batches a step, {self.epochs} epochs"
 
 
 @dataclass(frozen=True)
@@ -43,9 +63,14 @@ class Trained:
     accuracy: float
 
 
-def train(way: str, optimizer: str, rate: float, micro_batches: int, seed: int) -> Trained:
-    """One run."""
-    schedule, extra = _SCHEDULES[way]
+def processes() -> ProcessPoolExecutor:
+    """One process a processor, which trains with one thread."""
+    return ProcessPoolExecutor(None, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,))
+
+
+def train(setting: Setting, way: str, seed: int) -> Trained:
+    """One run, which prints its result."""
+    schedule, extra = WAYS[way]
     job = load_job(
         TrainerSpec.model_validate(
             {
@@ -54,22 +79,24 @@ def train(way: str, optimizer: str, rate: float, micro_batches: int, seed: int) 
                 },
                 "data": {"name": "digits"},
                 "training": {
-                    "epochs": EPOCHS,
+                    "epochs": setting.epochs,
                     "globalBatchSize": BATCH,
-                    "optimizer": {**OPTIMIZERS[optimizer], "learningRate": rate},
+                    "optimizer": {**OPTIMIZERS[setting.optimizer], "learningRate": setting.rate},
                     "learningRateSchedule": {"shape": "Cosine", "warmupSteps": 60},  # as in examples/vit-digits.yaml
                     "seed": seed,
                 },
-                "pipeline": {"stages": STAGES, "schedule": schedule, "microBatchSize": BATCH // micro_batches},
+                "pipeline": {"stages": STAGES, "schedule": schedule, "microBatchSize": BATCH // setting.micro_batches},
                 "workers": STAGES,
             }
         )
     )  # fmt: skip
     spans = job.layouts.cut(0, STAGES, 1, None).spans
     replay, epoch = Replay(job, extra), job.order.steps_per_epoch
-    for first, steps in _rounds(epoch * EPOCHS, epoch, 1 if way == SYNCHRONOUS else STEPS_PER_ROUND):
+    for first, steps in _rounds(epoch * setting.epochs, epoch, 1 if way == SYNCHRONOUS else STEPS_PER_ROUND):
         replay.run(Round(first, steps, 0, 1, spans))
-    return Trained(statistics.fmean(replay.losses[-epoch:]), _accuracy(replay))
+    found = Trained(statistics.fmean(replay.losses[-epoch:]), _accuracy(replay))
+    print(f"{setting}, {way}, seed {seed}: loss {found.loss:.4f}, accuracy {found.accuracy:.4f}", flush=True)
+    return found
 
 
 def _rounds(total: int, epoch: int, most: int) -> Iterator[tuple[int, int]]:
@@ -89,16 +116,6 @@ def _accuracy(replay: Replay) -> float:
     for index in sorted(replay.units):
         x = run_unit(replay.units[index].eval(), x, MicroBatchContext(0, ids))
     return float((x.argmax(1) == labels).double().mean())
-
-
-def best_rate(optimizer: str, seeds: Sequence[int]) -> float:
-    """The rate with the least mean loss of the synchronous run."""
-
-    def loss(rate: float) -> float:
-        found = statistics.fmean(train(SYNCHRONOUS, optimizer, rate, ONE, seed).loss for seed in seeds)
-        return found if math.isfinite(found) else math.inf
-
-    return min(RATES[optimizer], key=loss)
 
 
 @dataclass(frozen=True)
@@ -147,6 +164,19 @@ class Compared:
         }
 
 
-def compare(optimizer: str, rate: float, micro_batches: int, seeds: Sequence[int]) -> Compared:
-    """All ways with the same seeds."""
-    return Compared({way: [train(way, optimizer, rate, micro_batches, seed) for seed in seeds] for way in _SCHEDULES})
+def compare(pool: Executor, settings: Sequence[Setting], ways: Sequence[str], seeds: Sequence[int]) -> list[Compared]:
+    """All ways with the same seeds, for each setting."""
+    runs = pool.map(train, *zip(*itertools.product(settings, ways, seeds), strict=True))
+    return [Compared({way: list(itertools.islice(runs, len(seeds))) for way in ways}) for _ in settings]
+
+
+def best_rate(pool: Executor, optimizer: str, seeds: Sequence[int]) -> float:
+    """The rate with the least mean loss of the synchronous run."""
+    settings = [Setting(optimizer, rate, ONE) for rate in RATES[optimizer]]
+
+    def loss(compared: Compared) -> float:
+        found = statistics.fmean(run.loss for run in compared.runs[SYNCHRONOUS])
+        return found if math.isfinite(found) else math.inf
+
+    found = zip(settings, compare(pool, settings, [SYNCHRONOUS], seeds), strict=True)
+    return min(found, key=lambda each: loss(each[1]))[0].rate

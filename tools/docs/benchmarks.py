@@ -51,6 +51,8 @@ FIGURES = {
         Figure("distance_sgd_1", "SGD, one micro-batch a step: distance as above"),
         Figure("distances_further.*", "distances with predictions one step further, as the released code has it"),
         Figure("distances_stashed.*", "distances with stashed weights (PipeDream)"),
+        Figure("distances_short.*", "distances as above, after 8 epochs instead of 24"),
+        Figure("accuracy_losses_short.*", "accuracy that PipeOptim loses, after 8 epochs instead of 24"),
     ),
     "cache": (
         Figure("bit_equal", "reading and computing give the same bits"),
