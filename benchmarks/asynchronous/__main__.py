@@ -2,9 +2,8 @@
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import Any
 
 from tests.testkit.results import print_table, write_result
@@ -14,6 +13,8 @@ from . import accuracy, throughput
 _SUFFIXES = {accuracy.ONE: "1", accuracy.SEVERAL: "k"}
 #: SGD with one micro-batch a step gains little, so its bound says nothing.
 _WITHOUT_BOUND = "sgd_1"
+#: Ways to train that a distance needs, and the accuracy lost.
+_OF_OTHER_LENGTHS = (accuracy.SYNCHRONOUS, accuracy.NEWEST, accuracy.PREDICTED)
 
 
 def main() -> None:
@@ -30,7 +31,7 @@ def main() -> None:
         figures, table = throughput.run(asked.pairs)
         _print("seconds of a step, K=4, M=8", table)
         document |= figures | {"step_seconds": table}
-    rows = [[key, value] for key, value in document.items() if not key.endswith(("cases", "seconds"))]
+    rows = [[key, value] for key, value in document.items() if not key.endswith(("cases", "epochs", "seconds"))]
     print_table("Figures", ["key", "measured"], rows)
     if not asked.only:
         write_result("async", document)
@@ -40,17 +41,16 @@ def _accuracy(seeds: range) -> dict[str, Any]:
     """Figures of all cases: `distance_OPTIMIZER_1` has one micro-batch a step, `..._k` has K."""
     rates: dict[str, float] = {}
     found: dict[str, accuracy.Compared] = {}
-    short: dict[str, accuracy.Compared] = {}
+    others: dict[int, dict[str, accuracy.Compared]] = {accuracy.SHORTER: {}, accuracy.LONGER: {}}
     with accuracy.processes() as pool:
         for optimizer in accuracy.OPTIMIZERS:
             rates[optimizer] = rate = accuracy.best_rate(pool, optimizer, seeds[:2])
-            settings = {
-                f"{optimizer}_{suffix}": accuracy.Setting(optimizer, rate, micro_batches)
-                for micro_batches, suffix in _SUFFIXES.items()
-            }
-            found |= _compared(pool, settings, list(accuracy.WAYS), seeds)
-            ends = {name: replace(setting, epochs=accuracy.SHORT_EPOCHS) for name, setting in settings.items()}
-            short |= _compared(pool, ends, [accuracy.SYNCHRONOUS, accuracy.NEWEST, accuracy.PREDICTED], seeds)
+            for micro_batches, suffix in _SUFFIXES.items():
+                setting = accuracy.Setting(optimizer, rate, micro_batches)
+                found[f"{optimizer}_{suffix}"] = _compared(pool, setting, list(accuracy.WAYS), seeds)
+            for epochs, compared in others.items():
+                setting = accuracy.Setting(optimizer, rate, accuracy.SEVERAL, epochs)
+                compared[f"{optimizer}_k"] = _compared(pool, setting, _OF_OTHER_LENGTHS, seeds)
     losses = {name: case.accuracy_loss(accuracy.PREDICTED) for name, case in found.items()}
     bounded = {name: case for name, case in found.items() if name != _WITHOUT_BOUND}
     return {
@@ -60,23 +60,31 @@ def _accuracy(seeds: range) -> dict[str, Any]:
         "distances_further": {name: case.ratio(accuracy.FURTHER) for name, case in found.items()},
         "distances_stashed": {name: case.ratio(accuracy.STASHED) for name, case in found.items()},
         "accuracy_losses": losses,
-        "distances_short": {name: case.ratio(accuracy.PREDICTED) for name, case in short.items()},
-        "accuracy_losses_short": {name: case.accuracy_loss(accuracy.PREDICTED) for name, case in short.items()},
+        "distances_after_epochs": {
+            epochs: {name: case.ratio(accuracy.PREDICTED) for name, case in compared.items()}
+            for epochs, compared in others.items()
+        },
+        "accuracy_losses_after_epochs": {
+            epochs: {name: case.accuracy_loss(accuracy.PREDICTED) for name, case in compared.items()}
+            for epochs, compared in others.items()
+        },
         "learning_rates": rates,
+        "epochs": accuracy.EPOCHS,
         "seeds": list(seeds),
         "cases": {name: case.table() for name, case in found.items()},
-        "short_cases": {name: case.table() for name, case in short.items()},
+        "cases_after_epochs": {
+            epochs: {name: case.table() for name, case in compared.items()} for epochs, compared in others.items()
+        },
     }
 
 
 def _compared(
-    pool: Executor, settings: Mapping[str, accuracy.Setting], ways: Sequence[str], seeds: Sequence[int]
-) -> dict[str, accuracy.Compared]:
-    """Each setting's comparison, printed."""
-    found = accuracy.compare(pool, list(settings.values()), ways, seeds)
-    for setting, compared in zip(settings.values(), found, strict=True):
-        _print(f"{setting}, digits, K=4", compared.table())
-    return dict(zip(settings, found, strict=True))
+    pool: Executor, setting: accuracy.Setting, ways: Sequence[str], seeds: Sequence[int]
+) -> accuracy.Compared:
+    """The comparison, printed."""
+    found = accuracy.compare(pool, setting, ways, seeds)
+    _print(f"{setting}, digits, K=4", found.table())
+    return found
 
 
 def _print(title: str, table: dict[str, dict[str, float]]) -> None:

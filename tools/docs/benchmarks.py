@@ -51,8 +51,8 @@ FIGURES = {
         Figure("distance_sgd_1", "SGD, one micro-batch a step: distance as above"),
         Figure("distances_further.*", "distances with predictions one step further, as the released code has it"),
         Figure("distances_stashed.*", "distances with stashed weights (PipeDream)"),
-        Figure("distances_short.*", "distances as above, after 8 epochs instead of 24"),
-        Figure("accuracy_losses_short.*", "accuracy that PipeOptim loses, after 8 epochs instead of 24"),
+        Figure("distances_after_epochs.*.*", "distances after another number of epochs than 16"),
+        Figure("accuracy_losses_after_epochs.*.*", "accuracy that PipeOptim loses after another number of epochs"),
     ),
     "cache": (
         Figure("bit_equal", "reading and computing give the same bits"),
