@@ -293,6 +293,12 @@ def test_the_learning_rate_is_compared_with_that_of_the_first_freeze_and_no_late
     assert plasticities(policy, [1.0] * 12, [1.0] * 6 + [0.5] * 5 + [0.1])[-3:] == [2, 2, 0]
 
 
+def test_plasticity_asks_again_for_a_freeze_that_waits_for_the_trial_of_another() -> None:
+    policy = Plasticity(0.5, 2, 10.0, EVERY_STEP)
+    looks = [replace(observe(step, 3), learning_rate=1.0, similarities=[float(step)] * 4) for step in range(1, 9)]
+    assert [policy.decide(look) for look in looks] == [3, 3, 3, 3, 4, 4, 4, 4]
+
+
 def test_plasticity_asks_for_similarities_only_when_it_decides() -> None:
     policy = Plasticity(0.5, 2, 10.0, Instants(start=10, interval=5))
     assert [step for step in range(30) if policy.needs_similarities(step)] == [15, 20, 25]
