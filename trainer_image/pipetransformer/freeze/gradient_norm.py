@@ -21,7 +21,7 @@ class GradientNorm(FreezePolicy):
     def decide(self, observation: FreezeObservation) -> int:
         boundary, num_layers = observation.boundary, observation.num_layers
         norms = observation.unit_gradient_norms[1 : num_layers + 1]
-        if not norms or boundary >= num_layers or self.instants.number(observation.step) is None:
+        if not norms or self.instants.number(observation.step) is None:
             return boundary
         bound = boundary + ceil_share(self.alpha * (num_layers - boundary))
         moving = [block for block in range(boundary, num_layers) if norms[block] > 0]

@@ -42,7 +42,7 @@ class NormChange(FreezePolicy):
             return boundary
         before, now = self._before, [total / self._count for total in self._sums]
         self._before, self._sums, self._count = now, [], 0
-        if not before or boundary >= num_layers:
+        if not before:
             return boundary
         active = [block for block in range(boundary, num_layers) if before[block] or now[block]]
         if not active:
@@ -59,4 +59,4 @@ class NormChange(FreezePolicy):
 
 
 def _change(before: float, now: float) -> float:
-    return abs(before - now) / before if before else float(now > 0)
+    return abs(before - now) / before if before else 1.0

@@ -20,4 +20,4 @@ class PaperSchedule(FreezePolicy):
         if number is None:
             return observation.boundary
         frozen = ceil_share(observation.num_layers * (1 - (1 - self.alpha) ** number))
-        return min(max(observation.boundary, frozen), observation.num_layers)
+        return max(observation.boundary, frozen)

@@ -54,7 +54,7 @@ class Plasticity(FreezePolicy):
             return 0
         if boundary >= observation.num_layers or not similarities or not np.isfinite(similarities).all():
             return boundary
-        if boundary != self._front:  # a trial or a limit has moved it, and these are outputs of another layer
+        if boundary != self._front:  # these are outputs of another layer
             self._start_front()
             self._front = boundary
         before, self._reference = self._reference, list(similarities)
@@ -68,7 +68,6 @@ class Plasticity(FreezePolicy):
             return boundary
         if self._rate_at_first_freeze is None:
             self._rate_at_first_freeze = rate
-        self._start_front()
         return boundary + 1
 
     def _start_front(self) -> None:

@@ -40,7 +40,7 @@ class SliceCost(BaseModel):
         return SliceCost(**{name: value + getattr(other, name) for name, value in self})
 
     def seconds(self, samples: int, length: int, context: int) -> float:
-        """Seconds of one slice; at least 0.
+        """Seconds of one slice.
 
         Args:
             samples: number of samples in the micro-batch.
@@ -48,7 +48,7 @@ class SliceCost(BaseModel):
             context: tokens of each sample before the slice.
         """
         per_sample = self.token * length + self.context * context + self.pair * length * context
-        return max(0.0, self.fixed + samples * (per_sample + self.square * length**2))
+        return self.fixed + samples * (per_sample + self.square * length**2)
 
     def table(self, samples: int, grain: int, total: int) -> Seconds:
         """The seconds of all slices of a sample, in the form of `StageTimes`.

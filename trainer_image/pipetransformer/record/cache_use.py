@@ -37,7 +37,7 @@ class CacheLog:
 def cache_summary(run_dir: Path) -> list[dict[str, Any]]:
     """Sum up the cache's use: for each epoch and number of pipelines, the samples by outcome and the share of hits."""
     sums: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
-    for path in sorted((run_dir / "cache").glob("*.jsonl")):
+    for path in (run_dir / "cache").glob("*.jsonl"):
         for line in lines.read(path):
             sums[line["epoch"], line["pipelines"]].update(
                 {count: line[count] for count in ("hits", "advanced", "computed")}

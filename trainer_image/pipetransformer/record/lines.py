@@ -78,10 +78,9 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def cut_off(path: Path, unwanted: Callable[[dict[str, Any]], bool]) -> None:
-    """Remove objects from the end of the file until `unwanted` is false for the last one. Reads no earlier objects."""
+    """Remove objects from the end of the file until `unwanted` is false for the last one. Reads no earlier objects. The
+    file must not be empty."""
     with storing(f"the run's record in {path}"), path.open("r+b") as file:
-        if file.seek(0, os.SEEK_END) == 0:
-            return
         with mmap.mmap(file.fileno(), 0) as content:
             end = content.rfind(b"\n") + 1
             while end:

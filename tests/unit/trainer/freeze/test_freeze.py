@@ -23,7 +23,7 @@ from pipetransformer.freeze import (
     PolicyCopy,
     make_policy,
 )
-from pipetransformer_contract.spec import Freeze, FreezePoint
+from pipetransformer_contract.spec import Freeze, FreezePoint, FreezeTrial
 from tests.testkit.operator.builders import make_job
 
 EVERY_STEP = Instants(start=0, interval=1)
@@ -74,6 +74,21 @@ def test_policies_act_only_at_their_instants() -> None:
     acting = {step: number for step in range(120) if (number := instants.number(step)) is not None}
     assert acting == {50: 1, 80: 2, 110: 3}
     assert [instants.after(step) for step in (0, 19, 20, 49, 50, 51)] == [50, 50, 50, 50, 80, 80]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PaperSchedule(0.9, Instants(20, 30)),
+        GradientNorm(0.9, Instants(20, 30)),
+        NormChange(50, Instants(20, 30)),
+        Plasticity(0.5, 2, 2.0, Instants(20, 30)),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_a_round_of_several_steps_ends_at_the_policys_next_instant(policy: FreezePolicy) -> None:
+    assert [policy.next_decision(step) for step in (0, 50)] == [50, 80]
+    assert policy.decide(observe(51, 3)) == 3
 
 
 def test_gradient_norm_freezes_up_to_the_stillest_block_when_the_bound_allows() -> None:
@@ -225,6 +240,20 @@ def test_norm_change_neither_counts_skipped_steps_nor_those_before_its_start() -
     assert boundary == 2
 
 
+def test_norm_change_takes_the_mean_of_an_interval_and_not_its_last_step() -> None:
+    policy = NormChange(100, Instants(0, 2))
+    norms = [[10.0] * 6, [10.0] * 6, [10.0, 10.0, 10.0, 30.0, 10.0, 10.0], [10.0] * 6]
+    observations = [observe(step, 0, each, num_layers=4) for step, each in enumerate(norms, start=1)]
+    assert [policy.decide(observation) for observation in observations] == [0, 0, 0, 2]
+
+
+def test_norm_change_compares_with_the_newest_interval_that_has_a_gradient() -> None:
+    policy = NormChange(100, EVERY_STEP)
+    norms: list[list[float]] = [[9, 10, 10, 10, 10, 9], [], [9, 10, 10, 20, 10, 9]]  # the second step was skipped
+    observations = [observe(step, 0, each, num_layers=4) for step, each in enumerate(norms, start=1)]
+    assert [policy.decide(observation) for observation in observations] == [0, 0, 2]
+
+
 def plasticities(policy: Plasticity, distances: list[float], rates: list[float] | None = None) -> list[int]:
     """Boundaries after decisions between which the front block moves by these distances."""
     look, boundary, boundaries = 0.0, 0, []
@@ -259,6 +288,17 @@ def test_all_blocks_train_again_when_the_learning_rate_has_dropped_since_the_fir
     assert boundaries[-1] == 1, "they freeze again, and the drop counts anew"
 
 
+def test_the_learning_rate_is_compared_with_that_of_the_first_freeze_and_no_later_one() -> None:
+    policy = Plasticity(0.5, 2, 10.0, EVERY_STEP)
+    assert plasticities(policy, [1.0] * 12, [1.0] * 6 + [0.5] * 5 + [0.1])[-3:] == [2, 2, 0]
+
+
+def test_plasticity_asks_again_for_a_freeze_that_waits_for_the_trial_of_another() -> None:
+    policy = Plasticity(0.5, 2, 10.0, EVERY_STEP)
+    looks = [replace(observe(step, 3), learning_rate=1.0, similarities=[float(step)] * 4) for step in range(1, 9)]
+    assert [policy.decide(look) for look in looks] == [3, 3, 3, 3, 4, 4, 4, 4]
+
+
 def test_plasticity_asks_for_similarities_only_when_it_decides() -> None:
     policy = Plasticity(0.5, 2, 10.0, Instants(start=10, interval=5))
     assert [step for step in range(30) if policy.needs_similarities(step)] == [15, 20, 25]
@@ -277,6 +317,11 @@ def test_a_policy_that_decides_next_at_the_same_step_is_refused() -> None:
 
     with pytest.raises(SpecError, match=r"next_decision\(5\) is 5, which is not later"):
         PolicyCopy(Stuck(), {}).next_decision(5)
+
+
+def test_a_run_that_resumes_without_trials_forgets_the_trial_before() -> None:
+    before = PolicyCopy(NoFreeze(), {}, None, FreezeTrial(steps=10))
+    assert "trial" not in PolicyCopy(NoFreeze(), before.state_dict()).state_dict()
 
 
 def test_a_run_that_resumes_with_another_policy_begins_that_anew() -> None:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from pipetransformer.errors import StorageError
+from pipetransformer.errors import SpecError, StorageError
 from pipetransformer.job.levels import level_map
 from pipetransformer.models import PipelineModel
-from pipetransformer.multilevel import Groups, LevelMap, Levels
+from pipetransformer.multilevel import Family, Groups, Heads, LevelMap, Levels
 from pipetransformer.state.control import Control
 from pipetransformer_contract.spec import Grouping
 from tests.testkit.trainer.levels import CASES, level_job, logits, random_state
@@ -88,6 +88,27 @@ def test_a_level_that_grows_back_has_its_own_constants() -> None:
     up.prepare([3])
 
     assert up.make(3, state)["blocks.2.scale"] == 3.0
+
+
+@pytest.mark.parametrize("other", [nn.Linear(2, 2, bias=False), nn.Linear(2, 3)], ids=["lacks", "shape"])
+def test_layers_that_differ_cannot_become_one(other: nn.Module) -> None:
+    layers = [nn.Linear(2, 2), nn.Linear(2, 2), other, nn.Linear(2, 2)]
+    large, halves = PipelineModel(nn.Linear(2, 2), layers, nn.Linear(2, 2), (2,)), Groups(2, Grouping.HALVES)
+    down = LevelMap(Levels(large, large.with_layers(2), halves, Groups(1, Grouping.HALVES)), down=True, level=1)
+    state = {f"blocks.{i}.{name}": value for i in (0, 2) for name, value in layers[i].state_dict().items()}
+
+    with pytest.raises(SpecError, match=r"depthFactor: must be 1, because layers differ: some lack blocks\.0\."):
+        down.make(1, state)
+
+
+def test_a_parameter_that_the_family_does_not_know_cannot_become_narrower() -> None:
+    model = PipelineModel(nn.Linear(2, 2), [nn.Linear(2, 2)], nn.Linear(2, 2), (2,))
+    same, halves = Groups(1, Grouping.HALVES), Groups(2, Grouping.HALVES)
+    levels = Levels(model, model, same, halves, Family({"weight": "wr"}), Heads(2, 2, shared_table=False))
+
+    assert len(levels.axes("weight")) == 2
+    with pytest.raises(SpecError, match=r"widthFactor: must be 1, .* the parameter bias"):
+        levels.axes("bias")
 
 
 def test_the_next_visit_keeps_nothing_that_was_measured_or_decided_for_the_model_before(tmp_path: Path) -> None:

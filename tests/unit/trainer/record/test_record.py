@@ -367,12 +367,21 @@ def test_a_summary_has_no_metric_that_is_not_finite(tmp_path: Path) -> None:
 
 def test_the_use_of_the_caches_is_summed_up_over_workers_by_epoch_and_layout(tmp_path: Path) -> None:
     noted = [("w0", 0, 2, 0, 8), ("w1", 0, 2, 0, 8), ("w0", 1, 2, 6, 2), ("w1", 1, 2, 6, 1), ("w0", 1, 1, 4, 0)]
+    noted += [("w0", 2, 1, 0, 0), ("w0", 3, 1, 1, 0)]
     for worker, epoch, pipelines, hits, computed in noted:
-        counts = {"hits": hits, "advanced": 1, "computed": computed, "memoryBytes": 100}
+        counts = {"hits": hits, "advanced": int(epoch < 2), "computed": computed, "memoryBytes": 100}
         log = CacheLog(tmp_path, worker)
         log.append(step=0, epoch=epoch, layout_generation=1, pipelines=pipelines, counts=counts)
-    found = [tuple(one.values()) for one in cache_summary(tmp_path)]
-    assert found == [(0, 2, 0, 2, 16, 0.0), (1, 1, 4, 1, 0, 4 / 5), (1, 2, 12, 2, 3, 12 / 17)]
+    summary = cache_summary(tmp_path)
+    assert list(summary[0]) == ["epoch", "pipelines", "hits", "advanced", "computed", "hit_rate"]
+    found = [tuple(one.values()) for one in summary]
+    assert found[:3] == [(0, 2, 0, 2, 16, 0.0), (1, 1, 4, 1, 0, 4 / 5), (1, 2, 12, 2, 3, 12 / 17)]
+    assert found[3:] == [(2, 1, 0, 0, 0, 0.0), (3, 1, 1, 0, 0, 1.0)]
+    first = next(lines.read(tmp_path / "cache" / "w1.jsonl"))
+    assert first == {
+        "step": 0, "epoch": 0, "layoutGeneration": 1, "pipelines": 2,
+        "hits": 0, "advanced": 1, "computed": 8, "memoryBytes": 100,
+    }  # fmt: skip
 
 
 def test_a_record_is_rewound_to_where_a_new_leader_goes_on(tmp_path: Path) -> None:
@@ -463,6 +472,8 @@ def test_a_line_that_was_torn_is_removed_before_the_next(tmp_path: Path) -> None
     path.write_text('{"ste')
     lines.Appender(path).append({"step": 4})
     assert list(lines.read(path)) == [{"step": 4}]
+    path.write_text('{"step": 4}\n{"step": 5}')
+    assert list(lines.read(path)) == [{"step": 4}], "the next writer will remove the line without an end"
 
 
 def test_a_line_that_a_disk_took_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,7 +502,7 @@ def test_a_long_record_is_rewound_without_being_read(tmp_path: Path, monkeypatch
     assert decoded == 11
     assert [line["step"] for line in lines.read(path)] == list(range(1990))
     lines.cut_off(path, lambda line: True)
-    assert path.read_text() == ""
+    assert path.read_text() == "" and lines.last(path) is None
 
 
 def test_a_damaged_line_is_left_out_and_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -505,7 +516,7 @@ def test_a_damaged_line_is_left_out_and_ends_no_run(tmp_path: Path, caplog: pyte
     summary = record.finish(metrics={}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
 
     assert [entry["first_step"] for entry in summary["generations"]] == [0, 3]
-    assert "damaged lines" in caplog.text
+    assert {message.partition(": ")[2] for message in caplog.messages} == {"skipped 3 damaged lines"}
 
 
 def test_a_torn_last_line_of_a_killed_leader_does_not_spoil_the_ledger(tmp_path: Path) -> None:

@@ -232,6 +232,14 @@ def test_a_schedule_that_leaves_a_frozen_layer_out_is_refused() -> None:
             planned(Fixed([tuple(actions)]), shape)
 
 
+def test_a_schedule_that_divides_the_frozen_layers_of_a_chunk_among_workers_is_refused() -> None:
+    shape = RoundShape((0, 1), 1, prefix_units=3, prefix_made=True, next_chunks=1)
+    first, second = GPipe().actions(shape)
+    halves = [Action(ActionKind.PREFIX, 0, chunk=1, units=units) for units in (range(2), range(2, 3))]
+    with pytest.raises(ScheduleError, match=r"chunk 1 runs the frozen units \[0, 1, 2\] on the workers \[0, 1\]"):
+        planned(Fixed([(*first, halves[0]), (*second, halves[1])]), shape)
+
+
 @pytest.mark.parametrize(
     ("shape", "why"),
     [

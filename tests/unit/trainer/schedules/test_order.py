@@ -1,5 +1,6 @@
 """Both ends of each pair of workers issue the same sequence of messages, and every computation has what it needs."""
 
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -108,3 +109,24 @@ def test_a_schedule_that_leaves_something_out_or_does_it_twice_is_refused(action
 def test_a_schedule_with_too_few_lists_is_refused() -> None:
     with pytest.raises(ScheduleError, match=r"^the schedule must return a list for each of 2 workers, not 1$"):
         planned(Listed(((FORWARD, BACKWARD),)), RoundShape((0, 1), 1))
+
+
+STEP_0, STEP_1 = Action(ActionKind.STEP, 0, 0), Action(ActionKind.STEP, 0, 1)
+SECOND = [replace(FORWARD, chunk=1), replace(BACKWARD, chunk=1)]
+HALVES = [replace(BACKWARD, kind=kind) for kind in (ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT)]
+
+
+@pytest.mark.parametrize(
+    ("actions", "found"),
+    [
+        ([FORWARD, BACKWARD, STEP_0, *SECOND], "[(0, 1)]"),
+        ([FORWARD, STEP_0, BACKWARD, *SECOND, STEP_1], "[(0, 0), (1, 2)]"),
+        ([FORWARD, BACKWARD, *SECOND, STEP_0, STEP_1], "[(0, 2), (1, 2)]"),
+        ([FORWARD, BACKWARD, STEP_1, *SECOND, STEP_0], "[(1, 1), (0, 2)]"),
+    ],
+)
+def test_a_schedule_that_steps_at_another_place_is_refused(actions: list[Action], found: str) -> None:
+    shape = RoundShape((0,), 2, steps=(1, 1))
+    assert planned(Listed(((FORWARD, *HALVES, STEP_0, *SECOND, STEP_1),)), shape)
+    with pytest.raises(ScheduleError, match=re.escape(f"at {found}, not at [(0, 1), (1, 2)]")):
+        planned(Listed((tuple(actions),)), shape)

@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from pipetransformer.schedules import GPipe, Operation, RoundShape
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.cost_measurement import _seconds_per_action, measure_costs, measurement_due
+from pipetransformer.training.slice_measurement import slices_due
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from tests.testkit.trainer import stages
 from tests.testkit.trainer.ranks import run_ranks
@@ -324,3 +326,19 @@ def test_measurements_are_due_early_and_after_each_change_of_the_boundary(
 ) -> None:
     costs = None if measured_at is None else {"boundary": measured_at, "not_before": 102}
     assert measurement_due(Control(step=step, boundary=boundary, costs=costs)) == due
+
+
+@pytest.mark.parametrize(
+    ("step", "boundary", "measured_at", "due"),
+    [(1, 0, None, False), (2, 0, None, True), (9, 2, 2, False), (9, 3, 2, False), (9, 1, 2, True)],
+)
+def test_slices_of_tokens_are_measured_early_and_after_layers_have_thawed(
+    step: int, boundary: int, measured_at: int | None, due: bool
+) -> None:
+    costs = None if measured_at is None else {"boundary": measured_at}
+    control = Control(step=step, boundary=boundary, slice_costs=costs)
+    plans, counts = (Mock(**{"layouts.plans_slices": each}) for each in (True, False))
+
+    assert slices_due(plans, control, Mock(stages=2)) == due
+    assert not slices_due(plans, control, Mock(stages=1)), "a lone stage has no slices"
+    assert not slices_due(counts, control, Mock(stages=2)), "the spec says how many there are"
