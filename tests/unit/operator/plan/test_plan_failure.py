@@ -219,6 +219,18 @@ def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no
     assert world.status.failures == 0
 
 
+def test_workers_that_a_start_lost_together_are_replaced_after_the_longest_wait_of_any() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    world.end("digits-w2", exit_code=1)
+    world.change("digits-w3", disrupted=True, phase=WorkerPhase.FAILED, message="Evicted: low on disk")
+    world.settle()
+    for seconds, workers in ((29, 2), (1, 4)):
+        world.wait(seconds)
+        world.settle()
+        assert len(world.workers) == workers
+
+
 @pytest.mark.parametrize(
     ("change", "seconds"),
     [
@@ -272,7 +284,15 @@ def test_a_joiner_that_is_gone_before_it_was_ready_is_claimed_again_later(change
     assert len(world.workers) == 4
 
 
-@pytest.mark.parametrize("change", [{"terminating": True}, {"node_lost": True, "node": "dead"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"terminating": True},
+        {"node_lost": True, "node": "dead"},
+        {"draining": True, "node": "old", "disrupted": True, "phase": WorkerPhase.FAILED},
+    ],
+    ids=["deleted", "node-lost", "drained"],
+)
 def test_a_joiner_that_is_replaced_late_in_a_claim_has_all_its_time_but_not_for_ever(change: dict[str, object]) -> None:
     world = World(make_job().stages(4).workers(4, most=8))
     world.start()

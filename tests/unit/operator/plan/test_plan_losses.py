@@ -12,7 +12,7 @@ from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.plan import FailureCause, Worker, WorkerPhase, plan
 from pipetransformer_operator.plan.losses import describe
 from tests.testkit.operator.builders import make_job
-from tests.testkit.operator.world import World
+from tests.testkit.operator.world import World, training
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -231,6 +231,28 @@ def test_a_silence_is_told_once_it_is_known_whether_the_node_is_lost(lost: bool)
         world.lost_nodes.add("node-1")
     world.wait(60)
     assert seen_failures(world) == [("node-1", FailureCause.LOST if lost else FailureCause.SILENT)]
+
+
+def test_a_member_that_beats_and_holds_up_its_peers_is_told_as_silent() -> None:
+    world = on_nodes(limit=3)
+    world.break_group(["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(600)
+    assert seen_failures(world) == [("node-1", FailureCause.SILENT)]
+
+
+def test_a_joiner_that_fails_is_a_failure_of_its_node() -> None:
+    world = training(1, most=4)
+    world.change("digits-w2", node="node-b", phase=WorkerPhase.FAILED, exit_code=1)
+    assert seen_failures(world) == [("node-b", FailureCause.EXITED)]
+
+
+def test_workers_that_are_lost_together_are_told_in_order() -> None:
+    world = on_nodes(10, limit=3)
+    for name in ("digits-w8", "digits-w7"):
+        world.end(name, exit_code=1)
+    world.settle()
+    lost = "Lost digits-w7 on node-3 (exit code 1), digits-w8 on node-4 (exit code 1)"
+    assert lost in [event.message for event in world.told]
 
 
 def test_a_worker_that_is_taken_away_is_no_failure_of_its_node() -> None:
