@@ -57,6 +57,26 @@ def test_the_loss_of_a_node_counts_once_and_is_no_failure_however_far_apart_its_
     assert [str(event.reason) for event in world.told].count("NodeLost") == 1
 
 
+def test_the_loss_of_a_node_counts_once_although_its_workers_fall_silent_ten_minutes_apart() -> None:
+    world = on_nodes()
+    world.lost_nodes.add("node-1")
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(600)
+    world.settle()
+    falls_silent(world, "digits-w2", ["digits-w0", "digits-w1"])
+    assert (world.status.node_losses, world.status.failures) == (1, 0)
+
+
+def test_workers_of_one_node_that_hang_minutes_apart_are_one_failure() -> None:
+    world = on_nodes(5, per_node=3, limit=3)
+    for number in (2, 1, 0):
+        falls_silent(world, f"digits-w{number}", [f"digits-w{other}" for other in (*range(number), 3, 4)])
+        for _ in range(2):
+            world.wait(100)
+            world.settle()
+    assert (world.status.failures, world.status.node_losses) == (1, 0)
+
+
 def test_a_node_that_is_lost_again_after_it_came_back_is_another_loss() -> None:
     world = on_nodes()
     for losses, name in ((1, "digits-w3"), (2, "digits-w2")):
@@ -106,6 +126,22 @@ def test_nothing_is_written_about_a_silence_after_the_end_of_the_job() -> None:
     world.wait(7200)
     world.settle()
     assert world.status == ended
+
+
+def test_a_silence_that_is_judged_because_the_job_ends_is_a_failure_that_does_not_fail_it() -> None:
+    world = on_nodes(limit=0)
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    assert world.status.failures == 0
+    world.finish(Outcome.SUCCEEDED)
+    assert (world.state(), world.status.failures) == (State.COMPLETE, 1)
+    assert world.status.condition(ConditionType.FAILED) is None
+
+
+def test_a_silent_member_whose_node_is_not_known_is_a_failure_at_once() -> None:
+    world = on_nodes(limit=3)
+    world.change("digits-w3", node="")
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    assert (world.status.failures, world.status.silences) == (1, [])
 
 
 def test_where_nodes_are_not_seen_the_silence_of_one_is_one_failure() -> None:
@@ -175,6 +211,10 @@ def test_steps_that_are_made_again_after_a_restart_forget_no_failure() -> None:
     decided = plan(world.spec, replace(world.observed(), status=status, report=report), world.now + timedelta(hours=1))
     assert decided.status.last_report is not None and decided.status.last_report.step == 10
     assert decided.status.failure_steps == [501]
+    world.status, world.report = decided.status, report
+    world.end("digits-w0", exit_code=1)
+    world.settle()
+    assert world.status.failure_steps == [501, 501]
 
 
 SILENT_END = "it did not report the end of training; the command of the pod template must call train()"
