@@ -6,7 +6,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import Offer, ResizeReason
-from pipetransformer_operator.plan import WorkerPhase, worker_name
+from pipetransformer_operator.plan import EventType, WorkerPhase, worker_name
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import JOB, World, training
 
@@ -135,6 +135,16 @@ def test_the_second_accelerator_that_fails_on_a_node_has_it_avoided_and_the_job_
         world.leave()
         world.warm_up()
         world.commit()
+
+
+def test_two_accelerators_that_fail_at_once_on_a_node_have_it_avoided() -> None:
+    world = World(make_job().stages(1).workers(4))
+    world.start()
+    for name, node in (("digits-w1", ""), ("digits-w2", "node-b"), ("digits-w3", "node-b")):
+        world.change(name, node=node)
+        world.end(name, exit_code=1, message='{"outcome": "Failed", "reason": "DeviceFailed", "message": "ECC"}')
+    assert list(world.turn().broken.values()) == ["node-b", "node-b"], "local workers have no node"
+    assert [event.type for event in world.told if event.reason == "NodeAvoided"] == [EventType.WARNING]
 
 
 def test_a_job_that_finds_no_node_names_those_that_are_avoided() -> None:

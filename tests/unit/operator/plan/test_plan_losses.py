@@ -55,6 +55,7 @@ def test_the_loss_of_a_node_counts_once_and_is_no_failure_however_far_apart_its_
     world.settle()
     assert (world.status.node_losses, world.status.failure_steps, world.status.finished) == (1, [], False)
     assert [str(event.reason) for event in world.told].count("NodeLost") == 1
+    assert [(one.lost, one.failure_step, one.words) for one in world.status.silences] == [(True, None, "")]
 
 
 def test_the_loss_of_a_node_counts_once_although_its_workers_fall_silent_ten_minutes_apart() -> None:
@@ -75,6 +76,15 @@ def test_workers_of_one_node_that_hang_minutes_apart_are_one_failure() -> None:
             world.wait(100)
             world.settle()
     assert (world.status.failures, world.status.node_losses) == (1, 0)
+
+
+@pytest.mark.parametrize(("pace", "notes"), [(5, 0), (160, 1)])
+def test_a_silence_is_noted_for_longer_where_heartbeats_are_rare(pace: int, notes: int) -> None:
+    world = on_nodes(limit=3)
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(400)
+    observed = replace(world.observed(), pace=timedelta(seconds=pace))
+    assert len(plan(world.spec, observed, world.now).status.silences) == notes
 
 
 def test_a_node_that_is_lost_again_after_it_came_back_is_another_loss() -> None:

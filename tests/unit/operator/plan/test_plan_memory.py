@@ -6,6 +6,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State, TooShort
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.plan import EventType
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.world import World
 
@@ -37,6 +38,14 @@ def test_a_packed_job_goes_back_to_longer_pipelines_until_more_is_frozen() -> No
     run_short(world, "digits-w1", stages=2)
     world.settle()
     assert (world.shape, world.generation.reason) == ((3, 1), ResizeReason.UNDO), "what the three that are left carry"
+    words = "OutOfMemory: forward of blocks.9 failed: OutOfMemoryError: CUDA out of memory"
+    assert [(event.type, event.message) for event in world.told if event.reason == "OutOfMemory"] == [
+        (
+            EventType.WARNING,
+            f"Pipelines of 2 stages need more memory than digits-w1 has ({words});"
+            " the job uses longer ones until more than 8 layers are frozen",
+        )
+    ]
     run_short(world, "digits-w3", stages=2)  # it had ended at the same time, and is seen only now
     world.settle()
     for _ in range(2):

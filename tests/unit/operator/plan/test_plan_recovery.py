@@ -171,6 +171,7 @@ def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried
         world.wait(600)
         world.settle()
         assert sorted(world.workers) == ["digits-w0"]
+        assert "too few replacements joined in time: digits-w" in world.told[-1].message
         assert world.condition(ConditionType.RUNNING).reason == "Recovering"
         assert world.condition(ConditionType.RESIZING).reason == "Unschedulable"
         world.wait(wait)
@@ -181,6 +182,21 @@ def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried
     world.warm_up()
     assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w4"]
     assert world.status.failures == 1
+
+
+@pytest.mark.parametrize("checkpoint", [None, 0])
+def test_replacements_of_an_attempt_that_failed_hold_no_accelerators_until_the_next_one(checkpoint: int | None) -> None:
+    world = World(make_job().stages(3).workers(3, least=3).checkpoint())
+    world.start()
+    world.commit(checkpoint=checkpoint)
+    for name in ("digits-w1", "digits-w2"):
+        world.end(name, exit_code=137)
+    world.settle()
+    world.end("digits-w3", exit_code=1)
+    world.settle()
+    assert set(world.workers) == {"digits-w0"}
+    why = "too few workers are left to train, and the next attempt to replace the lost ones begins later"
+    assert [event.message for event in world.told if "digits-w4" in event.message] == [f"Deleting digits-w4: {why}"]
 
 
 def test_survivors_wait_for_the_smaller_layout_that_nodes_have_room_for_once_an_attempt_has_failed() -> None:
