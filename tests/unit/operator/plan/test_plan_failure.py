@@ -187,6 +187,7 @@ def test_the_failure_says_what_each_lost_worker_said() -> None:
     assert (
         "digits-w1 (exit code 137: OOMKilled: the worker needed more" in world.condition(ConditionType.FAILED).message
     )
+    assert world.generation.layout_generation == 1, "a job that has failed gets no further generation"
 
 
 def test_a_joiner_that_crashes_cancels_the_claim_and_counts_nothing() -> None:

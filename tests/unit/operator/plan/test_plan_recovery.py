@@ -287,6 +287,41 @@ def test_what_a_release_left_over_waits_for_its_checkpoint_while_a_recovery_is_s
     assert (world.shape, world.status.gpus.held, world.status.gpus.released) == ((2, 1), 2, 2)
 
 
+def test_a_job_without_survivors_starts_again_at_once_and_has_all_its_time_whatever_it_claimed_before() -> None:
+    world = training(pipelines=1, most=4)
+    world.wait(60)
+    world.end("digits-w3", exit_code=1)
+    world.settle()
+    assert world.status.next_resize_time is not None
+    for name in ("digits-w0", "digits-w1"):
+        world.kill(name)
+    world.settle()
+    assert sorted(world.workers) == ["digits-w4", "digits-w5"]
+    world.warm_up()
+    world.commit()
+    assert len(world.workers) == 4, "it claims again"
+    world.wait(60)
+    for member in world.generation.members:
+        world.kill(member.name)
+    world.settle()
+    assert world.status.resize is not None
+    assert (world.status.resize.reason, world.status.resize.start_time) == (ResizeReason.START, world.now)
+
+
+def test_a_job_whose_last_survivor_was_a_claimed_one_that_was_taken_away_starts_again_at_once() -> None:
+    world = training(pipelines=1, most=4)
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 2)
+    for name in ("digits-w0", "digits-w1", "digits-w2"):
+        world.kill(name)
+    world.settle()
+    assert world.status.claimed_ids == [3]
+    world.kill("digits-w3")
+    world.settle()
+    assert (world.status.generation, world.status.next_resize_time, len(world.workers)) == (None, None, 2)
+
+
 def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:
     world = World(make_job().stages(4).workers(4).release())
     world.start()
