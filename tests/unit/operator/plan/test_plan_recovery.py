@@ -7,7 +7,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.messages import Offer, ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World, training
@@ -320,6 +320,23 @@ def test_a_job_whose_last_survivor_was_a_claimed_one_that_was_taken_away_starts_
     world.kill("digits-w3")
     world.settle()
     assert (world.status.generation, world.status.next_resize_time, len(world.workers)) == (None, None, 2)
+
+
+def test_replacements_are_awaited_although_a_claimed_survivor_was_taken_away_meanwhile() -> None:
+    world = World(make_job().stages(3).workers(3, most=6))
+    world.offered = [Offer(stages=3, bytes_per_worker=1)]
+    world.start()
+    world.warm_up()
+    world.commit()
+    assert world.shape == (3, 2)
+    for name in ("digits-w0", "digits-w1", "digits-w2", "digits-w3"):
+        world.kill(name)
+    world.settle()
+    joining = set(world.workers) - {"digits-w4", "digits-w5"}
+    assert len(joining) == 4
+    world.kill("digits-w5")
+    world.settle()
+    assert world.status.next_resize_time is None and joining < set(world.workers)
 
 
 def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:
