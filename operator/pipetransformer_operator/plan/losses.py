@@ -72,6 +72,11 @@ def out_of_memory_at(worker: Worker) -> int:
     return _number(worker, "stages") if _failed_by(worker, Reason.OUT_OF_MEMORY) else 0
 
 
+def packed_too_tight(worker: Worker, longest: int) -> bool:
+    """Whether the worker ran out of memory in a pipeline of fewer stages than `longest`, the spec's number."""
+    return 0 < out_of_memory_at(worker) < longest
+
+
 def _exited_as(worker: Worker, outcome: str) -> bool:
     return worker.exit_code == 0 and _text(worker, "outcome") == outcome
 
@@ -137,7 +142,7 @@ def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
     """
     if worker is None:
         return _GONE
-    if 0 < out_of_memory_at(worker) < longest:
+    if packed_too_tight(worker, longest):
         return _PACKED_TOO_TIGHT
     return next(row for row in LOSSES if row.fits(worker))
 

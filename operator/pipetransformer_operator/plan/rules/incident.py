@@ -6,7 +6,7 @@ from datetime import timedelta
 from functools import cached_property
 
 from pipetransformer_operator.plan import budget
-from pipetransformer_operator.plan.losses import cause_of, describe, loss_of, out_of_memory_at
+from pipetransformer_operator.plan.losses import cause_of, describe, loss_of, out_of_memory_at, packed_too_tight
 from pipetransformer_operator.plan.types import FailureCause, NodeFailure, Worker
 from pipetransformer_operator.plan.view import View
 from pipetransformer_operator.plan.workers import Workers
@@ -66,9 +66,9 @@ class Incident:
 
     @cached_property
     def why(self) -> dict[int, str]:
-        """Why each lost worker is lost, by its id; members first."""
-        joiners = self.stranded.keys() | self.ended.ids
-        return {key: self._why(key) for key in (*self.lost_member_ids, *sorted(joiners))}
+        """Why each lost worker is lost, by its id."""
+        lost = {*self.lost_member_ids, *self.stranded, *self.ended.ids}
+        return {key: self._why(key) for key in sorted(lost)}
 
     def _why(self, key: int) -> str:
         return self.lost.get(self.view.name_of(key)) or self.stranded.get(key) or describe(self.workers.get(key))
@@ -81,8 +81,8 @@ class Incident:
     @cached_property
     def out_of_memory(self) -> dict[int, int]:
         """Members that ran out of memory after packing, by id: how many stages their pipeline had."""
-        stages = {worker.id: out_of_memory_at(worker) for worker in self._existing(self.lost_member_ids)}
-        return {key: count for key, count in stages.items() if 0 < count < self._longest}
+        members = self._existing(self.lost_member_ids)
+        return {one.id: out_of_memory_at(one) for one in members if packed_too_tight(one, self._longest)}
 
     @property
     def _longest(self) -> int:
@@ -152,7 +152,7 @@ class Incident:
     @property
     def described(self) -> str:
         """All lost workers and why they are lost, for messages."""
-        return ", ".join(f"{self.name_and_node(key)} ({self.why[key]})" for key in sorted(self.why))
+        return ", ".join(f"{self.name_and_node(key)} ({why})" for key, why in self.why.items())
 
 
 def _why_stranded(view: View, worker: Worker) -> str:

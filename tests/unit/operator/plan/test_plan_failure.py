@@ -6,7 +6,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import Offer, ResizeReason
-from pipetransformer_operator.plan import WorkerPhase, worker_name
+from pipetransformer_operator.plan import EventType, WorkerPhase, worker_name
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import JOB, World, training
 
@@ -137,6 +137,16 @@ def test_the_second_accelerator_that_fails_on_a_node_has_it_avoided_and_the_job_
         world.commit()
 
 
+def test_two_accelerators_that_fail_at_once_on_a_node_have_it_avoided() -> None:
+    world = World(make_job().stages(1).workers(4))
+    world.start()
+    for name, node in (("digits-w1", ""), ("digits-w2", "node-b"), ("digits-w3", "node-b")):
+        world.change(name, node=node)
+        world.end(name, exit_code=1, message='{"outcome": "Failed", "reason": "DeviceFailed", "message": "ECC"}')
+    assert list(world.turn().broken.values()) == ["node-b", "node-b"], "local workers have no node"
+    assert [event.type for event in world.told if event.reason == "NodeAvoided"] == [EventType.WARNING]
+
+
 def test_a_job_that_finds_no_node_names_those_that_are_avoided() -> None:
     world = World(make_job().stages(2).workers(2))
     world.unschedulable = True
@@ -177,6 +187,7 @@ def test_the_failure_says_what_each_lost_worker_said() -> None:
     assert (
         "digits-w1 (exit code 137: OOMKilled: the worker needed more" in world.condition(ConditionType.FAILED).message
     )
+    assert world.generation.layout_generation == 1, "a job that has failed gets no further generation"
 
 
 def test_a_joiner_that_crashes_cancels_the_claim_and_counts_nothing() -> None:
@@ -217,6 +228,18 @@ def test_a_worker_that_is_taken_from_a_start_is_replaced_in_half_a_minute_and_no
     world.warm_up()
     assert {member.name for member in world.generation.members} == {"digits-w0", "digits-w2"}
     assert world.status.failures == 0
+
+
+def test_workers_that_a_start_lost_together_are_replaced_after_the_longest_wait_of_any() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.settle()
+    world.end("digits-w2", exit_code=1)
+    world.change("digits-w3", disrupted=True, phase=WorkerPhase.FAILED, message="Evicted: low on disk")
+    world.settle()
+    for seconds, workers in ((29, 2), (1, 4)):
+        world.wait(seconds)
+        world.settle()
+        assert len(world.workers) == workers
 
 
 @pytest.mark.parametrize(
@@ -272,7 +295,15 @@ def test_a_joiner_that_is_gone_before_it_was_ready_is_claimed_again_later(change
     assert len(world.workers) == 4
 
 
-@pytest.mark.parametrize("change", [{"terminating": True}, {"node_lost": True, "node": "dead"}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"terminating": True},
+        {"node_lost": True, "node": "dead"},
+        {"draining": True, "node": "old", "disrupted": True, "phase": WorkerPhase.FAILED},
+    ],
+    ids=["deleted", "node-lost", "drained"],
+)
 def test_a_joiner_that_is_replaced_late_in_a_claim_has_all_its_time_but_not_for_ever(change: dict[str, object]) -> None:
     world = World(make_job().stages(4).workers(4, most=8))
     world.start()

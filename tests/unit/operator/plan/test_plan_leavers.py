@@ -30,6 +30,14 @@ def giving_way() -> World:
     return world
 
 
+def test_as_many_leavers_take_the_places_of_lost_members_as_were_lost() -> None:
+    world = giving_way()
+    assert (world.shape, len(world.status.leaving_ids)) == ((2, 2), 4)
+    world.end(world.generation.members[-1].name, exit_code=1)
+    world.settle()
+    assert (world.shape, len(world.status.leaving_ids)) == ((2, 2), 3)
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_hold_keeps_the_leavers_as_spares(checkpoint: bool) -> None:
     job = make_job().stages(4).workers(4).on_pack("Hold")

@@ -12,7 +12,7 @@ from pipetransformer_contract.messages import Outcome, ResizeReason
 from pipetransformer_operator.plan import FailureCause, Worker, WorkerPhase, plan
 from pipetransformer_operator.plan.losses import describe
 from tests.testkit.operator.builders import make_job
-from tests.testkit.operator.world import World
+from tests.testkit.operator.world import World, training
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -55,6 +55,36 @@ def test_the_loss_of_a_node_counts_once_and_is_no_failure_however_far_apart_its_
     world.settle()
     assert (world.status.node_losses, world.status.failure_steps, world.status.finished) == (1, [], False)
     assert [str(event.reason) for event in world.told].count("NodeLost") == 1
+    assert [(one.lost, one.failure_step, one.words) for one in world.status.silences] == [(True, None, "")]
+
+
+def test_the_loss_of_a_node_counts_once_although_its_workers_fall_silent_ten_minutes_apart() -> None:
+    world = on_nodes()
+    world.lost_nodes.add("node-1")
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(600)
+    world.settle()
+    falls_silent(world, "digits-w2", ["digits-w0", "digits-w1"])
+    assert (world.status.node_losses, world.status.failures) == (1, 0)
+
+
+def test_workers_of_one_node_that_hang_minutes_apart_are_one_failure() -> None:
+    world = on_nodes(5, per_node=3, limit=3)
+    for number in (2, 1, 0):
+        falls_silent(world, f"digits-w{number}", [f"digits-w{other}" for other in (*range(number), 3, 4)])
+        for _ in range(2):
+            world.wait(100)
+            world.settle()
+    assert (world.status.failures, world.status.node_losses) == (1, 0)
+
+
+@pytest.mark.parametrize(("pace", "notes"), [(5, 0), (160, 1)])
+def test_a_silence_is_noted_for_longer_where_heartbeats_are_rare(pace: int, notes: int) -> None:
+    world = on_nodes(limit=3)
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(400)
+    observed = replace(world.observed(), pace=timedelta(seconds=pace))
+    assert len(plan(world.spec, observed, world.now).status.silences) == notes
 
 
 def test_a_node_that_is_lost_again_after_it_came_back_is_another_loss() -> None:
@@ -106,6 +136,22 @@ def test_nothing_is_written_about_a_silence_after_the_end_of_the_job() -> None:
     world.wait(7200)
     world.settle()
     assert world.status == ended
+
+
+def test_a_silence_that_is_judged_because_the_job_ends_is_a_failure_that_does_not_fail_it() -> None:
+    world = on_nodes(limit=0)
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    assert world.status.failures == 0
+    world.finish(Outcome.SUCCEEDED)
+    assert (world.state(), world.status.failures) == (State.COMPLETE, 1)
+    assert world.status.condition(ConditionType.FAILED) is None
+
+
+def test_a_silent_member_whose_node_is_not_known_is_a_failure_at_once() -> None:
+    world = on_nodes(limit=3)
+    world.change("digits-w3", node="")
+    falls_silent(world, "digits-w3", ["digits-w0", "digits-w1", "digits-w2"])
+    assert (world.status.failures, world.status.silences) == (1, [])
 
 
 def test_where_nodes_are_not_seen_the_silence_of_one_is_one_failure() -> None:
@@ -175,6 +221,10 @@ def test_steps_that_are_made_again_after_a_restart_forget_no_failure() -> None:
     decided = plan(world.spec, replace(world.observed(), status=status, report=report), world.now + timedelta(hours=1))
     assert decided.status.last_report is not None and decided.status.last_report.step == 10
     assert decided.status.failure_steps == [501]
+    world.status, world.report = decided.status, report
+    world.end("digits-w0", exit_code=1)
+    world.settle()
+    assert world.status.failure_steps == [501, 501]
 
 
 SILENT_END = "it did not report the end of training; the command of the pod template must call train()"
@@ -231,6 +281,28 @@ def test_a_silence_is_told_once_it_is_known_whether_the_node_is_lost(lost: bool)
         world.lost_nodes.add("node-1")
     world.wait(60)
     assert seen_failures(world) == [("node-1", FailureCause.LOST if lost else FailureCause.SILENT)]
+
+
+def test_a_member_that_beats_and_holds_up_its_peers_is_told_as_silent() -> None:
+    world = on_nodes(limit=3)
+    world.break_group(["digits-w0", "digits-w1", "digits-w2"])
+    world.wait(600)
+    assert seen_failures(world) == [("node-1", FailureCause.SILENT)]
+
+
+def test_a_joiner_that_fails_is_a_failure_of_its_node() -> None:
+    world = training(1, most=4)
+    world.change("digits-w2", node="node-b", phase=WorkerPhase.FAILED, exit_code=1)
+    assert seen_failures(world) == [("node-b", FailureCause.EXITED)]
+
+
+def test_workers_that_are_lost_together_are_told_in_order() -> None:
+    world = on_nodes(10, limit=3)
+    for name in ("digits-w8", "digits-w7"):
+        world.end(name, exit_code=1)
+    world.settle()
+    lost = "Lost digits-w7 on node-3 (exit code 1), digits-w8 on node-4 (exit code 1)"
+    assert lost in [event.message for event in world.told]
 
 
 def test_a_worker_that_is_taken_away_is_no_failure_of_its_node() -> None:

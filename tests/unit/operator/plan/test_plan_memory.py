@@ -6,6 +6,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State, TooShort
 from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_operator.plan import EventType
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.world import World
 
@@ -13,11 +14,12 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def packed(builder: JobBuilder) -> World:
-    """A job that was packed from four stages to two when the eighth block froze."""
+    """A job that was packed to half its stages when the eighth block froze."""
     world = World(builder)
     world.start()
+    before = world.generation.stages
     world.commit(boundary=8, checkpoint=8)
-    assert world.generation.stages == 2
+    assert world.generation.stages == before // 2
     world.commit(checkpoint=8)
     world.leave()
     return world
@@ -36,6 +38,14 @@ def test_a_packed_job_goes_back_to_longer_pipelines_until_more_is_frozen() -> No
     run_short(world, "digits-w1", stages=2)
     world.settle()
     assert (world.shape, world.generation.reason) == ((3, 1), ResizeReason.UNDO), "what the three that are left carry"
+    words = "OutOfMemory: forward of blocks.9 failed: OutOfMemoryError: CUDA out of memory"
+    assert [(event.type, event.message) for event in world.told if event.reason == "OutOfMemory"] == [
+        (
+            EventType.WARNING,
+            f"Pipelines of 2 stages need more memory than digits-w1 has ({words});"
+            " the job uses longer ones until more than 8 layers are frozen",
+        )
+    ]
     run_short(world, "digits-w3", stages=2)  # it had ended at the same time, and is seen only now
     world.settle()
     for _ in range(2):
@@ -68,6 +78,26 @@ def test_a_job_whose_workers_all_ran_out_of_memory_starts_again_in_its_own_layou
     world.settle()
     world.warm_up()
     assert (world.shape, world.generation.reason, world.status.failures) == ((4, 1), ResizeReason.START, 0)
+
+
+def test_a_job_that_was_packed_into_one_stage_goes_back_too() -> None:
+    world = packed(make_job().stages(2).workers(2))
+    run_short(world, "digits-w1", stages=1)
+    world.settle()
+    world.warm_up()
+    world.commit()
+    assert (world.shape, world.status.failures) == ((2, 1), 0)
+    assert world.status.too_short == TooShort(stages=1, boundary=8)
+
+
+def test_a_leaver_of_the_longest_pipelines_that_ran_out_of_memory_rules_out_no_layout() -> None:
+    world = World(make_job().stages(4).workers(4).release().checkpoint())
+    world.start()
+    world.commit(boundary=8, checkpoint=8)
+    assert [member.name for member in world.generation.leavers] == ["digits-w2", "digits-w3"]
+    run_short(world, "digits-w3", stages=4)
+    world.settle()
+    assert (world.status.too_short, world.status.failures, world.status.finished) == (None, 1, False)
 
 
 def test_a_job_that_its_own_layout_leaves_too_little_memory_has_failed() -> None:

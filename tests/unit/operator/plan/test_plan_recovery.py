@@ -7,7 +7,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.layout import Layout
-from pipetransformer_contract.messages import ResizeReason
+from pipetransformer_contract.messages import Offer, ResizeReason
 from pipetransformer_operator.plan import WorkerPhase
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World, training
@@ -171,6 +171,7 @@ def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried
         world.wait(600)
         world.settle()
         assert sorted(world.workers) == ["digits-w0"]
+        assert "too few replacements joined in time: digits-w" in world.told[-1].message
         assert world.condition(ConditionType.RUNNING).reason == "Recovering"
         assert world.condition(ConditionType.RESIZING).reason == "Unschedulable"
         world.wait(wait)
@@ -181,6 +182,21 @@ def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried
     world.warm_up()
     assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w4"]
     assert world.status.failures == 1
+
+
+@pytest.mark.parametrize("checkpoint", [None, 0])
+def test_replacements_of_an_attempt_that_failed_hold_no_accelerators_until_the_next_one(checkpoint: int | None) -> None:
+    world = World(make_job().stages(3).workers(3, least=3).checkpoint())
+    world.start()
+    world.commit(checkpoint=checkpoint)
+    for name in ("digits-w1", "digits-w2"):
+        world.end(name, exit_code=137)
+    world.settle()
+    world.end("digits-w3", exit_code=1)
+    world.settle()
+    assert set(world.workers) == {"digits-w0"}
+    why = "too few workers are left to train, and the next attempt to replace the lost ones begins later"
+    assert [event.message for event in world.told if "digits-w4" in event.message] == [f"Deleting digits-w4: {why}"]
 
 
 def test_survivors_wait_for_the_smaller_layout_that_nodes_have_room_for_once_an_attempt_has_failed() -> None:
@@ -269,6 +285,58 @@ def test_what_a_release_left_over_waits_for_its_checkpoint_while_a_recovery_is_s
     world.warm_up()
     world.commit(checkpoint=8)
     assert (world.shape, world.status.gpus.held, world.status.gpus.released) == ((2, 1), 2, 2)
+
+
+def test_a_job_without_survivors_starts_again_at_once_and_has_all_its_time_whatever_it_claimed_before() -> None:
+    world = training(pipelines=1, most=4)
+    world.wait(60)
+    world.end("digits-w3", exit_code=1)
+    world.settle()
+    assert world.status.next_resize_time is not None
+    for name in ("digits-w0", "digits-w1"):
+        world.kill(name)
+    world.settle()
+    assert sorted(world.workers) == ["digits-w4", "digits-w5"]
+    world.warm_up()
+    world.commit()
+    assert len(world.workers) == 4, "it claims again"
+    world.wait(60)
+    for member in world.generation.members:
+        world.kill(member.name)
+    world.settle()
+    assert world.status.resize is not None
+    assert (world.status.resize.reason, world.status.resize.start_time) == (ResizeReason.START, world.now)
+
+
+def test_a_job_whose_last_survivor_was_a_claimed_one_that_was_taken_away_starts_again_at_once() -> None:
+    world = training(pipelines=1, most=4)
+    world.warm_up()
+    world.commit()
+    assert world.shape == (2, 2)
+    for name in ("digits-w0", "digits-w1", "digits-w2"):
+        world.kill(name)
+    world.settle()
+    assert world.status.claimed_ids == [3]
+    world.kill("digits-w3")
+    world.settle()
+    assert (world.status.generation, world.status.next_resize_time, len(world.workers)) == (None, None, 2)
+
+
+def test_replacements_are_awaited_although_a_claimed_survivor_was_taken_away_meanwhile() -> None:
+    world = World(make_job().stages(3).workers(3, most=6))
+    world.offered = [Offer(stages=3, bytes_per_worker=1)]
+    world.start()
+    world.warm_up()
+    world.commit()
+    assert world.shape == (3, 2)
+    for name in ("digits-w0", "digits-w1", "digits-w2", "digits-w3"):
+        world.kill(name)
+    world.settle()
+    joining = set(world.workers) - {"digits-w4", "digits-w5"}
+    assert len(joining) == 4
+    world.kill("digits-w5")
+    world.settle()
+    assert world.status.next_resize_time is None and joining < set(world.workers)
 
 
 def test_a_job_without_survivors_starts_again_in_the_size_of_its_checkpoint() -> None:

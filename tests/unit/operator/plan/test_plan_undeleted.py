@@ -142,6 +142,49 @@ def test_a_claim_that_was_cancelled_leaves_no_more_pods_than_those_that_cannot_b
     assert len(world.workers) == 4 and "digits-w4" in world.workers, "it claims again"
 
 
+def test_a_claim_goes_on_although_one_of_its_lost_workers_cannot_be_deleted() -> None:
+    world = training(1, most=4)
+    world.end("digits-w2", exit_code=1)
+    world.settle()
+    world.wait(61)
+    world.settle()
+    assert (world.status.resize_failures, sorted(world.workers)[2:]) == (1, ["digits-w4", "digits-w5"])
+    keeping(world)
+    world.silent = {"digits-w4"}
+    world.change("digits-w4", node_lost=True, node="dead")
+    world.settle()
+    assert "digits-w4" in says(world)[2]
+    world.silent.clear()
+    world.warm_up()
+    assert world.shape == (2, 2)
+    assert {member.name for member in world.generation.members} >= {"digits-w5", "digits-w6"}
+
+
+def test_a_job_takes_back_its_size_although_workers_that_it_released_cannot_be_deleted() -> None:
+    world = World(make_job().stages(4).workers(4).release().checkpoint())
+    world.start()
+    keeping(world)
+    world.commit(boundary=8)
+    world.commit(checkpoint=8)
+    assert (world.shape, len(world.workers)) == ((2, 1), 4)
+    world.commit(boundary=0, checkpoint=0)
+    world.warm_up()
+    assert (world.shape, len(world.workers)) == ((4, 1), 6)
+
+
+def test_a_job_without_a_legal_start_says_so_once_while_its_workers_cannot_be_deleted() -> None:
+    world = World(make_job().stages(2).workers(2, most=2))
+    world.settle()
+    keeping(world)
+    world.builder.workers(2, most=1)
+    for _ in range(3):
+        world.wait(700)
+        world.settle()
+    assert says(world)[1] == "NoLegalStart"
+    assert says(world)[2].endswith(f"; the cluster refuses to delete digits-w0, digits-w1: {WORDS}")
+    assert reasons(world).count("NoLegalStart") == 1
+
+
 def test_a_refusal_to_create_workers_stands_before_one_to_delete_them_and_both_are_said() -> None:
     world = keeping(training(1))
     world.end("digits-w0", exit_code=1)
