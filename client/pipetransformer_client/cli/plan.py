@@ -170,8 +170,8 @@ def _print(found: list[Phase], saved: Savings | None, *, measured: bool) -> None
         return
     regroups = sum(phase.regroups for phase in found)
     out.print(
-        f"Compared with the first layout without freezing: {saved.time:.0%} of the time and {saved.gpu_time:.0%} of the"
-        f" GPU time saved. Not counted: the pauses of {counted(regroups, 'regroup')}.",
+        f"Compared with the first layout without freezing{' or levels' if levels else ''}: {saved.time:.0%} of the time"
+        f" and {saved.gpu_time:.0%} of the GPU time saved. Not counted: the pauses of {counted(regroups, 'regroup')}.",
         highlight=False,
     )
 

@@ -46,6 +46,13 @@ def planned(
     return result
 
 
+def levels_job() -> JobBuilder:
+    """A job that trains half of its layers in steps 10 to 69."""
+    levels = {"descentSteps": 10, "ascentSteps": 60, "depthFactor": 2, "widthFactor": 2}
+    job = make_job().stages(4).workers(4).release().checkpoint().set("multiLevel", levels)
+    return job.set("training", {"steps": 100}).set("freeze", {"policy": "None"})
+
+
 def layouts(plan: dict[str, Any]) -> list[tuple[int, int]]:
     """(stages, pipelines) of each phase, without repetitions."""
     found = [(phase["stages"], phase["pipelines"]) for phase in plan["phases"]]
@@ -87,11 +94,7 @@ def test_the_demos_plan_is_what_its_run_does(
 def test_each_visit_of_a_level_is_a_phase_with_the_layout_of_its_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    levels = {"descentSteps": 10, "ascentSteps": 60, "depthFactor": 2, "widthFactor": 2}
-    job = make_job().stages(4).workers(4).release().checkpoint().set("multiLevel", levels)
-    job = job.set("training", {"steps": 100}).set("freeze", {"policy": "None"})
-
-    plan = planned(job, tmp_path, monkeypatch, capsys)
+    plan = planned(levels_job(), tmp_path, monkeypatch, capsys)
 
     assert [(phase["firstStep"], phase["level"]) for phase in plan["phases"]] == [(0, 0), (10, 1), (70, 0)]
     assert layouts(plan) == [(4, 1), (1, 1), (4, 1)]
@@ -104,7 +107,9 @@ def test_a_plan_counts_its_regroups_and_names_fields_without_effect(
 ) -> None:
     file = tmp_path / "job.yaml"
     for job, said in (
+        (packing_job().set("training.epochs", 20), "the first layout without freezing: "),
         (packing_job().set("training.epochs", 20), "Not counted: the pauses of 2 regroups."),
+        (levels_job(), "Compared with the first layout without freezing or levels: "),
         (make_job().set("freeze", {"startAfterEpochs": 1}), "policy None ignores startAfterEpochs"),
     ):
         file.write_text(yaml.safe_dump(job.manifest()))

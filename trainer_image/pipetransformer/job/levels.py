@@ -94,7 +94,8 @@ def _check_layers(job: Job, spec: MultiLevel) -> None:
     if layers % divisor:
         raise SpecError(
             "spec.multiLevel.depthFactor",
-            f"the model has {layers} layers, which cannot be divided by {divisor} for the smallest level",
+            f"the model has {layers} layers, which cannot be divided by {divisor} for the smallest level: lower"
+            " depthFactor or levels",
         )
     if layers // divisor < (stages := job.spec.pipeline.stages):
         raise SpecError(

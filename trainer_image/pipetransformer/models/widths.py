@@ -55,7 +55,8 @@ def narrowed(spec: Model, widths: Widths, factor: int) -> Model:
         if size % factor:
             raise SpecError(
                 "spec.multiLevel.widthFactor",
-                f"{widths.model} has {name} {size}, which cannot be divided by {factor} for the smallest level",
+                f"{widths.model} has {name} {size}, which cannot be divided by {factor} for the smallest level: lower"
+                " widthFactor or levels",
             )
     sizes = {name: size // factor for name, size in widths.sizes.items()}
     return spec.model_copy(update=sizes if spec.name == VIT else {"options": {**spec.options, **sizes}})

@@ -16,11 +16,13 @@ from tests.testkit.trainer.levels import level_job, level_spec
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "heads": (
         {"levels": {"widthFactor": 3}},
-        "spec.multiLevel.widthFactor: GPT2LMHeadModel has hidden_size 32, which cannot be divided by 3",
+        "spec.multiLevel.widthFactor: GPT2LMHeadModel has hidden_size 32, which cannot be divided by 3 for the smallest"
+        " level: lower widthFactor or levels",
     ),
     "layers": (
         {"num_layers": 3},
-        "spec.multiLevel.depthFactor: the model has 3 layers, which cannot be divided by 2",
+        "spec.multiLevel.depthFactor: the model has 3 layers, which cannot be divided by 2 for the smallest"
+        " level: lower depthFactor or levels",
     ),
     "layers of three levels": (
         {"levels": {"levels": 3}, "num_layers": 6, "training": {"steps": 30}},
