@@ -68,7 +68,13 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
         "Schedules",
         ("schedule", "generation", "idle", "frozen ahead", "why not the spec's"),
         (
-            (one.schedule, one.generation, _share(one.idle_share), _share(one.ahead_share), one.why_schedule)
+            (
+                one.schedule,
+                one.generation,
+                _optional(one.idle_share, ".0%"),
+                _optional(one.ahead_share, ".0%"),
+                one.why_schedule,
+            )
             for one in record.regroups
         ),
     )
@@ -81,6 +87,16 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
             for one in record.freezes
         ),
     )
+    levels = "" if len(record.visits) < 2 else _table(
+        "levels",
+        "Levels",
+        ("level", "at s", "first step", "pause s", "bytes moved"),
+        (
+            (one.level, f"{one.time:.1f}", one.first_step, _optional(one.pause_seconds, ".3f"),
+             _optional(one.bytes_moved, ","))
+            for one in record.visits
+        ),
+    )  # fmt: skip
     title = escape(name)
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -94,13 +110,15 @@ def _page(record: Record, name: str, drawings: dict[int, str]) -> str:
 {regroups}
 {schedules}
 {freezes}
+{levels}
 </body>
 </html>
 """
 
 
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
+def _optional(value: float | None, form: str) -> str:
+    """The value in this form; empty if it is unknown."""
+    return "" if value is None else f"{value:{form}}"
 
 
 def _facts(record: Record) -> list[tuple[str, str]]:
@@ -108,7 +126,9 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     first = record.regroups[0]
     whole = first.gpus * sum(one.end - one.time for one in record.regroups)
     saved = 1 - record.gpu_seconds / whole if whole else 0.0
-    paused = sum(one.pause_seconds for one in record.regroups[1:])
+    paused = sum(one.pause_seconds for one in record.regroups[1:]) + sum(
+        one.pause_seconds or 0 for one in record.visits
+    )
     return [
         ("seconds", f"{record.seconds:,.0f}"),
         ("steps", f"{len(record.steps):,}"),

@@ -1,5 +1,6 @@
 """Reads the record of a run, `events.jsonl` and `steps.jsonl`. Times are seconds since the first event."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -106,6 +107,26 @@ class Freeze:
 
 
 @dataclass(frozen=True)
+class Visit:
+    """A period in which one level of `multiLevel` trains.
+
+    Attributes:
+        level: the level; 0 is the job's own model.
+        time: end of its first step, in seconds.
+        first_step: its first step (from 0).
+        pause_seconds: seconds from the end of the last step before to the end of its first step; None if a generation
+            began with it.
+        bytes_moved: bytes of state that workers sent each other; None as above.
+    """
+
+    level: int
+    time: float
+    first_step: int
+    pause_seconds: float | None
+    bytes_moved: int | None
+
+
+@dataclass(frozen=True)
 class Step:
     """A committed step. A value is None if it is unknown or not finite."""
 
@@ -133,6 +154,7 @@ class Record:
         spans: periods with one layout and one number of frozen layers.
         regroups: the committed generations.
         freezes: the changes of the number of frozen layers.
+        visits: the levels that trained, in order; a single one without `multiLevel`.
         steps: the committed steps.
         evaluations: the evaluations.
     """
@@ -143,6 +165,7 @@ class Record:
     spans: tuple[Span, ...]
     regroups: tuple[Regroup, ...]
     freezes: tuple[Freeze, ...]
+    visits: tuple[Visit, ...]
     steps: tuple[Step, ...]
     evaluations: tuple[Evaluation, ...]
 
@@ -179,6 +202,7 @@ def read(folder: Path) -> Record:
             for event in events
             if event["kind"] == "Frozen"
         ),
+        visits=tuple(_visits(events, steps)),
         steps=tuple(Step(line["time"], _finite(line["loss"]), line["samplesPerSecond"]) for line in steps),
         evaluations=tuple(
             Evaluation(event["time"], {name: value for name, value in event["metrics"].items() if value is not None})
@@ -208,6 +232,14 @@ def _regroups(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: fl
             idle_share=idle.get(event["generation"]),
             ahead_share=ahead.get(event["generation"]),
         )
+
+
+def _visits(events: list[dict[str, Any]], steps: list[dict[str, Any]]) -> Iterator[Visit]:
+    changes = {event["firstStep"]: event for event in events if event["kind"] == "LevelChanged"}
+    for level, lines in itertools.groupby(steps, lambda line: int(line["level"])):
+        first = next(lines)
+        change = changes.get(first["step"], {})
+        yield Visit(level, first["time"], first["step"], change.get("pauseSeconds"), change.get("bytesMoved"))
 
 
 def _means(steps: list[dict[str, Any]], key: str) -> dict[int, float]:

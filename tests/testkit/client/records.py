@@ -41,11 +41,20 @@ def generation(
 
 
 def step(
-    time: float, loss: float | None, speed: float | None, *, number: int = 1, idle: float = 0.25
+    time: float,
+    loss: float | None,
+    speed: float | None,
+    *,
+    number: int = 1,
+    idle: float = 0.25,
+    index: int = 0,
+    level: int = 0,
 ) -> dict[str, Any]:
-    """The line of a step in generation `number`, with its samples a second and idle share."""
+    """The line of the step `index` in generation `number`, with its samples a second and idle share."""
     return {
         "time": time,
+        "step": index,
+        "level": level,
         "loss": loss,
         "samplesPerSecond": speed,
         "generation": number,

@@ -117,12 +117,34 @@ def test_each_span_of_a_stage_is_drawn_where_its_layers_are(tmp_path: Path) -> N
 def test_a_level_is_drawn_with_its_own_layers(tmp_path: Path) -> None:
     roles = [{"worker": "w00", "pipeline": 0, "stage": 0, "layers": [[0, 2]]},
              {"worker": "w01", "pipeline": 0, "stage": 1, "layers": [[3, 5]]}]  # fmt: skip
-    change = {"time": 50.0, "kind": "LevelChanged", "level": 1, "layers": 6, "roles": roles}
+    change = {"time": 50.0, "kind": "LevelChanged", "level": 1, "layers": 6, "firstStep": 1, "roles": roles}
     events = [started(0.0), generation(0.0, 1, 2, 1, frozen=0), change]
 
     record = read(write_record(tmp_path, events, [step(100.0, 1.0, 1.0)]))
 
     assert [(span.start, span.cuts[-1].last) for span in record.spans] == [(0.0, 11), (50.0, 5)]
+
+
+def test_the_page_lists_levels_and_counts_their_pauses(tmp_path: Path) -> None:
+    change = {"kind": "LevelChanged", "level": 1, "layers": 6, "firstStep": 2, "pauseSeconds": 0.25, "bytesMoved": 4321}
+    events = [started(0.0), generation(0.0, 1, 2, 1), change | {"time": 3.0}, generation(5.0, 2, 2, 1, step=4)]
+    levels = [0, 0, 1, 1, 0, 0]  # the last one begins with a generation
+    steps = [step(n + 1.0, 1.0, 1.0, index=n, level=level) for n, level in enumerate(levels)]
+
+    record = read(write_record(tmp_path / "run", events, steps))
+
+    page = write(record, "levels", tmp_path)[0].read_text()
+    rows = re.findall("<tr>(.*?)</tr>", page.partition('<table id="levels">')[2])[1:]
+    assert [re.findall("<td>(.*?)</td>", row) for row in rows] == [
+        ["0", "1.0", "0", "", ""],
+        ["1", "3.0", "2", "0.250", "4,321"],
+        ["0", "5.0", "4", "", ""],
+    ]
+    assert "<dt>paused for</dt><dd>0.75 s</dd>" in page
+
+
+def test_a_page_without_levels_does_not_name_them(run_dir: Path, tmp_path: Path) -> None:
+    assert "Levels" not in write(read(run_dir), "digits", tmp_path)[0].read_text()
 
 
 def test_a_run_that_still_trains_is_drawn_up_to_its_last_step(run_dir: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
-from pipetransformer_client.timeline.record import Evaluation, Freeze, Held, Record, Regroup, Span, Step
+from pipetransformer_client.timeline.record import Evaluation, Freeze, Held, Record, Regroup, Span, Step, Visit
 from tools.demo import picture
 from tools.demo.__main__ import RECORDED, Demo
 from tools.demo.compare import compare, figures, paired_error, sentence
@@ -51,6 +51,7 @@ def record(layouts: Sequence[tuple[int, int, int]], seconds: float, frozen: Sequ
         spans=(Span(0, seconds, 0, (Held(0, 1, 0), Held(2, 3, 1))),),
         regroups=regroups,
         freezes=tuple(Freeze(step * seconds / STEPS, step, layers) for step, layers in frozen),
+        visits=(Visit(0, seconds / STEPS, 0, None, None),),
         steps=tuple(Step((number + 1) * seconds / STEPS, 1.0, 32.0) for number in range(STEPS)),
         evaluations=(Evaluation(seconds / 2, {"accuracy": 0.9}), Evaluation(seconds, {"accuracy": 0.95})),
     )
