@@ -3,7 +3,7 @@
 import argparse
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from pathlib import Path
 from typing import Any
 
 from tests.testkit.results import print_table, write_result
@@ -23,10 +23,11 @@ def main() -> None:
     parser.add_argument("--only", choices=("throughput", "accuracy"), help="one part; nothing is written")
     parser.add_argument("--pairs", type=int, default=6, help="pairs of blocks, at least 5")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--keep", type=Path, help="file that keeps the runs of this code, so a later command goes on")
     asked = parser.parse_args()
     document: dict[str, Any] = {}
     if asked.only != "throughput":
-        document |= _accuracy(range(asked.seeds))
+        document |= _accuracy(range(asked.seeds), asked.keep)
     if asked.only != "accuracy":
         figures, table = throughput.run(asked.pairs)
         _print("seconds of a step, K=4, M=8", table)
@@ -37,20 +38,21 @@ def main() -> None:
         write_result("async", document)
 
 
-def _accuracy(seeds: range) -> dict[str, Any]:
+def _accuracy(seeds: range, keep: Path | None) -> dict[str, Any]:
     """Figures of all cases: `distance_OPTIMIZER_1` has one micro-batch a step, `..._k` has K."""
     rates: dict[str, float] = {}
     found: dict[str, accuracy.Compared] = {}
     others: dict[int, dict[str, accuracy.Compared]] = {accuracy.SHORTER: {}, accuracy.LONGER: {}}
     with accuracy.processes() as pool:
+        runs = accuracy.Runs(pool, keep)
         for optimizer in accuracy.OPTIMIZERS:
-            rates[optimizer] = rate = accuracy.best_rate(pool, optimizer, seeds[:2])
+            rates[optimizer] = rate = runs.best_rate(optimizer, seeds[:2])
             for micro_batches, suffix in _SUFFIXES.items():
                 setting = accuracy.Setting(optimizer, rate, micro_batches)
-                found[f"{optimizer}_{suffix}"] = _compared(pool, setting, list(accuracy.WAYS), seeds)
+                found[f"{optimizer}_{suffix}"] = _compared(runs, setting, list(accuracy.WAYS), seeds)
             for epochs, compared in others.items():
                 setting = accuracy.Setting(optimizer, rate, accuracy.SEVERAL, epochs)
-                compared[f"{optimizer}_k"] = _compared(pool, setting, _OF_OTHER_LENGTHS, seeds)
+                compared[f"{optimizer}_k"] = _compared(runs, setting, _OF_OTHER_LENGTHS, seeds)
     losses = {name: case.accuracy_loss(accuracy.PREDICTED) for name, case in found.items()}
     bounded = {name: case for name, case in found.items() if name != _WITHOUT_BOUND}
     return {
@@ -79,10 +81,10 @@ def _accuracy(seeds: range) -> dict[str, Any]:
 
 
 def _compared(
-    pool: Executor, setting: accuracy.Setting, ways: Sequence[str], seeds: Sequence[int]
+    runs: accuracy.Runs, setting: accuracy.Setting, ways: Sequence[str], seeds: Sequence[int]
 ) -> accuracy.Compared:
     """The comparison, printed."""
-    found = accuracy.compare(pool, setting, ways, seeds)
+    found = runs.compare(setting, ways, seeds)
     _print(f"{setting}, digits, K=4", found.table())
     return found
 

@@ -5,14 +5,15 @@ are searched for the synchronous run, and all others use the same. Seeds are pai
 time.
 """
 
-import functools
-import itertools
+import json
 import math
 import multiprocessing
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def processes() -> ProcessPoolExecutor:
 
 
 def train(setting: Setting, way: str, seed: int) -> Trained:
-    """One run, which prints its result."""
+    """One run."""
     schedule, extra = WAYS[way]
     job = load_job(
         TrainerSpec.model_validate(
@@ -95,9 +96,7 @@ def train(setting: Setting, way: str, seed: int) -> Trained:
     replay, epoch = Replay(job, extra), job.order.steps_per_epoch
     for first, steps in _rounds(epoch * setting.epochs, epoch, 1 if way == SYNCHRONOUS else STEPS_PER_ROUND):
         replay.run(Round(first, steps, 0, 1, spans))
-    found = Trained(statistics.fmean(replay.losses[-epoch:]), _accuracy(replay))
-    print(f"{setting}, {way}, seed {seed}: loss {found.loss:.4f}, accuracy {found.accuracy:.4f}", flush=True)
-    return found
+    return Trained(statistics.fmean(replay.losses[-epoch:]), _accuracy(replay))
 
 
 def _rounds(total: int, epoch: int, most: int) -> Iterator[tuple[int, int]]:
@@ -165,18 +164,41 @@ class Compared:
         }
 
 
-def compare(pool: Executor, setting: Setting, ways: Sequence[str], seeds: Sequence[int]) -> Compared:
-    """All ways with the same seeds."""
-    runs = pool.map(functools.partial(train, setting), *zip(*itertools.product(ways, seeds), strict=True))
-    return Compared({way: list(itertools.islice(runs, len(seeds))) for way in ways})
+class Runs:
+    """Trains one run a processor, and keeps what came out.
 
+    Args:
+        pool: runs `train` (`processes`).
+        keep: a file with results of the same code, which more are added to; None keeps no file.
+    """
 
-def best_rate(pool: Executor, optimizer: str, seeds: Sequence[int]) -> float:
-    """The rate with the least mean loss of the synchronous run."""
+    def __init__(self, pool: Executor, keep: Path | None) -> None:
+        self._pool, self._keep = pool, keep
+        lines = [] if keep is None or not keep.exists() else keep.read_text().splitlines()
+        self._found = {name: Trained(*values) for name, *values in map(json.loads, lines)}
 
-    def loss(rate: float) -> float:
-        runs = compare(pool, Setting(optimizer, rate, ONE), [SYNCHRONOUS], seeds).runs[SYNCHRONOUS]
-        found = statistics.fmean(run.loss for run in runs)
-        return found if math.isfinite(found) else math.inf
+    def compare(self, setting: Setting, ways: Sequence[str], seeds: Sequence[int]) -> Compared:
+        """All ways with the same seeds."""
+        names = {(way, seed): f"{setting}, {way}, seed {seed}" for way in ways for seed in seeds}
+        missing = {key: name for key, name in names.items() if name not in self._found}
+        running = {self._pool.submit(train, setting, *key): name for key, name in missing.items()}
+        for done in as_completed(running):
+            self._note(running[done], done.result())
+        return Compared({way: [self._found[names[way, seed]] for seed in seeds] for way in ways})
 
-    return min(RATES[optimizer], key=loss)
+    def _note(self, name: str, found: Trained) -> None:
+        self._found[name] = found
+        print(f"{name}: loss {found.loss:.4f}, accuracy {found.accuracy:.4f}", file=sys.stderr)
+        if self._keep is not None:
+            with self._keep.open("a") as file:
+                file.write(json.dumps([name, found.loss, found.accuracy]) + "\n")
+
+    def best_rate(self, optimizer: str, seeds: Sequence[int]) -> float:
+        """The rate with the least mean loss of the synchronous run."""
+
+        def loss(rate: float) -> float:
+            runs = self.compare(Setting(optimizer, rate, ONE), [SYNCHRONOUS], seeds).runs[SYNCHRONOUS]
+            found = statistics.fmean(run.loss for run in runs)
+            return found if math.isfinite(found) else math.inf
+
+        return min(RATES[optimizer], key=loss)

@@ -48,14 +48,15 @@ def run(pairs: int) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     return figures, measured.table()
 
 
-def ways() -> list[Way]:
+def ways(
+    workers: int = _WORKERS, chunks: int = _CHUNKS, steps: int = _STEPS, unit_seconds: float = _UNIT_SECONDS
+) -> list[Way]:
     """The synchronous schedules, and then the asynchronous ones."""
-    units = even_units(2 * _WORKERS, _UNIT_SECONDS)
-    owners = tuple(range(_WORKERS))
-    shape = RoundShape(owners, _CHUNKS * _STEPS, steps=(_CHUNKS,) * _STEPS)
-    cut = even_cut(units, _WORKERS)
+    units = even_units(2 * workers, unit_seconds)
+    shape = RoundShape(tuple(range(workers)), chunks * steps, steps=(chunks,) * steps)
+    cut = even_cut(units, workers)
     return [
-        *in_place(units, _WORKERS, _CHUNKS),
+        *in_place(units, workers, chunks),
         *(Way(name, tuple(units), cut, Asynchronous(), shape) for name in _HOOKS),
     ]
 
@@ -63,7 +64,7 @@ def ways() -> list[Way]:
 def measure(pairs: int) -> Measured:
     """Seconds of a step of each way, by pair of blocks, after one block that warms up. A block lasts until its last
     worker is done."""
-    by_rank: list[list[list[float]]] = run_ranks(_WORKERS, _blocks, pairs + 1, within=600)
+    by_rank: list[list[list[float]]] = run_ranks(_WORKERS, blocks, ways(), pairs + 1, within=600)
     found: dict[str, list[float]] = {way.name: [] for way in ways()}
     for pair in range(1, pairs + 1):
         for number, name in enumerate(found):
@@ -71,9 +72,10 @@ def measure(pairs: int) -> Measured:
     return Measured(found)
 
 
-def _blocks(group: dist.ProcessGroup, pairs: int) -> list[list[float]]:
+def blocks(group: dist.ProcessGroup, ways: Sequence[Way], pairs: int) -> list[list[float]]:
+    """Seconds of a step on this worker: for each pair of blocks those of each way."""
     torch.manual_seed(0)
-    sides = [_Side(way, group) for way in ways()]
+    sides = [_Side(way, group) for way in ways]
     found = []
     for pair in range(pairs):
         seconds = [0.0] * len(sides)
@@ -108,10 +110,11 @@ class _Side:
     def _flushed(self) -> float:
         self._meet()
         begun = time.perf_counter()
-        self._weights.begin(_CHUNKS)
+        chunks = self._way.shape.chunks
+        self._weights.begin(chunks)
         self._runner.run(RoundHooks())
         self._weights.finish()
-        self._weights.step(0, 1 / _CHUNKS)
+        self._weights.step(0, 1 / chunks)
         return time.perf_counter() - begun
 
     def _meet(self) -> None:
@@ -140,8 +143,11 @@ class _Weights:
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
+    def awaits(self, unit: int) -> bool:
+        return False  # there is no replica to sum with
+
     def passed(self, unit: int) -> None:
-        """There is no replica to sum with."""
+        """Nothing is summed here either."""
 
     def finish(self) -> list[float]:
         return [float(self._gradient.norm())]

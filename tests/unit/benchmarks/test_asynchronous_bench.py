@@ -1,12 +1,15 @@
 """The bench of asynchronous schedules: what its ways should take, and how distances are compared."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from benchmarks.asynchronous import accuracy, throughput
-from benchmarks.asynchronous.accuracy import NEWEST, PREDICTED, SYNCHRONOUS, Compared, Trained
+from benchmarks.asynchronous.accuracy import NEWEST, PREDICTED, SYNCHRONOUS, Compared, Runs, Trained
 from benchmarks.schedules.in_place import ONE_F_ONE_B
+from tests.testkit.trainer.ranks import run_ranks
 from tools.docs.benchmarks import FIGURES
 
 
@@ -22,6 +25,24 @@ def test_sixteen_steps_without_a_flush_take_their_turns_and_one_fill() -> None:
     asynchronous = declared[throughput.PREDICTED] / 16
 
     assert flushed / asynchronous == pytest.approx((8 + 3) / (8 + 3 / 16), rel=0.02)
+
+
+def test_each_way_is_timed_on_each_worker() -> None:
+    ways = throughput.ways(workers=2, chunks=2, steps=2, unit_seconds=1e-4)
+
+    by_rank = run_ranks(2, throughput.blocks, ways, 1)
+
+    assert [len(seconds) for rank in by_rank for seconds in rank] == [len(ways)] * 2
+    assert all(second > 0 for rank in by_rank for seconds in rank for second in seconds)
+
+
+def test_a_run_that_was_kept_is_not_trained_again(tmp_path: Path) -> None:
+    keep, setting = tmp_path / "runs", accuracy.Setting("sgd", 0.03, 1, epochs=1)
+    with ThreadPoolExecutor(1) as pool:
+        found = Runs(pool, keep).compare(setting, [SYNCHRONOUS], [0])
+        pool.shutdown()
+
+        assert Runs(pool, keep).compare(setting, [SYNCHRONOUS], [0]) == found
 
 
 def test_a_ratio_of_distances_is_that_of_their_means_and_its_bound_is_above_it() -> None:
