@@ -5,6 +5,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
@@ -55,18 +56,9 @@ def client(store: TCPStore) -> TCPStore:
 
 
 def in_ranks(size: int, function: Callable[[int], Any]) -> list[Any]:
-    """Run `function(rank)` in a thread each and return the results by rank."""
-    results: list[Any] = [None] * size
-
-    def run(rank: int) -> None:
-        results[rank] = function(rank)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return results
+    """Run `function(rank)` in a thread each and return the results by rank. The first error is raised."""
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(function, range(size)))
 
 
 def test_torch_still_has_the_private_names_that_we_use() -> None:
@@ -204,9 +196,10 @@ def test_a_stranger_takes_no_ranks_place(store: TCPStore) -> None:
             said = client(store).get(key)
             host, port, _ = said.decode().split()
             for words in (b"", b"GET / HTTP/1.1"):
-                strangers.append(socket.create_connection((host, int(port))))
-                strangers[-1].sendall(words)
-                strangers[-1].shutdown(socket.SHUT_WR)
+                stranger = socket.create_connection((host, int(port)))
+                strangers.append(stranger)
+                stranger.sendall(words)
+                stranger.shutdown(socket.SHUT_WR)
             return said
 
         watched.get.side_effect = get
