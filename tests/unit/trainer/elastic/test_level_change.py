@@ -185,6 +185,19 @@ def test_a_model_that_does_not_fit_waits_for_a_longer_pipeline(stayed: Ran, tmp_
     assert [event["firstStep"] for event in run.events("LevelChanged")] == [DOWN]
 
 
+@pytest.mark.parametrize("step", [DOWN, UP])
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_mirror_of_the_level_before_saves_a_lone_stage(every: int, step: int, stayed: Ran, tmp_path: Path) -> None:
+    """A worker dies in the first step of a level, and only workers' mirrors of the level before have its units."""
+    spec = spec_of(tmp_path, mirror={"everySteps": every})
+    script = [Scripted(2, 1, [0, 1]), Scripted(1, 1, [0], after_loss=1)]
+
+    run = run_job(spec, script, tmp_path / "run", faults={1: Faults(killed_at=(HookPoint.VOTED, step))})
+
+    check_same(run, stayed)
+    assert 1 <= run.summary["steps_redone"] <= every
+
+
 @pytest.mark.parametrize(("last_step", "layout"), [(4, (1, 1)), (4, (2, 2)), (8, (1, 2)), (1, (2, 1))])
 def test_a_resume_at_any_level_and_size_goes_on(
     last_step: int, layout: tuple[int, int], stayed: Ran, tmp_path: Path
