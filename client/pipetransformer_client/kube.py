@@ -59,18 +59,19 @@ class Kube:
         """
         settings = client.Configuration()
         settings.proxy = None  # drops the environment's proxy, so that a proxy set below is that of the kubeconfig
+        file = os.environ.get("KUBECONFIG") or _KUBECONFIG  # the library reads KUBECONFIG only once, at import
         try:
-            file = os.environ.get("KUBECONFIG") or _KUBECONFIG  # the library reads KUBECONFIG only once, at import
             namespace = _load(file, context, settings)
         except (yaml.YAMLError, OSError, ValueError, TypeError) as error:  # not YAML, or not a kubeconfig
-            raise Unavailable(f"cannot read the kubeconfig: {error}") from error
+            raise Unavailable(f"cannot read the kubeconfig {file}: {error}") from error
         except config.ConfigException as error:
             try:
                 if context is not None:
                     raise Unavailable(f"cannot use context {context}: {error}") from error
                 config.load_incluster_config(client_configuration=settings)
             except config.ConfigException:
-                raise Unavailable(f"no cluster found: {error}") from error
+                where = "This is not a pod with a ServiceAccount either. Set KUBECONFIG to the path of a kubeconfig"
+                raise Unavailable(f"no cluster found: {error}. {where}") from error
             namespace = _NAMESPACE_FILE.read_text().strip()
         if settings.proxy is None:  # as kubectl does: use the environment's proxy, except for a server on loopback
             settings.proxy = client.Configuration(host=settings.host).proxy
@@ -186,7 +187,7 @@ def _load(file: str, context: str | None, settings: client.Configuration) -> str
     """
     merged = KubeConfigMerger(file)
     if merged.config is None:
-        raise config.ConfigException(f"there is no file {file}")
+        raise config.ConfigException(f"there is no kubeconfig {file}")
     current = [one["current-context"] for one in merged.config_files.values() if one.get("current-context")]
     loader = KubeConfigLoader(
         merged.config,

@@ -13,7 +13,7 @@ from pipetransformer_contract import logs
 
 from .controller.ports import Unavailable
 from .handlers import operate
-from .kube.client.api import Api
+from .kube.client.api import Api, NotFound
 from .kube.client.lease import LeaseLost
 from .kube.workers.protection import release_budgets
 from .service import CannotStart
@@ -34,8 +34,12 @@ KOPF_OWN = ("settings", "k8s_skip")
 
 def main() -> int:
     """Runs what the command line asks for and returns its exit code."""
-    if sys.argv[1:] == [RELEASE_BUDGETS]:
+    arguments = sys.argv[1:]
+    if arguments == [RELEASE_BUDGETS]:
         return release()
+    if arguments:  # such as a misspelled one: to run the operator instead would be a surprise
+        print(f"error: expected {RELEASE_BUDGETS} or no argument, found {' '.join(arguments)}", file=sys.stderr)
+        return 2
     return run()
 
 
@@ -52,7 +56,7 @@ def release() -> int:
 
     try:
         asyncio.run(connect_and_release())
-    except Unavailable as error:
+    except (NotFound, Unavailable) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -5,6 +5,7 @@ While it waits for the lease, the operator already serves its metrics, and answe
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -88,14 +89,17 @@ class Service:
         """Connects to the cluster and listens.
 
         Raises:
-            CannotStart: the API server does not answer or refuses, or the channel's certificate cannot be used.
-            OSError: a port is taken.
+            CannotStart: there is no cluster to connect to, the API server does not answer or refuses, the channel's
+                certificate cannot be used, or it cannot listen on a port.
         """
         buffers.shrink()
         metrics = Metrics()
         entrance = Entrance(allow_files(), metrics)
         # A separate connection pool, so that the lease never waits behind other requests.
-        own = await Api.connect(listener=metrics)
+        try:
+            own = await Api.connect(listener=metrics)
+        except Unavailable as error:
+            raise CannotStart(str(error)) from error
         identity = f"{settings.namespace}/{settings.identity}"
         lease = Lease(own, settings.lease_namespace, identity, seconds=settings.lease_seconds)
         refusable = () if settings.namespaces else AWAITED
@@ -121,11 +125,11 @@ class Service:
         )
         controller, cluster = assembly.controller, assembly.cluster
         metrics.show(_State(controller, lease, health, entrance, cluster.nodes, certificate, assembly.quota))
-        guarded = entrance.guard(listen(settings.host, settings.channel_port))
+        guarded = entrance.guard(_listen(settings, settings.channel_port))
         runners = [
             await serve(assembly.channel.application(), guarded, certificate.context),
             await _serve_metrics(metrics, settings, reviews, certificate),
-            await serve(health.application(), listen(settings.host, settings.health_port)),
+            await serve(health.application(), _listen(settings, settings.health_port)),
         ]
         always = [
             asyncio.create_task(_renew(certificate, assembly.publisher, controller), name="certificate"),
@@ -220,6 +224,18 @@ class _State:
         return self.quota.answers
 
 
+def _listen(settings: Settings, port: int) -> socket.socket:
+    """Listens at a port of the settings' address.
+
+    Raises:
+        CannotStart: the port is taken, or the address does not exist.
+    """
+    try:
+        return listen(settings.host, port)
+    except OSError as error:
+        raise CannotStart(f"cannot listen on port {port}: {error}") from error
+
+
 def _certificate(api: Api, settings: Settings) -> Certificate:
     if settings.certificate_dir:
         return MountedCertificate(Path(settings.certificate_dir))
@@ -256,4 +272,4 @@ async def _serve_metrics(metrics: Metrics, settings: Settings, api: Api, certifi
     app = web.Application()
     app.add_routes([web.get(METRICS_PATH, scrape)])
     context = None if scrapers is None else certificate.context
-    return await serve(app, listen(settings.host, settings.metrics_port), context)
+    return await serve(app, _listen(settings, settings.metrics_port), context)

@@ -1,10 +1,12 @@
 """The operator's settings, from its environment."""
 
 import json
+import logging
 import os
 import platform
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -82,9 +84,7 @@ class Settings:
         Raises:
             ValueError: a variable is missing or invalid; the message names it.
         """
-        url = environment.get("PIPETRANSFORMER_CHANNEL_URL", "")
-        if urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
-            raise ValueError(f"PIPETRANSFORMER_CHANNEL_URL: expected an https URL, found {url!r}")
+        url = _channel_url(environment.get("PIPETRANSFORMER_CHANNEL_URL", ""))
         if not environment.get("POD_NAMESPACE"):
             raise ValueError("POD_NAMESPACE is missing: set it to the operator's own namespace")
         release_for_others = environment.get("PIPETRANSFORMER_RELEASE_FOR_OTHERS") == "true"
@@ -116,7 +116,7 @@ class Settings:
             signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
             gang_scheduling=_gang_scheduling(environment.get("PIPETRANSFORMER_GANG_SCHEDULING", "None")),
             secure_metrics=environment.get("PIPETRANSFORMER_SECURE_METRICS") == "true",
-            log_level=environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level).upper(),
+            log_level=_log_level(environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level)),
             log_format=LogFormat.from_environment(environment),
         )
 
@@ -144,6 +144,14 @@ def served_namespaces(environment: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(filter(None, environment.get("PIPETRANSFORMER_NAMESPACES", "").split(",")))
 
 
+def _channel_url(url: str) -> str:
+    with suppress(ValueError):  # such as an IPv6 address without its closing bracket
+        parts = urlsplit(url)
+        if parts.scheme == "https" and parts.hostname:
+            return url
+    raise ValueError(f"PIPETRANSFORMER_CHANNEL_URL: expected an https URL, found {url!r}")
+
+
 def _signals(text: str) -> Signals:
     try:
         return Signals.parse(json.loads(text)) if text else Signals()
@@ -156,6 +164,13 @@ def _gang_scheduling(value: str) -> str:
         known = ", ".join(["None", *SCHEDULERS])
         raise ValueError(f"PIPETRANSFORMER_GANG_SCHEDULING: expected one of {known}, found {value!r}")
     return "" if value == "None" else value
+
+
+def _log_level(value: str) -> str:
+    known = logging.getLevelNamesMapping()
+    if value.upper() not in known:
+        raise ValueError(f"PIPETRANSFORMER_LOG_LEVEL: expected one of {', '.join(known)}, found {value!r}")
+    return value.upper()
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -637,14 +637,17 @@ def test_without_a_cluster_the_error_says_so(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "pipetransformer_client", "list"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 3
-    assert done.stderr.startswith("error: no cluster")
+    assert done.stderr == (
+        f"error: no cluster found: there is no kubeconfig {tmp_path / 'none'}. This is not a pod with a ServiceAccount"
+        " either. Set KUBECONFIG to the path of a kubeconfig\n"
+    )
 
 
 @pytest.mark.parametrize("content", [b"a: [", b"- a", b"text", b"\xff\xfe"])
 def test_a_kubeconfig_that_is_none_is_said(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config").write_bytes(content)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    with pytest.raises(Unavailable, match="cannot read the kubeconfig"):
+    with pytest.raises(Unavailable, match=f"cannot read the kubeconfig {tmp_path / 'config'}: "):
         Kube.connect()
 
 

@@ -40,6 +40,8 @@ def test_a_rate_that_is_no_number_is_named(name: str, value: str) -> None:
     [
         ({"CHANNEL_URL": "http://operator:8443"}, "CHANNEL_URL: expected an https URL, found 'http://operator:8443'"),
         ({"CHANNEL_URL": "https://"}, "CHANNEL_URL: expected an https URL"),
+        ({"CHANNEL_URL": "https://[::1"}, r"CHANNEL_URL: expected an https URL, found 'https://\[::1'"),
+        ({"LOG_LEVEL": "chatty"}, "LOG_LEVEL: expected one of .*INFO, DEBUG.*, found 'chatty'"),
         ({"LEASE_SECONDS": "0"}, "LEASE_SECONDS: expected a positive number of seconds, found '0'"),
         ({"LEASE_SECONDS": "1.5"}, "LEASE_SECONDS: expected a positive number"),
         ({"METRICS_PORT": "65536"}, "METRICS_PORT: expected a port, found '65536'"),

@@ -6,12 +6,14 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, Self
 from urllib.parse import urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+import yaml
 from aiolimiter import AsyncLimiter
 from kubernetes.aio import client, config
 
@@ -103,6 +105,9 @@ class Api:
             listener: is told of each request; None for no listener.
             kubeconfig: path of the kubeconfig to use. None to use the pod's ServiceAccount in a cluster, and elsewhere
                 the same kubeconfig as kubectl.
+
+        Raises:
+            Unavailable: there is neither a ServiceAccount nor a kubeconfig, or the kubeconfig cannot be used.
         """
         settings = await _configuration(kubeconfig)
         settings.proxy = settings.proxy or proxy(settings.host or "")
@@ -264,9 +269,21 @@ async def _configuration(kubeconfig: str | os.PathLike[str] | None) -> client.Co
             config.load_incluster_config(client_configuration=settings)
             return settings
     # The library reads KUBECONFIG only once, at import, and takes an empty value for a file name.
-    file = kubeconfig or os.environ.get("KUBECONFIG") or KUBECONFIG
-    await config.load_kube_config(os.fspath(file), client_configuration=settings)
+    paths = os.fspath(kubeconfig or os.environ.get("KUBECONFIG") or KUBECONFIG)
+    if not _any_exists(paths):
+        raise Unavailable(
+            f"no cluster found: there is no kubeconfig {paths}. This is not a pod with a ServiceAccount either. Set"
+            " KUBECONFIG to the path of a kubeconfig"
+        )
+    try:
+        await config.load_kube_config(paths, client_configuration=settings)
+    except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
+        raise Unavailable(f"cannot read the kubeconfig {paths}: {error}") from error
     return settings
+
+
+def _any_exists(paths: str) -> bool:
+    return any(Path(path).expanduser().exists() for path in paths.split(os.pathsep))
 
 
 def proxy(url: str) -> str | None:

@@ -207,6 +207,14 @@ async def test_an_empty_variable_means_the_file_at_home(
         await api.close()
 
 
+@pytest.mark.parametrize("content", ["a: [", "- a", "text", "", "current-context: c"])
+async def test_a_file_that_is_no_kubeconfig_is_named(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(content)
+    with pytest.raises(Unavailable, match=f"cannot read the kubeconfig {file}: "):
+        await Api.connect(kubeconfig=file)
+
+
 async def test_a_watch_may_be_silent_until_the_server_sends_bookmarks(
     port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
