@@ -129,12 +129,12 @@ def _print_reasons(found: list[Phase], out: Console) -> None:
 
 def _print_staleness(found: list[Phase], out: Console) -> None:
     """Print how old the weights of asynchronous schedules are, in one line for each number of stages."""
-    lines = {
-        f"With {counted(phase.layout.stages, 'stage')} {phase.schedule} uses weights that are up to"
-        f" {', '.join(map(str, phase.staleness))} steps old, by stage."
-        for phase in found
-        if phase.staleness
-    }
+    lines = set()
+    for phase in found:
+        if phase.staleness:
+            ages = f"weights that are up to {', '.join(map(str, phase.staleness))} steps old, by stage"
+            used = ages if any(phase.staleness) else "no old weights"
+            lines.add(f"With {counted(phase.layout.stages, 'stage')} {phase.schedule} uses {used}.")
     for line in sorted(lines):
         out.print(line, highlight=False)
 

@@ -332,6 +332,33 @@ def test_pipelines_get_shorter_once_frozen_layers_have_left_the_gpu(
     assert "Frozen layers in the cache are off the GPU" in shown
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ((), "uses weights that are up to 2, 1, 0 steps old, by stage"),
+        (("evaluation.everySteps=2",), "uses weights that are up to 1, 1, 0 steps old, by stage"),
+        (("pipeline.stepsPerRound=1",), "uses no old weights"),
+        (("evaluation.everySteps=1",), "uses no old weights"),
+        (("checkpoint.location=/data", "checkpoint.everySteps=1"), "uses no old weights"),
+        (("mirror.everySteps=1",), "uses no old weights"),
+        (("training.steps=2",), "uses no old weights"),
+        (("freeze.policy=NormChange", "freeze.intervalSteps=1"), "uses no old weights"),
+    ],
+)
+def test_weights_are_as_old_as_the_longest_round_makes_them(
+    settings: tuple[str, ...], words: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """One micro-batch a step. Only with `stepsPerRound` does the spec say how long a round is."""
+    job = make_job().stages(3).workers(3).set("training", {"steps": 40, "globalBatchSize": 8})
+    job = job.set("freeze", {"policy": "None"})
+    job = job.set("pipeline", {"stages": 3, "schedule": "PipeDream", "microBatchSize": 8})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job.manifest()))
+    fields = [word for setting in settings for word in ("--set", setting)]
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), *fields) == 0
+    assert f"With 3 stages PipeDream {words}.\n" in capsys.readouterr().out
+
+
 def test_no_ideal_is_shown_if_gradients_decide_when_layers_freeze(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from pipetransformer.partition import (
 from pipetransformer.partition.ideal import Ideal, Segment, segments, with_cache_of
 from pipetransformer.pipeline.probe import Probe
 from pipetransformer.schedules import Asynchronous, RoundShape, staleness
+from pipetransformer.training.round import end_of_round
 from pipetransformer.training.worker_memory import host_apart, usable_bytes
 from pipetransformer.worker.process import choose_device
 from pipetransformer_contract.choose import Bounds, Present
@@ -164,15 +165,30 @@ class Forecast:
         """By stage: the largest number of steps that the weights of a forward are behind when its gradient is used.
 
         Empty if the schedule is synchronous.
+
+        Raises:
+            SpecError: the policy failed.
         """
         if cut.schedule not in ASYNCHRONOUS or cut.stages == 1:
             return []
         chunks = self.job.layouts.step_model(self.costs).step(boundary, cut.micro_batch_size, pipelines).micro_batches
         frozen = sum(cut.frozen_layers(boundary)[stage] == cut.stage_layers[stage] for stage in range(cut.stages - 1))
-        steps = (chunks,) * min(self.job.spec.pipeline.most_steps, cut.stages)
+        steps = (chunks,) * self._longest_round(cut.stages)
         shape = RoundShape(cut.owners, sum(steps), frozen, steps=steps)
         found = staleness(Asynchronous().actions(shape), shape)
         return [max((age for (span, _), age in found.items() if span == stage), default=0) for stage in cut.owners]
+
+    def _longest_round(self, enough: int) -> int:
+        """The largest number of steps in a round of the run; `enough` if a round has more.
+
+        No staleness is larger in a round with more steps than stages.
+        """
+        policy = PolicyCopy(self.job.policy, {}, self.job.freeze_limits, self.job.spec.freeze.trial)
+        step, longest = 1, 1  # the first round has one step
+        while longest < enough and step < self.job.total_steps:
+            end = end_of_round(self.job, step, policy)
+            step, longest = end, max(longest, end - step)
+        return min(longest, enough)
 
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Predicted seconds of a step. Without costs the unit is the forward of one sample through one layer."""

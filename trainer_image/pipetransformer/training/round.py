@@ -246,11 +246,7 @@ class Rounds:
 
 
 def _steps_of_round(job: Job, control: Control, layout: StageLayout, policy: PolicyCopy, first_step: int) -> int:
-    """The number of steps in the next round: as many as the spec allows, but only up to the next step that other work
-    follows.
-
-    Such work is an evaluation, a checkpoint, a mirror or a decision of the freeze policy. A round also ends with an
-    epoch and with the job. It has a single step in these cases:
+    """The number of steps in the next round. It ends as `end_of_round` says, but has a single step in these cases:
 
     - The schedule is synchronous.
     - The pipeline has one stage, which never waits for another.
@@ -267,11 +263,24 @@ def _steps_of_round(job: Job, control: Control, layout: StageLayout, policy: Pol
     Raises:
         SpecError: the policy failed.
     """
-    spec, step = job.spec, control.step
+    step = control.step
     if layout.schedule not in ASYNCHRONOUS or layout.stages == 1:
         return 1
     if step == first_step or step < control.one_a_round_until:
         return 1
+    return end_of_round(job, step, policy) - step
+
+
+def end_of_round(job: Job, step: int, policy: PolicyCopy) -> int:
+    """Number of committed steps after an asynchronous round that begins with `step` committed steps.
+
+    The round has as many steps as the spec allows, but only up to the next step that other work follows: an evaluation,
+    a checkpoint, a mirror or a decision of the freeze policy. It also ends with an epoch and with the job.
+
+    Raises:
+        SpecError: the policy failed.
+    """
+    spec = job.spec
     intervals = [job.order.steps_per_epoch, job.evaluation_steps]
     ends = [step + spec.pipeline.most_steps, job.total_steps]
     if spec.checkpoint is not None and spec.checkpoint.every_steps is not None:
@@ -280,5 +289,4 @@ def _steps_of_round(job: Job, control: Control, layout: StageLayout, policy: Pol
         intervals.append(spec.mirror.every_steps)
     if (decision := policy.next_decision(step)) is not None:
         ends.append(decision)
-    ends += [step + interval - step % interval for interval in intervals]
-    return min(ends) - step
+    return min(ends + [step + interval - step % interval for interval in intervals])
