@@ -3,6 +3,7 @@ run."""
 
 import difflib
 import importlib.util
+import json
 import math
 import os
 import re
@@ -117,9 +118,8 @@ def read_documents(file: Path) -> list[Document]:
         OSError: the file cannot be read.
     """
     try:
-        text = sys.stdin.read() if file == STANDARD_INPUT else _text(file)
-        contents = list(yaml.load_all(text, Loader=_Loader))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        contents = _parsed(sys.stdin.read() if file == STANDARD_INPUT else _text(file))
+    except ValueError as error:
         raise InvalidManifest([FieldError(_name_of(file), f"is not YAML: {error}")]) from error
     if len(contents) == 1:
         return [Document(_name_of(file), contents[0])]
@@ -137,9 +137,28 @@ def parse_value(text: str) -> Any:
         ValueError: the text is not YAML.
     """
     try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+        values = _parsed(text)
+    except ValueError as error:
         raise ValueError(f"{text!r} is not YAML: {error}") from error
+    if len(values) > 1:
+        raise ValueError(f"{text!r} holds {len(values)} values")
+    return values[0] if values else None
+
+
+def _parsed(text: str) -> list[Any]:
+    """Parses YAML documents that JSON can express.
+
+    Raises:
+        ValueError: the text is not YAML, a value contains itself, or values are nested too deeply.
+    """
+    try:
+        contents = list(yaml.load_all(text, Loader=_Loader))
+        json.dumps(contents)  # fails for an anchor that contains its own alias, which YAML allows
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except RecursionError as error:
+        raise ValueError("values are nested too deeply") from error
+    return contents
 
 
 def _name_of(file: Path) -> str:

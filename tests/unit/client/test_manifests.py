@@ -105,6 +105,16 @@ def test_a_file_without_a_job_is_refused(content: str, tmp_path: Path) -> None:
         one_job(tmp_path / "jobs.yaml", None, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a: &x {b: *x}", "Circular reference detected"), ("a: " + 3000 * "[", "values are nested too deeply")],
+)
+def test_a_file_that_json_cannot_express_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(InvalidManifest, match=f"job.yaml: is not YAML: {words}"):
+        one_job(tmp_path / "job.yaml", None, None)
+
+
 def test_a_dash_is_standard_input(
     fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -174,6 +184,7 @@ def test_set_reads_values_as_yaml_and_makes_what_a_path_needs() -> None:
         ("=3", "must name a field, such as training.epochs"),
         ("training..epochs=3", "must name a field, such as training.epochs"),
         ("training.epochs=[", "'[' is not YAML"),
+        ("model.options=&a [*a]", "'&a [*a]' is not YAML: Circular reference detected"),
     ],
 )
 def test_a_setting_that_names_no_field_is_refused_with_what_was_meant(setting: str, words: str) -> None:
