@@ -168,10 +168,20 @@ class Kube:
             assert isinstance(response, urllib3.BaseHTTPResponse)
             with response:
                 if response.status >= 400:
-                    raise _sorted(response.status, failure_message(response.data) or str(response.reason))
+                    raise self._failure(response, path)
                 yield response
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"{self._configuration.host} does not answer {method} {path}: {error}") from error
+
+    def _failure(self, response: urllib3.BaseHTTPResponse, path: str) -> ClientError:
+        """The error of a response that is no success."""
+        host, message = self._configuration.host, failure_message(response.data)
+        if response.status == 401:
+            words = f"{host} does not accept the credentials of the kubeconfig: log in to the cluster again"
+            return Refused(f"{words} ({message or response.reason})")
+        if response.status == 404 and not message:  # an API server that knows the kind of object says what is missing
+            return NotFound(f"{host} does not serve {path}: is the operator's chart, with its CRD, installed there?")
+        return _sorted(response.status, message or str(response.reason))
 
     def _headers(self) -> dict[str, str]:
         settings = self._configuration.auth_settings().values()

@@ -309,6 +309,30 @@ def write_contexts(file: Path, current: str | None, **servers: str) -> Path:
     return file
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (
+            b"HTTP/1.1 404 Not Found\r\nContent-Length: 18\r\n\r\n404 page not found",
+            NotFound,
+            "does not serve /jobs: is the operator's chart, with its CRD, installed there?",
+        ),
+        (
+            b'HTTP/1.1 401 Unauthorized\r\nContent-Length: 27\r\n\r\n{"message": "Unauthorized"}',
+            Refused,
+            r"does not accept the credentials of the kubeconfig: log in to the cluster again \(Unauthorized\)",
+        ),
+    ],
+)
+def test_an_answer_that_explains_nothing_is_explained(
+    answer: bytes, kind: type[ClientError], words: str, answering: Callable[[bytes], str]
+) -> None:
+    host = answering(answer)
+    kube = Kube(client.ApiClient(configuration=client.Configuration(host=host)), "default")
+    with pytest.raises(kind, match=f"{host} {words}"):
+        kube.get("/jobs")
+
+
 @pytest.mark.parametrize("current", [None, "", "removed"])
 def test_a_context_is_chosen_although_the_current_one_is_missing(
     current: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
