@@ -77,9 +77,8 @@ def _row(job: Job) -> list[str]:
     )
     step, left = _step(status.last_report)
     saved = f"{status.gpu_seconds_saved_at(datetime.now(UTC)) / 3600:.2f} GPUh"
-    held = str(status.gpus.held)
     return [
-        job.name, status.state.value, stages, pipelines, held, status.frozen or "-", step, left, saved,
+        job.name, status.state.value, stages, pipelines, str(status.gpus.held), status.frozen or "-", step, left, saved,
         _age(job.created),
     ]  # fmt: skip
 

@@ -31,12 +31,12 @@ def submit(
             raise typer.BadParameter(f"--namespace {namespace}: the manifest's namespace is {own}")
     if follow and len(manifests) > 1:
         raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
-    jobs = []
+    client, jobs = Client.connect(context=context, namespace=namespace), []
     for manifest in manifests:
-        jobs.append(Client.connect(context=context, namespace=namespace).submit(manifest))
+        jobs.append(client.submit(manifest))
         if output is None:
             console().print(f"{jobs[-1].namespace}/{jobs[-1].name} created", highlight=False)
-    client = Client.connect(context=context, namespace=jobs[0].namespace)
+    client.namespace = jobs[0].namespace  # a manifest may name another one
     if output is None:
         if follow:
             watch_job(client, jobs[0].name)

@@ -13,6 +13,7 @@ from rich.text import Text
 from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import Progress
+from pipetransformer_contract.words import counted_are
 
 FROZEN, ACTIVE = "▒", "█"
 NUM_EVENTS = 6
@@ -102,7 +103,7 @@ def draw_layout(status: JobStatus) -> RenderableType:
         workers = len(status.worker_ids)
         if status.finished or not workers:
             return Text("no layout")
-        return Text(f"{workers} {'worker is' if workers == 1 else 'workers are'} starting")
+        return Text(f"{counted_are(workers, 'worker')} starting")
     table = Table(show_edge=False, pad_edge=False)
     table.add_column(f"generation {generation.layout_generation}")
     for stage in range(generation.stages):
