@@ -40,6 +40,7 @@ class Oracle:
         self._releasing: dict[str, set[int]] = {}
         self._unheard: dict[str, float] = {}
         self._holders: list[str] = []
+        self._taken: set[str] = set()  # UIDs of pods that another client than the operator deleted first
         self._expected: dict[Key, float] = {}  # when what was deleted has to be there again
         world.server.listeners.append(self._on_change)
         world.network.on_sent.append(self._on_sent)
@@ -97,6 +98,8 @@ class Oracle:
         name = write.url.partition("?")[0].rpartition("/")[2]
         options: Any = write.body or {}
         uid = options.get("preconditions", {}).get("uid", "")
+        if uid in self._taken:
+            return
         job = next((one for one in self._world.jobs.values() if uid in one.peers), None)
         found = self._world.job_object(job.name) if job else None
         if job is None or found is None or found["metadata"]["uid"] != job.uid or job.done:
@@ -152,7 +155,7 @@ class Oracle:
 
     def _going(self, job: Job) -> set[str]:
         """UIDs of the job's pods that are being deleted."""
-        return {pod["metadata"]["uid"] for pod in self._pods(job.name) if "deletionTimestamp" in pod["metadata"]}
+        return {pod["metadata"]["uid"] for pod in self._pods(job.name) if _goes(pod)}
 
     def _pods(self, job: str) -> list[Object]:
         return [one for one in self._world.cluster.pods() if one["metadata"].get("labels", {}).get(JOB_LABEL) == job]
@@ -166,6 +169,8 @@ class Oracle:
                 self._judge_creation(change.after.body)
             elif change.after.body["spec"].get("nodeName") != change.before.body["spec"].get("nodeName"):
                 self._judge_holders()
+            elif client == "cluster" and _goes(change.after.body) and not _goes(change.before.body):
+                self._taken.add(change.after.body["metadata"]["uid"])
         elif kind == "leases" and change.after is not None:
             self._holders.append(change.after.body["spec"].get("holderIdentity", ""))
         elif kind in _PROTECTING and change.after is None and client == "cluster":
@@ -377,3 +382,8 @@ class Oracle:
 
 def _ids(pods: list[Object]) -> set[int]:
     return {int(pod["metadata"]["labels"]["training.pipetransformer.io/worker-id"]) for pod in pods}
+
+
+def _goes(pod: Object) -> bool:
+    """Whether somebody has deleted the pod."""
+    return "deletionTimestamp" in pod["metadata"]

@@ -70,6 +70,7 @@ def test_a_life_shrinks_to_what_breaks_the_rule() -> None:
     [
         (291, "the death of a node used up the budget"),
         (50569, "a worker that ended with the training was evicted, and created again"),
+        (5090, "a worker was preempted, and the operator deleted the pod just after the scheduler"),
         (51171, "pods that were on their way to the server when their job was deleted stayed"),
         (51557, "a worker that had left was drained while no worker was heard, and created again"),
         (52613, "a spare was evicted while the operator waited for an answer, and created again"),
