@@ -69,13 +69,14 @@ def test_a_life_shrinks_to_what_breaks_the_rule() -> None:
     ("seed", "found"),
     [
         (291, "the death of a node used up the budget"),
-        (50569, "a worker that ended with the training was evicted, and created again"),
         (5090, "a worker was preempted, and the operator deleted the pod just after the scheduler"),
+        (50569, "a worker that ended with the training was evicted, and created again"),
         (51171, "pods that were on their way to the server when their job was deleted stayed"),
         (51557, "a worker that had left was drained while no worker was heard, and created again"),
         (52613, "a spare was evicted while the operator waited for an answer, and created again"),
         (102115, "a leaver was evicted before its release, and the oracle did not count the release"),
         (930611, "what workers trust was deleted twice, and the oracle looked just after the second time"),
+        (1201003, "a worker was preempted while the API server was away, and only its silence was seen"),
     ],
 )
 def test_a_life_that_found_a_bug_breaks_no_rule(seed: int, found: str) -> None:
