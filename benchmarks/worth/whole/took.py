@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.testkit.differences import worst_relative_difference
+
 #: (seconds since the first step began, GPUs held from then on).
 Held = list[tuple[float, int]]
 
@@ -92,7 +94,7 @@ def worst_difference(losses: Sequence[Sequence[float]]) -> float:
         ValueError: the runs have different numbers of steps.
     """
     first, *others = losses
-    return max((abs(a - b) / abs(a) for other in others for a, b in zip(first, other, strict=True)), default=0.0)
+    return max((worst_relative_difference(other, first) for other in others), default=0.0)
 
 
 def _within(seen: Sequence[tuple[float, int]], begun: float, seconds: float) -> Held:

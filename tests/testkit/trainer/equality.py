@@ -15,6 +15,7 @@ from torch.distributed.pipelining import ScheduleDualPipeV, ScheduleLoopedBFS
 from pipetransformer.hooks import HookPoint
 from pipetransformer.job.script_parts import Parts
 from pipetransformer_contract.spec import FrozenForward, ScheduleName, TrainerSpec
+from tests.testkit.differences import relative_distance, worst_relative_difference
 from tests.testkit.trainer.harness import Faults, Ran, Scripted, run_job
 
 BAR_FLOAT64 = 1e-9
@@ -227,8 +228,7 @@ def worst_difference(run: Ran, reference: Ran) -> float:
     if any(ours[step]["frozenLayers"] != theirs[step]["frozenLayers"] for step in ours):
         raise ValueError("the runs froze other layers")
     return max(
-        float(abs(ours[step][key] - theirs[step][key]) / abs(theirs[step][key]))
-        for step in range(STEPS)
+        worst_relative_difference(*([run[step][key] for step in range(STEPS)] for run in (ours, theirs)))
         for key in ("loss", "gradientNorm")
     )
 
@@ -306,11 +306,11 @@ def gradients(layout: tuple[int, int], seed: int, boundary: int, folder: Path) -
 
 
 def worst_gradient(seed: int, boundary: int, folder: Path) -> float:
-    """Largest distance of a unit's gradient in any layout from that on one worker, relative to its norm. So many blocks
-    are frozen: a change of their weights would count as if it were a gradient."""
+    """Largest distance of a unit's gradient in any layout from that on one worker, relative to its norm. The first
+    `boundary` blocks are frozen: a change of their weights would count as if it were a gradient."""
     alone = gradients((1, 1), seed, boundary, folder / "alone")
     worst = 0.0
     for layout in LAYOUTS[:-1]:
         there = gradients(layout, seed, boundary, folder / f"k{layout[0]}r{layout[1]}")
-        worst = max(worst, *(float((there[unit] - alone[unit]).norm() / alone[unit].norm()) for unit in alone))
+        worst = max(worst, *(relative_distance(there[unit], alone[unit]) for unit in alone))
     return worst

@@ -84,5 +84,5 @@ def planner_worst(cases: int = 60, seed: int = 0) -> tuple[float, float]:
         rounds = list(every_round(grains, samples, (1, 2))) if joint else equal
         best_paper, best_exact = (min(of(times, each) for each in rounds) for of in (paper_seconds, round_seconds))
         worst_paper = max(worst_paper, abs(plan_paper(times, samples).seconds / best_paper - 1))
-        worst_exact = max(worst_exact, plan_round(times, samples).seconds / best_exact - 1)
+        worst_exact = max(worst_exact, abs(plan_round(times, samples).seconds / best_exact - 1))
     return worst_paper, worst_exact
