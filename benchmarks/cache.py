@@ -10,7 +10,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from pipetransformer.data import MicroBatch, Split, load_dataset
 from pipetransformer.models import MicroBatchContext, build_model
 from pipetransformer_contract.spec import Cache, CachePolicy, Data, Model, TrainerSpec
 from tests.testkit import ROOT
+from tests.testkit.differences import relative_difference, worst_relative_difference
 from tests.testkit.results import print_table, write_result
 from tests.testkit.trainer.harness import Ran, Scripted, run_job
 from tests.testkit.trainer.ledger_checker import check
@@ -33,6 +34,10 @@ SAMPLES, STEPS_PER_EPOCH, EPOCHS = 1433, 15, 4
 MICRO_BATCH = 16
 #: Where computing and reading take the same time within this factor, either choice is right.
 MARGIN = 1.25
+#: From this epoch on nothing freezes any longer, and the cache has what it has room for.
+FILLED_EPOCH = 2
+#: The least hit rate from then on, by case. An entry takes a little more than its sample's share of the memory.
+LEAST_HITS = {"all in memory": 1.0, "all on disk": 1.0, "a tenth in memory": 0.05, "widen, then release": 0.9}
 STAY = [Scripted(2, 1, [0, 1])]
 RESIZED = [
     Scripted(2, 1, [0, 1]),
@@ -68,32 +73,39 @@ def entry_bytes(precision: str = "Float64") -> int:
 
 def worst_difference(run: Ran, reference: Ran) -> float:
     """Largest relative difference of a step's loss."""
-    losses = [(ours["loss"], theirs["loss"]) for ours, theirs in zip(run.steps, reference.steps, strict=True)]
-    return float(max(abs(ours - theirs) / abs(theirs) for ours, theirs in losses))
+    return worst_relative_difference(*([step["loss"] for step in one.steps] for one in (run, reference)))
+
+
+def least_hit_rate(hits: Sequence[Mapping[str, Any]]) -> float:
+    """The least hit rate once the cache has been filled; 0 if no later epoch is there.
+
+    A cache that is never read changes no loss, so equal losses alone do not show that it works.
+    """
+    return min((float(entry["hit_rate"]) for entry in hits if entry["epoch"] >= FILLED_EPOCH), default=0.0)
 
 
 def run_jobs(folder: Path) -> tuple[dict[str, Any], bool]:
     """Whole jobs under several limits against the same one without a cache: figures, and whether all is right."""
     tenth = SAMPLES // 10 * entry_bytes()
     cases: list[tuple[str, Sequence[Scripted], dict[str, Any]]] = [
-        ("all in memory", STAY, {"policy": "Always"}),
-        ("all on disk", STAY, {"policy": "Always", "memoryBytes": 0, "diskBytes": 1 << 30}),
-        ("a tenth in memory", STAY, {"policy": "Always", "memoryBytes": tenth}),
-        ("widen, then release", RESIZED, {"policy": "Always"}),
+        ("all in memory", STAY, {}),
+        ("all on disk", STAY, {"memoryBytes": 0, "diskBytes": 1 << 30}),
+        ("a tenth in memory", STAY, {"memoryBytes": tenth}),
+        ("widen, then release", RESIZED, {}),
     ]
     print("without a cache ...", flush=True)
     reference = run_job(make_spec({"policy": "Never"}), STAY, folder / "never")
     rows, figures, right = [], {}, True
-    for name, script, cache in cases:
+    for name, script, limits in cases:
         print(f"{name} ...", flush=True)
-        run = run_job(make_spec(cache), script, folder / name.replace(" ", "-"))
+        run = run_job(make_spec({"policy": "Always"} | limits), script, folder / name.replace(" ", "-"))
         difference = worst_difference(run, reference)
         findings = check(run.run_dir, SAMPLES, EPOCHS)
-        right = right and difference <= TOLERANCE and findings.clean
         hits = [
             {"epoch": entry["epoch"], "pipelines": entry["pipelines"], "hit_rate": entry["hit_rate"]}
             for entry in run.summary["cache"]
         ]
+        right = right and difference <= TOLERANCE and findings.clean and least_hit_rate(hits) >= LEAST_HITS[name]
         figures[name] = {"hits": hits, "worst_relative_difference": difference, "exactly_once": findings.clean}
         shown = ", ".join(f"{hit['epoch']} (R={hit['pipelines']}): {hit['hit_rate']:.0%}" for hit in hits)
         rows.append([name, shown, f"{difference:.1e}", "yes" if findings.clean else "NO"])
@@ -112,7 +124,7 @@ def run_smaller_types(folder: Path) -> dict[str, float]:
     for dtype in ("Float16", "BFloat16"):
         print(f"entries in {dtype} ...", flush=True)
         run = run_job(make_spec({"policy": "Always", "dtype": dtype}, precision="Float32"), STAY, folder / dtype)
-        differences[dtype] = abs(run.steps[-1]["loss"] - exact.steps[-1]["loss"]) / exact.steps[-1]["loss"]
+        differences[dtype] = relative_difference(run.steps[-1]["loss"], exact.steps[-1]["loss"])
     print_table(
         "Entries in a smaller type",
         ["dtype", "last loss, relative difference"],
@@ -214,8 +226,8 @@ class Epochs:
             micro_batches = [MicroBatch(part, len(part)) for part in parts]
             begun = time.perf_counter()
             outputs = self.prefix.begin(Samples(self.split, following), micro_batches)
-            for number, micro_batch in enumerate(micro_batches):
-                output = outputs.take(number, MicroBatchContext(0, micro_batch.sample_ids))
+            for place, micro_batch in enumerate(micro_batches):
+                output = outputs.take(place, MicroBatchContext(0, micro_batch.sample_ids))
                 if keep:
                     rows.update(zip(micro_batch.sample_ids, output.clone(), strict=True))
             seconds += time.perf_counter() - begun
@@ -255,7 +267,7 @@ def measure(case: Case, samples: int, rounds: int, scratch: Path) -> dict[str, A
         seconds, read = always.run(1000 + epoch, samples, keep=True)
         reading.append(seconds)
         bit_equal = bit_equal and equal(computed, read)
-    noticed = True
+    noticed = None  # only entries of a disk are damaged
     if case.where == "disk":
         assert always.cache is not None
         always.cache.take_counts()
@@ -321,7 +333,7 @@ def main() -> int:
     )  # fmt: skip
     bit_equal = all(case["bit_equal"] for case in cases)
     choice_right = all(case["choice_right"] for case in cases)
-    noticed = all(case["corruption_noticed"] for case in cases)
+    noticed = all(case["corruption_noticed"] for case in cases if case["where"] == "disk")
     print(
         f"same bits: {bit_equal}; Auto right: {choice_right}; corruption noticed: {noticed}; jobs right: {jobs_right}"
     )
