@@ -5,8 +5,9 @@ Whoever takes eight processes on one GPU for eight GPUs measures turns, and not 
 
 import multiprocessing
 import os
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,21 +28,34 @@ def measure(
     Args:
         shape: the model of the layer.
         samples: the micro-batch of each process.
-        processes: numbers of processes.
+        processes: numbers of processes, 1 among them.
         seconds: how long each group runs.
         device: the one device that all share.
     """
-    rows: list[dict[str, Any]] = []
-    for count in processes:
-        rates = _group(shape, samples, count, seconds, device)
-        if rates is None:
-            rows.append({"processes": count, "failed": "not all processes ran; the device may have too little memory"})
-            continue
-        alone = rows[0]["each"] if rows and "each" in rows[0] else sum(rates) / count
-        each = sum(rates) / count
-        rows.append({"processes": count, "each": each, "slowdown": alone / each, "sum_over_one": sum(rates) / alone})
-        print(f"shared {rows[-1]}", flush=True)
+    rows = compared({count: _group(shape, samples, count, seconds, device) for count in processes})
     return {"mps": _mps(), "samples": samples, "rows": rows}
+
+
+def compared(rates: Mapping[int, Sequence[float] | None]) -> list[dict[str, Any]]:
+    """A row for each number of processes: steps a second of each process, and how that compares with a process alone.
+
+    Args:
+        rates: steps a second of each process, by number of processes; None where not all ran. Where no process ran
+            alone, there is nothing to compare with.
+    """
+    alone = rates.get(1)
+    rows: list[dict[str, Any]] = []
+    for count, group in rates.items():
+        row: dict[str, Any] = {"processes": count}
+        if group is None:
+            row["failed"] = "not all processes ran; the device may have too little memory"
+        else:
+            row["each"] = statistics.fmean(group)
+            if alone is not None:
+                row |= {"slowdown": alone[0] / row["each"], "sum_over_one": sum(group) / alone[0]}
+        rows.append(row)
+        print(f"shared {row}", flush=True)
+    return rows
 
 
 def _mps() -> bool:

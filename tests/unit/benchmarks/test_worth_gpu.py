@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.virtual.calibration import profile
+from benchmarks.worth.gpu import shared
 from benchmarks.worth.gpu.models import SHAPES, TINY, samples_of, whole
 from benchmarks.worth.gpu.timing import line_through
 from benchmarks.worth.gpu.units import fitted
@@ -88,3 +89,10 @@ def test_a_model_has_the_size_of_the_one_that_it_is_named_after(name: str, milli
     units = whole(shape, torch.device("meta"))
     count = sum(parameter.numel() for unit in units for parameter in unit.parameters())
     assert count / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def test_processes_that_share_a_gpu_are_compared_with_one_alone_or_not_at_all() -> None:
+    one, two = shared.compared({1: [8.0], 2: [5.0, 5.0]})
+    assert (one["slowdown"], two["slowdown"], two["sum_over_one"]) == (1.0, 1.6, 1.25)
+    failed, two = shared.compared({1: None, 2: [5.0, 5.0]})
+    assert "failed" in failed and two == {"processes": 2, "each": 5.0}
