@@ -58,9 +58,14 @@ def ratio(slow: Sequence[Took], quick: Sequence[Took]) -> float:
     return statistics.median(a.seconds / b.seconds for a, b in zip(slow, quick, strict=False))
 
 
+def is_comparable(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> bool:
+    """Whether the earlier result, which may be empty, was measured on as many cores."""
+    return bool(now["machine"]["cores"] == earlier.get("machine", {}).get("cores"))
+
+
 def fallen(now: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[str]:
-    """Sentences about efficiencies that fell too far against an earlier result on as many cores."""
-    if now["machine"]["cores"] != earlier.get("machine", {}).get("cores"):
+    """Sentences about efficiencies that fell too far against an earlier result; none if `is_comparable` is false."""
+    if not is_comparable(now, earlier):
         return
     for place, before, _ in found_at(["runs", "*", "*", "efficiency"], earlier):
         case, way = place

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.worth.runs import FULL, SHORT
 from benchmarks.worth.whole import fsdp, rivals
 from benchmarks.worth.whole.case import LAYERS, STEPS, STEPS_PER_EPOCH, Case
-from benchmarks.worth.whole.figures import BY_NAME, fallen, figures
+from benchmarks.worth.whole.figures import BY_NAME, fallen, figures, is_comparable
 from benchmarks.worth.whole.notes import Notes
 from benchmarks.worth.whole.picture import draw
 from benchmarks.worth.whole.product import busy_seconds
@@ -206,6 +206,7 @@ def test_a_lower_efficiency_is_told_on_as_many_cores_alone() -> None:
     assert list(fallen(result(0.5), result(0.9, cores=4))) == []
     assert list(fallen({"machine": {"cores": 2}, "runs": {}}, result(0.9))) == [], "it was not measured"
     assert list(fallen(result(0.5), {})) == [], "there is no earlier result"
+    assert is_comparable(result(0.5), result(0.9)) and not is_comparable(result(0.5), {})
 
 
 @pytest.mark.usefixtures("half_a_second_a_step")
