@@ -7,19 +7,10 @@ second case is the worst: no leader hands the members on, so all workers ask the
 import sys
 from dataclasses import asdict, fields
 
-from tests.testkit.operator.channel_load import (
-    Figures,
-    measure,
-)
+from tests.testkit.operator.channel_load import Figures, measure
 from tests.testkit.results import print_table, write_result
 
 SIZES = (1500, 4096)
-
-
-# The operator's process.
-
-
-# The workers' processes.
 
 
 def main() -> int:

@@ -51,9 +51,8 @@ def simulate(seed: int) -> Result:
     ends = []
     for number in range(draw.randint(2, 6)):
         stages = draw.choice((1, 1, 2, 4))
-        workers = stages * draw.randint(
-            1, max(1, min(3, sum(nodes) // stages))
-        )  # one that never fits is another matter
+        most_pipelines = max(1, min(3, sum(nodes) // stages))  # so only a pipeline longer than the cluster never fits
+        workers = stages * draw.randint(1, most_pipelines)
         most = max(workers, stages * draw.randint(1, 12))
         name = f"job-{number}"
         cluster.add(

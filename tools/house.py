@@ -117,17 +117,9 @@ def long_sentences() -> Figure:
 
 
 def complexity() -> Figure:
-    command = [
-        "ruff",
-        "check",
-        "--select",
-        "C901",
-        "--config",
-        "lint.mccabe.max-complexity=1",
-        "--output-format",
-        "json",
-    ]
-    command = [str(Path(sys.executable).with_name("ruff")), *command[1:], *map(str, PACKAGES.values())]
+    ruff = str(Path(sys.executable).with_name("ruff"))
+    options = ["--select", "C901", "--config", "lint.mccabe.max-complexity=1", "--output-format", "json"]
+    command = [ruff, "check", *options, *map(str, PACKAGES.values())]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
     worst = max(
         (int(match[2]), match[1], Path(one["filename"]).name)

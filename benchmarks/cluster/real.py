@@ -59,10 +59,13 @@ _PATIENCE_SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one job: seconds since its arrival, and GPU-seconds.
+    """What became of one job.
 
     Attributes:
+        completion: seconds from its arrival to its end.
+        gpu_seconds: seconds times GPUs that its pods held.
         start: seconds from its admission until it trains.
+        trained: seconds from then to its end; 0 for a simulated job, because only real ones are asked for it.
     """
 
     completion: float

@@ -14,7 +14,7 @@ from .ways import Way, even_cut, even_units
 from .zero_bubble import errors, predicted, seconds_per_action
 
 _WORKERS, _UNITS, _FROZEN = 4, 24, 12
-_AHEAD = "1F1B, frozen ahead"
+_AHEAD = f"{ONE_F_ONE_B}, frozen ahead"
 
 
 def run(pairs: int) -> Found:
@@ -54,7 +54,7 @@ def ahead_way(units: Sequence[UnitTimes], workers: int, chunks: int, frozen: int
     owners = tuple(range(workers))
     shape = RoundShape(owners, chunks, prefix_units=frozen, prefix_made=True, next_chunks=chunks)
     schedule = Ahead(OneForwardOneBackward(), seconds, holders=owners)
-    return Way(f"{ONE_F_ONE_B}, frozen ahead", active, cut, schedule, shape, prefix=prefix)
+    return Way(_AHEAD, active, cut, schedule, shape, prefix=prefix)
 
 
 def _backward(units: Sequence[UnitTimes], span: range) -> float:

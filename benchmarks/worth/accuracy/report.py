@@ -37,7 +37,10 @@ class Row:
         return statistics.mean(run.work_cached for seed, run in self.runs.items() if seed in seeds)
 
     def figures(self, none: "Row", seeds: Sequence[int] | None = None) -> dict[str, Any]:
-        """Accuracy and its standard deviation in percent, and the paired difference to `none` in points."""
+        """Accuracy and its standard deviation in percent, and the paired difference to `none` in points.
+
+        Work is the mean of all runs of the policy; everything else is of `seeds`.
+        """
         found = self.accuracy(seeds)
         paired = difference(found, none.accuracy(seeds))
         return {
@@ -137,7 +140,8 @@ class Table:
         return found
 
     def _reported(self, row: Row) -> Sequence[int]:
-        """The confirming seeds, if all were run with the row and its rivals; otherwise those it was chosen on."""
+        """The confirming seeds, if the row, nothing frozen and fewer epochs were run with all of them; otherwise those
+        it was chosen on. Top-n policies that lack one of these seeds are no rivals."""
         wanted = set(self._confirming)
         shorter = [other for other in self.rows.values() if other.policy.family in (FEWER_EPOCHS, NONE)]
         done = all(other.runs.keys() >= wanted for other in (row, *shorter) if other.runs)
