@@ -103,7 +103,7 @@ def test_a_node_is_stopped_only_once_what_was_left_of_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, kill, killed = Layout(name="left"), os.kill, []
-    shim = [sys.executable, "-c", "input()", f"{layout.node(0)}/containerd.sock"]
+    shim = [sys.executable, "-c", "print(flush=True); input()", f"{layout.node(0)}/containerd.sock"]
     monkeypatch.setattr(host, "CGROUPS", tmp_path)
 
     def dies_late(pid: int, number: int) -> None:
@@ -112,7 +112,8 @@ def test_a_node_is_stopped_only_once_what_was_left_of_it_has_ended(
             kill(pid, number)
 
     monkeypatch.setattr(os, "kill", dies_late)
-    with subprocess.Popen(shim, stdin=subprocess.PIPE) as stray:
+    with subprocess.Popen(shim, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stray:
+        assert stray.stdout is not None and stray.stdout.readline()  # before exec ends, /proc shows no command line
         node._kill_strays(layout, 0)
         assert stray.poll() == -signal.SIGKILL
 

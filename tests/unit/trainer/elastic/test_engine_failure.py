@@ -218,7 +218,9 @@ def test_a_job_resumes_from_its_checkpoint_at_another_size(
     compare(run, stayed)
     findings = check(tmp_path / "run", TRAINING_SAMPLES, EPOCHS)
     assert findings.clean
-    assert findings.redone in (2, 3, 8), "since step 16, 15 or 10: the newest that was written before everybody died"
+    # The newest checkpoint that was durable before everybody died is of step 10, 15 or later. The freeze asks for one
+    # after step 16; it begins once that of step 15 is complete.
+    assert findings.redone in (8, 3, 2, 1)
     written = latest(str(tmp_path / "checkpoint"))
     assert written is not None and (written.step, written.layout_generation) == (30, 4)
     reported = [report.checkpoint for report in run.reports if report.checkpoint is not None]
