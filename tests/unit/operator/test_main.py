@@ -1,6 +1,5 @@
 """The program of the operator: what keeps it from its work is said in one line."""
 
-import json
 import os
 import socket
 import subprocess
@@ -12,20 +11,9 @@ import pytest
 
 from pipetransformer_operator.__main__ import RELEASE_BUDGETS, main
 from pipetransformer_operator.channel.tls.certificate import new_authority
+from tests.testkit.operator.kubeconfig import kubeconfig
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def kubeconfig(folder: Path, server: str) -> str:
-    file = folder / "kubeconfig"
-    content = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {"token": "secret"}}],
-    }
-    file.write_text(json.dumps(content))
-    return str(file)
 
 
 def end_of(arguments: list[str], variables: dict[str, str]) -> tuple[int, str]:

@@ -1,7 +1,6 @@
 """The client of the API server: how it is connected."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from aiolimiter import AsyncLimiter
 from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.kube.client import api as kube_api
 from pipetransformer_operator.kube.client.api import Api, NotFound
+from tests.testkit.operator.kubeconfig import kubeconfig
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,19 +52,6 @@ async def port() -> AsyncIterator[int]:
     await site.start()
     yield int(runner.addresses[0][1])
     await runner.cleanup()
-
-
-def kubeconfig(folder: Path, server: str, name: str = "kubeconfig") -> str:
-    file = folder / name
-    file.parent.mkdir(exist_ok=True)
-    content = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {"token": "secret"}}],
-    }
-    file.write_text(json.dumps(content))
-    return str(file)
 
 
 async def test_a_netrc_file_is_not_looked_into(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
