@@ -205,13 +205,28 @@ class Job:
         return spec.every_steps or (spec.every_epochs or 1) * self.order.steps_per_epoch
 
     @cached_property
+    def intervals(self) -> list[int]:
+        """Steps between epochs, evaluations, checkpoints and mirrors. An asynchronous round ends at each of them."""
+        checkpoint, mirror = self.spec.checkpoint, self.spec.mirror
+        found = [
+            self.order.steps_per_epoch,
+            self.evaluation_steps,
+            None if checkpoint is None else checkpoint.every_steps,
+            None if mirror is None else mirror.every_steps,
+        ]
+        return [interval for interval in found if interval is not None]
+
+    @property
+    def steps_per_round(self) -> int:
+        """Largest number of steps in a round. A decision of the freeze policy may end a round earlier."""
+        return min(self.spec.pipeline.most_steps, *self.intervals)
+
+    @cached_property
     def dealer(self) -> Dealer:
         """Deals the samples to the pipelines. All levels have the same one."""
         if self.whole is not None:
             return self.whole.dealer
-        return Dealer(
-            self.dataset, self.order, total_steps=self.total_steps, steps_per_round=self.spec.pipeline.most_steps
-        )
+        return Dealer(self.dataset, self.order, total_steps=self.total_steps, steps_per_round=self.steps_per_round)
 
     @cached_property
     def layouts(self) -> Layouts:
@@ -226,6 +241,7 @@ class Job:
             micro_batch_size=self.micro_batch_size,
             unit_bytes=self.unit_bytes,
             whole_unit_bytes=(self.whole or self).unit_bytes,
+            steps_per_round=self.steps_per_round,
         )
 
     def blank_unit(self, index: int) -> nn.Module:

@@ -57,6 +57,7 @@ class Layouts:
         micro_batch_size: samples in a micro-batch, unless measured costs choose another size for a layout.
         unit_bytes: bytes of each unit's parameters and buffers.
         whole_unit_bytes: the same of the job's own model, which is that of level 0.
+        steps_per_round: largest number of steps in a round, which is 1 for a synchronous schedule.
     """
 
     spec: TrainerSpec
@@ -68,6 +69,7 @@ class Layouts:
     micro_batch_size: int
     unit_bytes: Sequence[int]
     whole_unit_bytes: Sequence[int]
+    steps_per_round: int
 
     @property
     def offloads(self) -> bool:
@@ -185,7 +187,7 @@ class Layouts:
             frozen_forward=self._frozen_forward(costs),
             last_sharing=self._last_sharing,
             first_stages=self.spec.pipeline.stages,
-            steps_per_round=self.spec.pipeline.most_steps,
+            steps_per_round=self.steps_per_round,
             recompute=self.spec.training.activation_checkpointing,
         )
 

@@ -280,13 +280,7 @@ def end_of_round(job: Job, step: int, policy: PolicyCopy) -> int:
     Raises:
         SpecError: the policy failed.
     """
-    spec = job.spec
-    intervals = [job.order.steps_per_epoch, job.evaluation_steps]
-    ends = [step + spec.pipeline.most_steps, job.total_steps]
-    if spec.checkpoint is not None and spec.checkpoint.every_steps is not None:
-        intervals.append(spec.checkpoint.every_steps)
-    if spec.mirror is not None:
-        intervals.append(spec.mirror.every_steps)
+    ends = [step + job.spec.pipeline.most_steps, job.total_steps]
     if (decision := policy.next_decision(step)) is not None:
         ends.append(decision)
-    return min(ends + [step + interval - step % interval for interval in intervals])
+    return min(ends + [step + interval - step % interval for interval in job.intervals])

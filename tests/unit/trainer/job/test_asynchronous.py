@@ -52,6 +52,32 @@ def test_steps_per_round_are_refused_for_another_schedule() -> None:
     assert refused.value.field == "spec.pipeline.stepsPerRound"
 
 
+@pytest.mark.parametrize(
+    ("sections", "training"),
+    [
+        ({"evaluation": {"everySteps": 3}}, {}),
+        ({"checkpoint": {"location": "/data", "everySteps": 3}}, {}),
+        ({"mirror": {"everySteps": 3}}, {}),
+        ({}, {"globalBatchSize": 511}),  # 1,527 samples make an epoch of 3 steps
+    ],
+)
+def test_a_round_is_no_longer_than_until_other_work_follows(sections: dict[str, Any], training: dict[str, Any]) -> None:
+    pipeline = {"schedule": "PipeDream", "stepsPerRound": 16}
+    spec = make_spec(VIT, {"steps": 40} | training, **pipeline)
+
+    assert load_job(TrainerSpec.model_validate(spec.to_wire() | sections)).steps_per_round == 3
+
+
+def test_a_predicted_step_counts_the_idle_ends_of_the_rounds_that_the_job_will_run() -> None:
+    def seconds(steps_per_round: int, **sections: Any) -> float:
+        pipeline = {"microBatchSize": 1, "schedule": "PipeDream", "stepsPerRound": steps_per_round}
+        spec = make_spec(VIT, {"steps": 40}, **pipeline)
+        layouts = load_job(TrainerSpec.model_validate(spec.to_wire() | sections)).layouts
+        return layouts.step_model(None).step_seconds(0, layouts.cut(0, 2, 1, None), 1)
+
+    assert seconds(16) < seconds(3) == seconds(16, evaluation={"everySteps": 3})
+
+
 @pytest.mark.parametrize("schedule", ASYNCHRONOUS)
 def test_a_parameter_that_stages_share_is_refused_unless_there_is_one_stage(schedule: str) -> None:
     with pytest.raises(SpecError, match=r"is shared by several stages.*untie it, or use a schedule") as refused:

@@ -121,11 +121,9 @@ def test_a_job_is_done_after_its_last_step_or_once_its_patience_is_over() -> Non
     ("fields", "steps"),
     [
         ({}, 8),
-        ({"evaluation_steps": 5}, 4),
-        ({"checkpoint": mock.Mock(every_steps=7)}, 3),
-        ({"checkpoint": mock.Mock(every_steps=None)}, 8),
-        ({"mirror": mock.Mock(every_steps=6)}, 1),
-        ({"steps_per_epoch": 13}, 2),
+        ({"intervals": [1000, 5]}, 4),
+        ({"intervals": [7, 1000]}, 3),
+        ({"intervals": [6, 5]}, 1),
         ({"total_steps": 14}, 3),
         ({"points": [FreezePoint(step=16, boundary=1)]}, 5),
         ({"one_a_round_until": 12}, 1),
@@ -137,10 +135,8 @@ def test_a_job_is_done_after_its_last_step_or_once_its_patience_is_over() -> Non
 )
 def test_a_round_ends_where_other_work_follows_a_step(fields: dict[str, Any], steps: int) -> None:
     """The next round begins after 11 steps, and may have 8."""
-    asked = job(total_steps=fields.get("total_steps", 1000), evaluation_steps=fields.get("evaluation_steps", 1000))
-    asked.order.steps_per_epoch = fields.get("steps_per_epoch", 1000)
+    asked = job(total_steps=fields.get("total_steps", 1000), intervals=fields.get("intervals", [1000]))
     asked.spec.pipeline.most_steps = 8
-    asked.spec.checkpoint, asked.spec.mirror = fields.get("checkpoint"), fields.get("mirror")
     control = Control(step=11, one_a_round_until=fields.get("one_a_round_until", 0))
     layout: Any = mock.Mock(schedule=fields.get("schedule", ScheduleName.PIPE_OPTIM), stages=fields.get("stages", 4))
     policy = PolicyCopy(Explicit(fields.get("points", [])), {})
