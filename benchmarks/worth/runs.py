@@ -72,6 +72,9 @@ def main() -> int:
     if asked.full:
         first = next(iter(FULL))
         runs = {name: of_way[0] for name, of_way in notes.ways(first.name).items()}
+        if not runs:
+            print(f"nothing is written, because there is no run of {first.name}")
+            return 1
         draw(first, runs, {name: BY_NAME[name].about for name in runs}, RESULTS / f"{NAME}.png")
         path = write_result(
             NAME, document, command=shlex.join(["python", "-m", "benchmarks.worth.runs", *sys.argv[1:]])

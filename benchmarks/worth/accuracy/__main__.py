@@ -1,7 +1,8 @@
 """Run what is missing, then print the tables; with `--full` also write the results.
 
 The short form has three seeds of few policies of the near and the far task. The full form has everything, and takes
-about two hours of one core. It may be stopped any time: finished runs are kept in the user's cache folder.
+about two hours of one core. It may be stopped any time: finished runs are kept in the user's cache folder. With
+`--tasks` it only keeps runs, because the results have all tasks.
 """
 
 import argparse
@@ -151,7 +152,7 @@ def main() -> int:
     if not tables:
         print("nothing was run, so there is nothing to compare")
         return 1
-    if arguments.full:
+    if arguments.full and not arguments.tasks:
         draw({part.name: table for part, (_, table) in tables.items()}, RESULTS / "worth-accuracy.png")
         accuracy = {part.name: _said(part, *tables[part]) for part in tables}
         path = write_result(
