@@ -438,7 +438,7 @@ def _put_off(why: str) -> Callable[[Object], bool]:
     def holds(job: Object) -> bool:
         conditions = {c["type"]: c for c in job.get("status", {}).get("conditions", [])}
         running = conditions.get("Running", {})
-        return running.get("reason") == why and "given back" in running["message"]
+        return running.get("reason") == why and "Start postponed" in running["message"]
 
     return holds
 
@@ -447,7 +447,7 @@ def test_an_image_that_cannot_be_pulled_is_said_and_holds_no_gpu_for_long(
     kube: Kube, cluster: Cluster, shared: Path
 ) -> None:
     job = small_job(JOB, image=cluster.images["trainer"] + "-missing", shared=str(shared))
-    job["spec"]["runPolicy"] = {"resizeTimeoutSeconds": 15}
+    job["spec"]["runPolicy"] = {"startTimeoutSeconds": 15}
     kube.apply(job)
 
     kube.wait("pipetrainingjob", JOB, _put_off("ImagePull"), "the start is put off", seconds=90, never=_failed)
@@ -457,7 +457,7 @@ def test_an_image_that_cannot_be_pulled_is_said_and_holds_no_gpu_for_long(
 def test_a_start_for_which_there_is_no_room_holds_no_gpu_for_long(kube: Kube, cluster: Cluster, shared: Path) -> None:
     fillers = fill(kube, cluster, leave=1)
     job = small_job(JOB, image=cluster.images["trainer"], shared=str(shared), stages=2)
-    job["spec"]["runPolicy"] = {"resizeTimeoutSeconds": 15}
+    job["spec"]["runPolicy"] = {"startTimeoutSeconds": 15}
     kube.apply(job)
 
     kube.wait("pipetrainingjob", JOB, _put_off("Unschedulable"), "the start is put off", seconds=90, never=_failed)
