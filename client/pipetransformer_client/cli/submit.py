@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from pipetransformer_client.client import Client
+from pipetransformer_client.errors import ClientError
 
 from .app import app
 from .manifests import File, Name, Settings, all_jobs
@@ -32,10 +33,15 @@ def submit(
     if follow and len(manifests) > 1:
         raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
     client, jobs = Client.connect(context=context, namespace=namespace), []
-    for manifest in manifests:
-        jobs.append(client.submit(manifest))
-        if output is None:
-            console().print(f"{jobs[-1].namespace}/{jobs[-1].name} created", highlight=False)
+    try:
+        for manifest in manifests:
+            jobs.append(client.submit(manifest))
+            if output is None:
+                console().print(f"{jobs[-1].namespace}/{jobs[-1].name} created", highlight=False)
+    except ClientError:
+        if output is not None and jobs:  # a program reads which jobs there are
+            print_jobs(jobs, output)
+        raise
     client.namespace = jobs[0].namespace  # a manifest may name another one
     if output is None:
         if follow:

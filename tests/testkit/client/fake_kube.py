@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-from pipetransformer_client.errors import NotFound, Unavailable
+from pipetransformer_client.errors import AlreadyExists, NotFound, Unavailable
 from pipetransformer_client.kube import Kube, Query
 from pipetransformer_contract.api.requests import Object
 from tests.testkit.operator.builders import JobBuilder
@@ -58,6 +58,8 @@ class FakeKube:
         """See `Kube`."""
         self.requests.append((method, path, body))
         if method == "POST" and body is not None:
+            if f"{path}/{body['metadata']['name']}" in self.objects:
+                raise AlreadyExists(f"{body['metadata']['name']} already exists")
             made = {"uid": "job-uid", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
             created = {**body, "metadata": made | body["metadata"]}
             self.objects[f"{path}/{body['metadata']['name']}"] = {**created, "status": {"phase": "Running"}}

@@ -49,6 +49,17 @@ def test_programs_read_the_jobs_of_a_file_as_one_list(
     assert [item["metadata"]["name"] for item in json.loads(capsys.readouterr().out)["items"]] == ["one", "two"]
 
 
+def test_programs_read_the_jobs_that_exist_though_the_cluster_refuses_a_later_one(
+    tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.objects[f"{JOBS}/two"] = make_job("two").manifest()
+    file = write(tmp_path, make_job("one").manifest(), make_job("two").manifest())
+    assert command(monkeypatch, "submit", file, "-o", "json") == 3
+    said = capsys.readouterr()
+    assert [item["metadata"]["name"] for item in json.loads(said.out)["items"]] == ["one"]
+    assert "two already exists" in said.err
+
+
 def test_submit_creates_nothing_where_one_job_of_the_file_is_wrong(
     tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
