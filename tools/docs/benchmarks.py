@@ -171,7 +171,7 @@ FIGURES = {
             "planner_worst", "planned slices against all slicings, by the paper's objective, relative", at_most=1e-9
         ),
         Figure("planner_worst_exact", "the same by the seconds of the lists", at_most=0.01),
-        Figure("seconds_per_action", "seconds of an action besides those of its units"),
+        Figure("seconds_per_action", "seconds of an action without those of its units"),
     ),
     "sharing": (
         Figure("clusters", "random clusters"),
