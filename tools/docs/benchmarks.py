@@ -13,8 +13,9 @@ from tools.docs.results import RESULTS, found_at
 
 _INTRODUCTION = """# Benchmarks
 
-Each figure is in `benchmarks/results/`, with the machine and the commit that it was measured on. Its command measures
-it again. All workers are processes or pods on one machine's processors, so these are figures of the software, not of
+Each figure is in `benchmarks/results/`, with the machine and the commit that it was measured on. Each heading stands
+above what its benchmark does, and the command that wrote the result. `make bench-HEADING` (or `make soak`) measures it
+again. All workers are processes or pods on one machine's processors, so these are figures of the software, not of
 GPUs. A figure that misses its aim is called **lost**.
 """
 

@@ -161,7 +161,7 @@ class RunRecord:
         """Append an event.
 
         Args:
-            kind: kind of the event, such as `Evaluated`, `CheckpointDurable` or `WorkerLost`.
+            kind: kind of the event, such as `Evaluated`, `CheckpointDurable` or `StepSkipped`.
             fields: further fields, with names in camelCase and values for JSON.
         """
         lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
