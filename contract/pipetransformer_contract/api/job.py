@@ -170,8 +170,8 @@ class RunPolicy(SpecModel):
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
-        description="A resize that is not published within this time, because new workers are not ready, is cancelled"
-        " and tried again later.",
+        description="If not all new workers of a resize are ready within this time, those that are ready join if they"
+        " make a larger layout possible. Otherwise the resize is cancelled and tried again later.",
     )
     start_timeout_seconds: Positive = Field(
         default=600,
@@ -181,8 +181,8 @@ class RunPolicy(SpecModel):
     )
     claim_timeout_seconds: Positive = Field(
         default=120,
-        description="If not all workers of a claim have a node within this time, their pods are deleted, and the claim"
-        " is tried again later.",
+        description="Like resizeTimeoutSeconds, for a claim while some of its workers have no node. The shorter of the"
+        " two counts.",
     )
     drain_timeout_seconds: Positive = Field(
         default=600,
