@@ -306,11 +306,13 @@ class Report(Wire):
     )
     loss: float | None = Field(default=None, allow_inf_nan=False, description="Mean loss of the newest step.")
     samples_per_second: Seconds | None = Field(default=None, description="Samples per second of all workers together.")
-    step_seconds: Seconds | None = Field(default=None, description="Step time of the present layout, in seconds.")
+    step_seconds: Seconds | None = Field(
+        default=None, description="Step time of the present layout, in seconds. Absent until it is measured."
+    )
     starting_step_seconds: Seconds | None = Field(
         default=None,
-        description="Predicted step time of the job's first layout with no frozen layers, in seconds. Absent until"
-        " the costs of layers are measured.",
+        description="Predicted step time of the job's first layout with no frozen layers, in seconds. Absent as"
+        " `stepSeconds`, or if that layout no longer fits in memory.",
     )
     total_steps: Count | None = Field(default=None, description="Steps of the whole job.")
     seconds_left: Seconds | None = Field(

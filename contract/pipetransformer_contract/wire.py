@@ -63,7 +63,7 @@ class Path:
     #: With members=true it is the `Generation` itself. 204: none was published in time. 410: the job has ended. So a
     #: worker whose pod was created again exits.
     GENERATION: Final = "/v1/generation"
-    #: POST `Heartbeat`, by members. Answer: a `HeartbeatReply`.
+    #: POST `Heartbeat`, by every worker. Answer: a `HeartbeatReply`; 410 once the job has ended.
     HEARTBEAT: Final = "/v1/heartbeat"
     #: POST `Report`, by the leader. Answer: a `ReportReply`, once the job's status contains the report.
     REPORT: Final = "/v1/report"

@@ -24,9 +24,9 @@ _INTRODUCTION = f"""# {KIND}
 server fills in the defaults and refuses what does not fit, with the path of the field; `pipetransformer run`, `plan`
 and `submit` refuse it with the same words before. What the tables call *fixed* cannot change while a job exists.
 
-With `kubectl scale`, the scale subresource counts pods: `spec.elasticPolicy.maxWorkers` is asked for, `status.workers`
-is there. A job takes the largest legal layout below that ceiling, at a start as well, and grows back when it is lifted.
-The ceiling goes no lower than `spec.elasticPolicy.minWorkers`; `spec.suspend` gives all workers back.
+`kubectl scale` counts pods: it sets `spec.elasticPolicy.maxWorkers` and shows `status.workers`. A job takes the largest
+legal layout below that ceiling, at a start as well, and grows back when it is lifted. The ceiling cannot be below
+`spec.elasticPolicy.minWorkers`; `spec.suspend` gives all workers back.
 """
 
 

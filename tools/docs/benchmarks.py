@@ -13,8 +13,9 @@ from tools.docs.results import RESULTS, found_at
 
 _INTRODUCTION = """# Benchmarks
 
-Each figure is in `benchmarks/results/`, with the machine and the commit that it was measured on. Its command measures
-it again. All workers are processes or pods on one machine's processors, so these are figures of the software, not of
+Each figure is in `benchmarks/results/`, with the machine and the commit that it was measured on. Each heading stands
+above what its benchmark does, and the command that wrote the result. `make bench-HEADING` (or `make soak`) measures it
+again. All workers are processes or pods on one machine's processors, so these are figures of the software, not of
 GPUs. A figure that misses its aim is called **lost**.
 """
 
@@ -171,7 +172,7 @@ FIGURES = {
             "planner_worst", "planned slices against all slicings, by the paper's objective, relative", at_most=1e-9
         ),
         Figure("planner_worst_exact", "the same by the seconds of the lists", at_most=0.01),
-        Figure("seconds_per_action", "seconds of an action besides those of its units"),
+        Figure("seconds_per_action", "seconds of an action without those of its units"),
     ),
     "sharing": (
         Figure("clusters", "random clusters"),

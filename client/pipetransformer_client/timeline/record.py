@@ -271,8 +271,8 @@ def _ends(
 def _spans(events: list[dict[str, Any]], steps: list[dict[str, Any]], end: float) -> Iterator[Span]:
     """Yields the periods between changes of the layout or of the frozen layers.
 
-    A freeze that moves no layer between stages has no `roles` in the record, so the earlier ones stay valid. A level of
-    `multiLevel` begins with no frozen layers.
+    A freeze moves no layer between stages, so it has no `roles` in the record, and the earlier ones stay valid. A level
+    of `multiLevel` begins with no frozen layers.
     """
     changes = [event for event in events if event["kind"] in ("GenerationCommitted", "Frozen", "LevelChanged")]
     roles: list[dict[str, Any]] = []

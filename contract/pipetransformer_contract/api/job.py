@@ -76,8 +76,9 @@ class ElasticPolicy(SpecModel):
     claim_from: ClaimFrom = Field(
         default=ClaimFrom.IDLE,
         description="When the job claims workers beyond elasticPolicy.workers. Idle: only while nodes have free"
-        " accelerators for them, and never if the operator sees no nodes, or if acceleratorResource is empty and the"
-        " pods have resourceClaims. Autoscaler: at any time, so that an autoscaler may add nodes for their pods.",
+        " accelerators for them. If the operator cannot count these, only workers that other jobs release for it. It"
+        " cannot if it sees no nodes, if no node lists acceleratorResource, or if that is empty and the pods have"
+        " resourceClaims. Autoscaler: at any time, so that an autoscaler may add nodes for their pods.",
     )
     weight: Annotated[float, Field(gt=0, le=1000)] = Field(
         default=1.0,
@@ -153,9 +154,9 @@ class RunPolicy(SpecModel):
 
     backoff_limit: Annotated[int, Field(ge=0, le=10000)] = Field(
         default=3,
-        description="Number of failures after which the job fails. Failures are lost workers, and generations in a row"
-        " that make no step. The loss of a node does not count. After forgetFailuresAfterSteps a failure no longer"
-        " counts.",
+        description="Number of failures that the job survives: with one more it fails. Failures are lost workers, and"
+        " generations in a row that make no step. The loss of a node does not count. After forgetFailuresAfterSteps a"
+        " failure no longer counts.",
     )
     forget_failures_after_steps: Positive = Field(
         default=1000,
@@ -169,8 +170,8 @@ class RunPolicy(SpecModel):
     )
     resize_timeout_seconds: Positive = Field(
         default=600,
-        description="A resize that is not published within this time, because new workers are not ready, is cancelled"
-        " and tried again later.",
+        description="If not all new workers of a resize are ready within this time, those that are ready join if they"
+        " make a larger layout possible. Otherwise the resize is cancelled and tried again later.",
     )
     start_timeout_seconds: Positive = Field(
         default=600,
@@ -180,8 +181,8 @@ class RunPolicy(SpecModel):
     )
     claim_timeout_seconds: Positive = Field(
         default=120,
-        description="If not all workers of a claim have a node within this time, their pods are deleted, and the claim"
-        " is tried again later.",
+        description="Like resizeTimeoutSeconds, for a claim while some of its workers have no node. The shorter of the"
+        " two counts.",
     )
     drain_timeout_seconds: Positive = Field(
         default=600,

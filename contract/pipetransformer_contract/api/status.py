@@ -174,13 +174,13 @@ class LayoutSize(Wire):
 class Resize(Wire):
     """The resize that is in progress. A job has at most one.
 
-    At a start `from` is absent. If the deadline passes in the phase Prepare, the operator cancels the resize. If it
-    passes in the phase Commit, and the members report that they could not commit, the operator publishes a generation
-    with the old layout. The phase Clean has no deadline.
+    If the deadline passes in the phase Prepare, the operator cancels the resize. If it passes in the phase Commit, and
+    no member has committed, the operator publishes a generation with the old layout. The phase Clean has no
+    deadline.
     """
 
-    from_: LayoutSize | None = Field(default=None, alias="from")
-    to: LayoutSize
+    from_: LayoutSize | None = Field(default=None, alias="from", description="The layout before. Absent at a start.")
+    to: LayoutSize = Field(description="The layout that the resize leads to.")
     phase: ResizePhase
     reason: ResizeReason
     start_time: datetime = Field(description="When the present phase began.")
@@ -469,7 +469,7 @@ class JobStatus(Wire):
     silences: list[NodeSilence] = Field(
         default_factory=list,
         max_length=MAX_MEMBERS,
-        description="Nodes whose members stopped to send heartbeats recently.",
+        description="Nodes whose members recently stopped sending heartbeats.",
     )
     resize_failures: Count = Field(
         default=0,

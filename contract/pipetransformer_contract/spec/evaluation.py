@@ -36,7 +36,7 @@ class Evaluation(SpecModel):
     best_metric: Annotated[str, Field(min_length=1, max_length=253)] = Field(
         default="accuracy",
         description="Metric that decides which evaluation is best: `accuracy`, `loss` or the name of a metric's"
-        " function.",
+        " function. For a task without accuracy, `accuracy` means `loss` with goal Lowest.",
     )
     goal: Goal = Field(
         default=Goal.HIGHEST, description="Whether the highest or the lowest value of bestMetric is the best."

@@ -35,7 +35,7 @@ class FreezeTrial(SpecModel):
     """Makes each freeze a trial: if the loss rises above its earlier trend, the layers train again."""
 
     steps: Annotated[int, Field(ge=10, le=1000)] = Field(
-        description="Number of steps of a trial. The trend is that of as many steps before, so nothing freezes earlier."
+        description="Number of steps of a trial. The trend needs as many losses before, so nothing freezes earlier."
     )
     tolerance: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.02, description="How far the loss may be above its trend, as a share of the trend."
@@ -75,8 +75,8 @@ class Freeze(SpecModel):
     )
     alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1 / 3,
-        description="PaperSchedule and GradientNorm: maximum share of the layers that still train which one decision"
-        " freezes.",
+        description="PaperSchedule and GradientNorm: largest share of the layers that still train which one decision"
+        " freezes, rounded up to whole layers.",
     )
     percentile: Annotated[float, Field(ge=0, le=100)] = Field(
         default=50.0,

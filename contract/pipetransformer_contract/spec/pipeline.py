@@ -92,7 +92,7 @@ class Pipeline(SpecModel):
     slice_multiple: Annotated[int, Field(ge=1, le=_MOST_SLICES)] | None = Field(
         default=None,
         description="TeraPipe: the length of each slice except the last is a multiple of this many tokens. By default"
-        " 1/64 of a sample, at least 8.",
+        " 1; with tokenSlices Auto 1/64 of a sample, at least 8.",
     )
     steps_per_round: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None,
@@ -113,8 +113,7 @@ class Pipeline(SpecModel):
     micro_batch_size: Positive | None = Field(
         default=None,
         description="Number of samples in a micro-batch, at most those that a pipeline trains in a step. By default it"
-        " follows from globalBatchSize and stages. With packing Measured it is chosen for each layout by measured"
-        " costs.",
+        " follows from globalBatchSize and stages, and with packing Measured from measured costs, for each layout.",
     )
     packing: Packing = Field(
         default=Packing.PAPER,

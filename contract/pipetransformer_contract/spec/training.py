@@ -73,7 +73,7 @@ class LearningRateShape(StrEnum):
 
 
 class LearningRateSchedule(SpecModel):
-    """The learning rate at each step: a linear warm-up, then constant, or falling to zero at the last step."""
+    """The learning rate at each step: a linear warm-up, then constant, or falling to zero after the last step."""
 
     shape: LearningRateShape = Field(
         default=LearningRateShape.CONSTANT,

@@ -40,8 +40,8 @@ def described(registry: CollectorRegistry) -> Iterator[tuple[str, tuple[str, ...
 
 
 @pytest.fixture
-def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
-    """Labels of all metrics of operator and workers, those of an accelerator as well, by name."""
+def registries(monkeypatch: pytest.MonkeyPatch) -> tuple[CollectorRegistry, CollectorRegistry]:
+    """All metrics of the operator, and all of a leader with an accelerator."""
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
     meter = Meter()
@@ -50,13 +50,29 @@ def catalogue(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
     meter.registry.register(PositionCollector(Standing(here), torch.device("cuda")))
     metrics = Metrics()
     metrics.show(ShownState())
-    return dict([*described(metrics.registry), *described(meter.registry)])
+    return metrics.registry, meter.registry
+
+
+@pytest.fixture
+def catalogue(registries: tuple[CollectorRegistry, ...]) -> dict[str, tuple[str, ...]]:
+    """Labels of all metrics of operator and workers, by name."""
+    return dict(one for registry in registries for one in described(registry))
 
 
 def test_each_metric_has_its_row_with_its_labels(catalogue: dict[str, tuple[str, ...]]) -> None:
     rows = re.findall(r"^\| `(pipetransformer_\w+)` \|([^|]*)\|", METRICS, flags=re.MULTILINE)
     labels_of = {name: tuple(re.findall(r"\w+", labels)) for name, labels in rows}
     assert {name: labels_of.get(name) for name in catalogue} == catalogue
+
+
+def test_the_page_says_which_metrics_are_histograms(registries: tuple[CollectorRegistry, ...]) -> None:
+    shown = [metric for registry in registries for metric in registry.collect() if metric.name.startswith("pipetr")]
+    (sentence,) = re.findall(r"These are histograms[^:]*: ([^.]*)\.", METRICS)
+    named = {f"pipetransformer_{name}" for name in re.findall(r"`(\w+)`", sentence)}
+    assert named == {metric.name for metric in shown if metric.type == "histogram"}
+    gauges = [metric for metric in shown if metric.type not in ("histogram", "counter")]
+    assert gauges and all(metric.type == "gauge" for metric in gauges)
+    assert not [metric.name for metric in gauges if metric.name.endswith("_total")]
 
 
 def test_each_alert_has_its_paragraph_that_says_what_why_and_what_to_do() -> None:

@@ -82,7 +82,7 @@ def _job(here: Position, layout: StageLayout) -> Iterator[Metric]:
     for name, help_text, value in (
         ("step", "Committed steps of the job; told by the leader.", control.step),
         ("layout_generation", "Layout generation that trains; told by the leader.", layout.number),
-        ("stages", "Stages a pipeline (K); told by the leader.", layout.stages),
+        ("stages", "Stages of each pipeline (K); told by the leader.", layout.stages),
         ("pipelines", "Pipelines, the data-parallel width (R); told by the leader.", layout.pipelines),
         ("layers", "Layers of the model; told by the leader.", here.num_layers),
         ("level", "Level of multiLevel that trains, 0 for the job's own model; told by the leader.", here.level),

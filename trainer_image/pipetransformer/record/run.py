@@ -161,7 +161,7 @@ class RunRecord:
         """Append an event.
 
         Args:
-            kind: kind of the event, such as `Evaluated`, `CheckpointDurable` or `WorkerLost`.
+            kind: kind of the event, such as `Evaluated`, `CheckpointDurable` or `StepSkipped`.
             fields: further fields, with names in camelCase and values for JSON.
         """
         lines.append(self.events_path, {"time": time.time(), "kind": kind, **fields})
@@ -274,28 +274,17 @@ class RunRecord:
             **_change(pause_seconds, phases, transfers, roles),
         )
 
-    def frozen(
-        self,
-        *,
-        step: int,
-        frozen_layers: int,
-        generation: int,
-        roles: Sequence[Role] | None = None,
-        why_thawed: str = "",
-    ) -> None:
-        """Append the event that the number of frozen layers changes.
+    def frozen(self, *, step: int, frozen_layers: int, generation: int, why_thawed: str = "") -> None:
+        """Append the event that the number of frozen layers changes. No layer moves between stages before the next
+        regroup.
 
         Args:
             step: the first step (from 0) with this number.
             frozen_layers: number of frozen layers.
             generation: layout generation.
-            roles: the layers of each worker, if layers moved between stages; otherwise None.
             why_thawed: why layers thawed, if the trial of a freeze failed; otherwise empty.
         """
-        moved = {} if roles is None else {"roles": _in_camel_case(roles)}
-        self.event(
-            "Frozen", step=step, frozenLayers=frozen_layers, generation=generation, whyThawed=why_thawed, **moved
-        )
+        self.event("Frozen", step=step, frozenLayers=frozen_layers, generation=generation, whyThawed=why_thawed)
 
     def finish(
         self, *, metrics: Mapping[str, float], model_step: int, num_steps: int, order: EpochOrder

@@ -319,7 +319,7 @@ def write_run(run_dir: Path) -> None:
                 frozen_ahead_share=0.0,
             )
         if generation == 1:
-            record.frozen(step=3, frozen_layers=11, generation=1, roles=roles(4, 1))
+            record.frozen(step=3, frozen_layers=11, generation=1)
 
 
 def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -> None:

@@ -76,8 +76,7 @@ def test_every_event_has_the_documented_fields(record: Path) -> None:
 
     assert {line["kind"] for line in written} == documented.keys() - RARE
     for line in written:
-        optional = {"roles"} if line["kind"] == "Frozen" else set()
-        assert line.keys() - {"time", "kind"} | optional == documented[line["kind"]], line["kind"]
+        assert line.keys() - {"time", "kind"} == documented[line["kind"]], line["kind"]
         for role in line.get("roles", ()):
             assert role.keys() == ROLE
 
