@@ -159,6 +159,27 @@ def test_what_survivors_note_for_the_dead_does_not_stand_for_their_ledgers(tmp_p
     assert audited(tmp_path, started_at=4) == (0, None, None, sum(share(step, 0) for step in range(3)))
 
 
+def test_a_worker_makes_the_folders_of_its_ledger(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "first"
+    note(run_dir, "job-w1", 0, 0)
+    assert [line["step"] for line in lines.read(run_dir / "ledger" / "job-w1.jsonl")] == [0]
+
+
+def test_steps_after_the_end_of_a_workers_ledger_are_unknown_if_its_peers_write_elsewhere(tmp_path: Path) -> None:
+    for step in range(4):
+        note(tmp_path, "job-w0", step, 0)
+    assert audited(tmp_path) == (0, None, None, EPOCHS * SAMPLES - sum(share(step, 0) for step in range(4)))
+
+
+def test_a_redone_step_and_a_hole_after_it_are_audited_by_the_generation_that_redid_it(tmp_path: Path) -> None:
+    """The peer of the first generation wrote elsewhere; the second generation is one worker, whose ledger is here."""
+    for step in range(4):
+        note(tmp_path, "job-w0", step, 0)
+    for step in [3, *range(5, NUM_STEPS)]:
+        note(tmp_path, "job-w0", step, 0, generation=2, pipelines=1)
+    assert audited(tmp_path) == (0, ORDER.batch_size(4), None, sum(share(step, 1) for step in range(3)))
+
+
 def test_a_run_that_goes_on_from_elsewhere_is_audited_from_there(tmp_path: Path) -> None:
     for step in range(3, NUM_STEPS):
         commit_step(tmp_path, step, generation=5)
@@ -484,6 +505,20 @@ def test_a_line_that_a_disk_took_in_part_is_an_error(tmp_path: Path, monkeypatch
     monkeypatch.setattr(lines, "FileIO", Full)
     with pytest.raises(StorageError, match="No space left"):
         lines.append(tmp_path / "events.jsonl", {"step": 1})
+
+
+def test_a_number_that_json_lacks_is_refused_and_leaves_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines.append(path, {"step": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        lines.append(path, {"step": 2, "loss": float("nan")})
+    assert [*lines.read(path)] == [{"step": 1}]
+
+
+def test_a_record_without_a_step_has_nothing_to_rewind(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    record.rewind(0)
+    assert (record.last_step(), record.redone_steps) == (-1, 0)
 
 
 def test_a_long_record_is_rewound_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
