@@ -347,7 +347,7 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
     write_run(tmp_path)
     RunRecord(tmp_path).finish(metrics={"accuracy": 0.9}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["wall_seconds"] > 0
+    assert 0 < summary["wall_seconds"] < 60
     assert (summary["test_accuracy"], summary["samples_lost"], summary["samples_repeated"]) == (0.9, 0, 0)
     assert summary["generations"][1] == {
         "generation": 2,
@@ -367,6 +367,34 @@ def test_the_summary_is_computed_from_the_files_of_all_leaders(tmp_path: Path) -
     }
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert kinds == ["Started", "GenerationCommitted", "Frozen", "GenerationCommitted", "Finished"]
+
+
+def test_a_new_record_names_the_layers_of_each_worker_and_what_was_measured(tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "first"
+    write_run(run_dir)
+    RunRecord(run_dir).step(
+        step=NUM_STEPS, epoch=0, samples=0, loss=None, gradient_norm=None, learning_rate=0.1, generation=2,
+        frozen_layers=0,
+    )  # fmt: skip
+
+    RunRecord(run_dir).frozen(step=5, frozen_layers=12, generation=2)
+
+    committed, moved, _, kept = (event for event in lines.read(run_dir / "events.jsonl") if "generation" in event)
+    layers = [[[0, 2]], [[3, 5]], [[6, 8]], [[9, 11]]]
+    assert [role["layers"] for role in committed["roles"]] == [role["layers"] for role in moved["roles"]] == layers
+    assert "roles" not in kept, "this freeze moved no layer"
+    steps = [*lines.read(run_dir / "steps.jsonl")]
+    assert (steps[0]["idleShare"], steps[-1]["idleShare"]) == (0.25, None), "nobody measured the last step"
+
+
+def test_a_run_that_resumed_a_checkpoint_is_audited_from_that_step(tmp_path: Path) -> None:
+    record = RunRecord(tmp_path)
+    assert record.started(step=3, job="job")
+    assert not RunRecord(tmp_path).started(step=3, job="job"), "another leader of the job does not start it again"
+    for step in range(4, NUM_STEPS):
+        commit_step(tmp_path, step, generation=5)
+    summary = record.finish(metrics={}, model_step=1, num_steps=NUM_STEPS, order=ORDER)
+    assert (summary["audited_from_step"], summary["steps"]) == (3, NUM_STEPS)
 
 
 def test_a_record_that_two_jobs_wrote_is_audited_from_the_start_of_the_first(tmp_path: Path) -> None:
@@ -460,6 +488,9 @@ def test_the_newest_generation_of_a_record_is_also_one_that_its_leader_did_not_n
             step=step, epoch=0, layout_generation=number, stages=1, pipelines=1, pipeline=0, sample_ids=range(100_000)
         )
     assert newest_generation(tmp_path) == noted + 2
+    (tmp_path / "ledger" / "w10.jsonl").touch()
+    assert newest_generation(tmp_path) == noted + 2, "a worker that wrote nothing yet"
+    assert newest_generation(tmp_path / "nowhere") == 0
 
 
 def test_a_new_job_that_goes_on_adds_to_the_record_of_the_one_before(tmp_path: Path) -> None:
