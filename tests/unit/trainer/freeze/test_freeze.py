@@ -356,6 +356,13 @@ class EveryOther(FreezePolicy):
         return observation.boundary if number is None else self.blocks * (number % 2)
 
 
+def test_a_users_policy_is_asked_after_each_step_and_costs_no_forwards_unless_it_says_otherwise() -> None:
+    policy = EveryOther(EVERY_STEP, blocks=1)
+    assert [policy.next_decision(step) for step in (0, 7)] == [1, 8]
+    assert not policy.needs_similarities(1)
+    assert not policy.known_ahead, "a plan does not say when it freezes"
+
+
 def test_a_job_that_does_not_mention_freeze_freezes_nothing() -> None:
     job = make_job().manifest()
     assert "freeze" not in job["spec"]
