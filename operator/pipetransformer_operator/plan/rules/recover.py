@@ -225,7 +225,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
     forget_generation(draft)
-    draft.update(resize=None, leaving_ids=[])
+    draft.update(resize=None)
     draft.keep_workers([], f"too few workers were left to train ({why}); the job starts again from its checkpoint")
 
 

@@ -163,6 +163,15 @@ def test_where_nodes_are_not_seen_the_silence_of_one_is_one_failure() -> None:
     assert (world.status.failures, world.status.node_losses) == (1, 0)
 
 
+@pytest.mark.parametrize(("lost", "seen", "reason"), [(True, True, "NodeLost"), (False, False, "BackoffLimitExceeded")])
+def test_a_silence_whose_cause_is_known_counts_in_the_turn_that_finds_it(lost: bool, seen: bool, reason: str) -> None:
+    world = on_nodes(limit=0)
+    world.sees_drains = seen
+    world.lost_nodes = {"node-1"} if lost else set()
+    world.silent, world.lost_peers = {"digits-w3"}, {"digits-w3"}
+    assert reason in [event.reason for event in world.turn().events]
+
+
 def test_a_crash_beside_the_loss_of_a_node_is_a_failure() -> None:
     world = on_nodes(limit=3)
     world.lost_nodes.add("node-1")

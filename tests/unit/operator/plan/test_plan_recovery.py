@@ -8,7 +8,7 @@ import pytest
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer, ResizeReason
-from pipetransformer_operator.plan import WorkerPhase
+from pipetransformer_operator.plan import EventType, WorkerPhase
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World, training
 
@@ -68,10 +68,15 @@ def test_too_few_survivors_hold_no_accelerators_past_the_deadline_where_a_checkp
     world.wait(600)
     world.settle()
     assert not world.workers
-    assert world.condition(ConditionType.RUNNING).reason == "Unschedulable"
+    running = world.condition(ConditionType.RUNNING)
+    assert (running.status, running.reason) == ("False", "Unschedulable")
+    assert running.message.startswith("too few workers were left to train, all are released: ")
+    assert (running.message, EventType.WARNING) in [(event.message, event.type) for event in world.told]
     world.unschedulable = False
     world.wait(60)
     world.settle()
+    resize = world.status.resize
+    assert resize is not None and resize.start_time == world.now, "the start has all its time"
     world.warm_up()
     assert (world.shape, world.generation.reason, world.status.failures) == ((2, 1), ResizeReason.START, 1)
 
@@ -134,7 +139,9 @@ def test_survivors_whose_replacements_end_hold_no_accelerators_past_the_deadline
     assert 4 < created < 8, "each attempt is slept over, twice as long each time"
     live_through(world, 12, end)
     assert not world.workers and world.status.generation is None
-    assert world.condition(ConditionType.RUNNING).reason == "WorkerFailed"
+    running = world.condition(ConditionType.RUNNING)
+    assert running.reason == "WorkerFailed"
+    assert running.message.endswith("next start in 60 s"), "the failed attempts to replace do not delay the start"
     live_through(world, 3600, end)
     assert world.status.is_true(ConditionType.FAILED) == (kind != "preemption"), "a start counts what fails"
     if kind == "preemption":

@@ -233,6 +233,38 @@ def test_preemption_of_a_whole_job_tells_how_many_steps_its_checkpoint_lacks() -
     assert [words.partition(":")[0] for words in warnings(world)] == ["10 steps are lost"]
 
 
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_a_job_that_loses_all_workers_before_its_first_checkpoint_says_that_all_steps_are_lost(
+    with_checkpoints: bool,
+) -> None:
+    job = make_job().stages(2).workers(2)
+    world = World(job.checkpoint() if with_checkpoints else job)
+    world.start()
+    world.commit(steps=10)
+    for name in list(world.workers):
+        world.kill(name)
+    world.settle()
+    assert warnings(world) == ["11 steps are lost: step 11 was reached, and no checkpoint is durable"]
+
+
+@pytest.mark.parametrize("how", ["killed while they are deleted", "on nodes that are gone"])
+def test_steps_of_members_that_can_no_longer_write_a_checkpoint_are_told_at_once(how: str) -> None:
+    world = World(make_job().stages(2).workers(2).checkpoint())
+    world.start()
+    world.commit(checkpoint=0)
+    world.commit(steps=10)
+    for name in list(world.workers):
+        if how == "on nodes that are gone":
+            world.silent.add(name)
+            world.change(name, node_lost=True, node_gone=True)
+        else:
+            world.end(name, exit_code=137)
+            world.change(name, terminating=True)
+    world.wait(50)
+    world.settle()
+    assert [words.partition(":")[0] for words in warnings(world)] == ["10 steps are lost"]
+
+
 @pytest.mark.parametrize(("redone", "told"), [(4, ["4 steps are lost"]), (1, ["1 step is lost"]), (0, [])])
 def test_after_a_preemption_the_next_start_shows_whether_the_evicted_workers_left_a_checkpoint(
     redone: int, told: list[str]

@@ -324,6 +324,21 @@ def test_a_run_that_resumes_without_trials_forgets_the_trial_before() -> None:
     assert "trial" not in PolicyCopy(NoFreeze(), before.state_dict()).state_dict()
 
 
+def test_a_trial_counts_the_losses_of_steps_within_a_round_as_those_of_other_steps() -> None:
+    losses = {1: 4.0, 2: 3.0, 3: 2.5, 4: 2.25}
+    each_step, each_round = (PolicyCopy(NoFreeze(), {}, None, FreezeTrial(steps=10)) for _ in range(2))
+    for step, loss in losses.items():
+        each_step.decide(replace(observe(step), loss=loss))
+        if step < 4:
+            each_round.note_loss(step, loss)
+    each_round.decide(replace(observe(4), loss=losses[4]))
+    assert each_round.state_dict() == each_step.state_dict()
+
+    without_trial = PolicyCopy(NoFreeze(), {})
+    without_trial.note_loss(1, 4.0)
+    assert without_trial.verdict is None
+
+
 def test_a_run_that_resumes_with_another_policy_begins_that_anew() -> None:
     before = PolicyCopy(NormChange(50, EVERY_STEP), {})
     before.decide(observe(1))
@@ -339,6 +354,13 @@ class EveryOther(FreezePolicy):
     def decide(self, observation: FreezeObservation) -> int:
         number = self.instants.number(observation.step)
         return observation.boundary if number is None else self.blocks * (number % 2)
+
+
+def test_a_users_policy_is_asked_after_each_step_and_costs_no_forwards_unless_it_says_otherwise() -> None:
+    policy = EveryOther(EVERY_STEP, blocks=1)
+    assert [policy.next_decision(step) for step in (0, 7)] == [1, 8]
+    assert not policy.needs_similarities(1)
+    assert not policy.known_ahead, "a plan does not say when it freezes"
 
 
 def test_a_job_that_does_not_mention_freeze_freezes_nothing() -> None:

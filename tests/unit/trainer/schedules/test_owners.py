@@ -20,10 +20,11 @@ INTERLEAVED, ZERO_BUBBLE, ZERO_BUBBLE_V = (
 
 
 @pytest.mark.parametrize("schedule", [ScheduleName.GPIPE, ScheduleName.ONE_FORWARD_ONE_BACKWARD, ScheduleName.SCRIPT])
-def test_a_schedule_of_one_span_a_worker_runs_in_every_layout(schedule: ScheduleName) -> None:
-    fitted = fit(schedule, stages=4, spans_per_worker=1, micro_batches=1, num_layers=4)
+@pytest.mark.parametrize("stages", [1, 4])
+def test_a_schedule_of_one_span_a_worker_runs_in_every_layout(schedule: ScheduleName, stages: int) -> None:
+    fitted = fit(schedule, stages, spans_per_worker=1, micro_batches=1, num_layers=4)
 
-    assert (fitted.schedule, fitted.owners, fitted.reason) == (schedule, (0, 1, 2, 3), "")
+    assert (fitted.schedule, fitted.owners, fitted.reason) == (schedule, tuple(range(stages)), "")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,17 @@ def test_a_layout_that_cannot_run_the_schedule_runs_1f1b_and_says_why(
     assert fitted.reason == reason
 
 
+@pytest.mark.parametrize("spans", [1, 2])
+@pytest.mark.parametrize(("micro_batches", "runs"), [(3, True), (8, True), (9, False), (10, True)])
+def test_zero_bubble_runs_if_the_micro_batches_divide_into_equal_rounds(
+    spans: int, micro_batches: int, runs: bool
+) -> None:
+    """On 4 stages 3 are one round, and 8 to 11 are two."""
+    fitted = fit(ZERO_BUBBLE, 4, spans, micro_batches, num_layers=12)
+
+    assert fitted.schedule is (ZERO_BUBBLE if runs else ScheduleName.ONE_FORWARD_ONE_BACKWARD)
+
+
 @dataclass(frozen=True)
 class Own:
     """A schedule of the user's program, which says who owns its spans."""
@@ -79,6 +91,12 @@ def test_the_users_schedule_says_who_owns_its_spans() -> None:
     fitted = fit(ScheduleName.SCRIPT, 2, 2, 4, 4, own=Own(lambda workers: [1, 0, 0, 1]))
 
     assert (fitted.owners, hash(fitted)) == ((1, 0, 0, 1), hash(replace(fitted)))
+
+
+def test_spans_of_another_schedule_are_not_dealt_by_the_users() -> None:
+    fitted = fit(INTERLEAVED, 2, 2, 4, 4, own=Own(lambda workers: [1, 0, 0, 1]))
+
+    assert fitted.owners == (0, 1, 0, 1)
 
 
 @pytest.mark.parametrize(
