@@ -159,10 +159,7 @@ class _Ledgers:
         for line in lines.read(path):
             step, number, pipeline = line["step"], line["layoutGeneration"], line["pipeline"]
             self.history[step][number][pipeline] = np.array(line["samples"], dtype=np.int64)
-            size = line.get("stages", 1), line.get("pipelines", 0)
-            generation = self._generations.setdefault(number, _Generation(*size))
-            if "pipelines" not in line:  # an older image wrote it, which expected all ledgers in one folder
-                generation.pipelines = max(generation.pipelines, pipeline + 1)
+            generation = self._generations.setdefault(number, _Generation(line["stages"], line["pipelines"]))
             if number not in own:  # a worker notes its own pipeline first
                 own[number] = pipeline
                 generation.workers += 1

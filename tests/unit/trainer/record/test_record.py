@@ -223,16 +223,6 @@ def test_the_summary_says_what_is_unknown(tmp_path: Path) -> None:
     assert summary["samples_unaudited"] == elsewhere
 
 
-def test_ledgers_of_an_image_that_did_not_note_the_size_of_a_generation_are_audited_whole(tmp_path: Path) -> None:
-    for step in range(NUM_STEPS):
-        commit_step(tmp_path, step, drop=2 if step == 1 else 0)
-    for path in (tmp_path / "ledger").iterdir():
-        older = [{k: v for k, v in line.items() if k not in ("stages", "pipelines")} for line in lines.read(path)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in older))
-
-    assert both(tmp_path) == (2, 0, 0)
-
-
 def test_the_audit_of_a_long_run_needs_a_few_bytes_a_sample(tmp_path: Path) -> None:
     order = EpochOrder(seed=0, num_samples=100_000, global_batch=10_000, num_shards=4)
     ledger = Ledger(tmp_path, "job-w0")
@@ -377,12 +367,8 @@ def test_a_new_record_names_the_layers_of_each_worker_and_what_was_measured(tmp_
         frozen_layers=0,
     )  # fmt: skip
 
-    RunRecord(run_dir).frozen(step=5, frozen_layers=12, generation=2)
-
-    committed, moved, _, kept = (event for event in lines.read(run_dir / "events.jsonl") if "generation" in event)
-    layers = [[[0, 2]], [[3, 5]], [[6, 8]], [[9, 11]]]
-    assert [role["layers"] for role in committed["roles"]] == [role["layers"] for role in moved["roles"]] == layers
-    assert "roles" not in kept, "this freeze moved no layer"
+    committed = next(event for event in lines.read(run_dir / "events.jsonl") if "roles" in event)
+    assert [role["layers"] for role in committed["roles"]] == [[[0, 2]], [[3, 5]], [[6, 8]], [[9, 11]]]
     steps = [*lines.read(run_dir / "steps.jsonl")]
     assert (steps[0]["idleShare"], steps[-1]["idleShare"]) == (0.25, None), "nobody measured the last step"
 
