@@ -61,6 +61,12 @@ def test_every_sample_comes_exactly_once_an_epoch(size: tuple[int, int, int, int
     assert sorted(i for step in steps for shard in cursor.batch(step) for i in shard) == list(range(num_samples))
 
 
+@pytest.mark.parametrize("size", [(3, 2, 4), (4, 0, 2), (4, 2, 0)])
+def test_an_order_needs_a_sample_for_each_shard_and_batches_that_are_not_empty(size: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="cannot deal {0} samples to {2} shards in batches of {1}".format(*size)):
+        order(*size)
+
+
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_an_epoch_has_the_order_that_checkpoints_of_earlier_images_continue(epoch: int) -> None:
     cursor = order(100, 20, 7, seed=5)
