@@ -99,6 +99,21 @@ def test_a_layout_that_cannot_run_ahead_says_why(stages: int, boundary: int, why
     assert not make_model(FrozenForward.AUTO).cut(boundary, stages, 1).why_in_place
 
 
+def test_one_layer_that_trains_in_each_stage_is_enough_to_run_ahead() -> None:
+    cut = make_model(FrozenForward.AHEAD).cut(LAYERS - STAGES, STAGES, 1)
+
+    assert (cut.frozen_forward, cut.why_in_place) == (FrozenForward.AHEAD, "")
+
+
+def test_where_a_schedule_has_more_spans_than_layers_that_train_1f1b_runs_frozen_ones_ahead() -> None:
+    model = replace(make_model(FrozenForward.AHEAD), options=[Option(ScheduleName.INTERLEAVED, 2)])
+
+    cut = model.cut(18, STAGES, 1)
+
+    assert (cut.schedule, cut.frozen_forward) == (ScheduleName.ONE_FORWARD_ONE_BACKWARD, FrozenForward.AHEAD)
+    assert cut.why_schedule == "frozen forwards run ahead only if each of 8 spans has a layer that trains"
+
+
 def test_an_embedding_that_trains_with_the_head_is_no_part_of_what_runs_ahead() -> None:
     model = make_model(FrozenForward.AHEAD)
     tied = replace(model, last_sharing=[LAYERS + 1, *range(1, LAYERS + 2)])
