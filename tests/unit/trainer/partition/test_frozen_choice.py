@@ -121,7 +121,7 @@ def test_an_embedding_that_trains_with_the_head_is_no_part_of_what_runs_ahead() 
     assert tied.cut(FROZEN, STAGES, 1).why_in_place == "a frozen layer shares a parameter with one that trains"
 
 
-def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more() -> None:
+def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more_or_none() -> None:
     model = replace(make_model(FrozenForward.AHEAD), cache_bytes=50)
     cut = model.cut(FROZEN, STAGES, 1)
 
@@ -129,6 +129,7 @@ def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more() -> Non
 
     assert fewer is not None and fewer.seconds.prefix == (0.0, *[1.0] * (FROZEN - 2)), "whatever the cache holds"
     assert more is None
+    assert model.ahead(0, cut) is None, "all layers train again"
 
 
 def test_each_computation_of_a_cut_that_runs_ahead_takes_the_seconds_of_an_action_too() -> None:

@@ -89,6 +89,7 @@ def test_runs_are_ordered_from_the_bound_to_the_static_layout() -> None:
     elastic, released = ideal.elastic(run), ideal.released(run)
 
     assert unfrozen.layouts == kept.layouts == [Layout(4, 1)]
+    assert (unfrozen.gpu_seconds, kept.gpu_seconds) == pytest.approx((4 * unfrozen.seconds, 4 * kept.seconds))
     assert ideal.work_seconds(run) < elastic.seconds < kept.seconds < unfrozen.seconds
     assert elastic.layouts[0] == Layout(4, 1) and elastic.layouts[-1].stages < 4
     assert released.gpu_seconds < elastic.gpu_seconds
