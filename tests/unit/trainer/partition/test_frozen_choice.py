@@ -65,12 +65,12 @@ def test_a_worker_without_memory_for_a_copy_leaves_it_to_the_first() -> None:
 
 
 def test_copies_count_as_bytes_of_their_holders() -> None:
-    model = make_model(FrozenForward.AHEAD)
+    model = replace(make_model(FrozenForward.AHEAD), sample_bytes=3)
     cut = model.cut(FROZEN, STAGES, 1)
 
     frozen = (FROZEN + 1) * FROZEN_BYTES
     assert model.predict(FROZEN, cut, 1).bytes_by_worker == (
-        frozen + 3 * TRAINED_BYTES + 2 * CHUNKS, *[frozen + 3 * TRAINED_BYTES] * 2, frozen + 4 * TRAINED_BYTES,
+        frozen + 3 * TRAINED_BYTES + 2 * CHUNKS * 3, *[frozen + 3 * TRAINED_BYTES] * 2, frozen + 4 * TRAINED_BYTES,
     )  # fmt: skip
 
 
