@@ -145,15 +145,14 @@ def weights_of(micro_batches: Sequence[MicroBatch], dtype: torch.dtype) -> Tenso
     start = 0
     for micro_batch in micro_batches:
         end = start + len(micro_batch.sample_ids)
-        if micro_batch.num_real < len(micro_batch.sample_ids):
-            weights[start + micro_batch.num_real : end] = 0.0
+        weights[start + micro_batch.num_real : end] = 0.0
         start = end
     return weights
 
 
 def default_micro_batch_size(global_batch: int, stages: int, pipelines: int) -> int:
     """The micro-batch size that gives each pipeline of the first layout two micro-batches for each stage."""
-    return max(1, -(-global_batch // (_MICRO_BATCHES_PER_STAGE * stages * pipelines)))
+    return -(-global_batch // (_MICRO_BATCHES_PER_STAGE * stages * pipelines))
 
 
 def shards_of(pipeline: int, pipelines: int, num_shards: int) -> Sequence[int]:

@@ -105,7 +105,7 @@ class Search:
         schedules: the schedule of each option.
         limit: bytes that a worker may use; None if unknown.
         in_place: whether frozen forwards may run in place.
-        ahead: whether frozen forwards may run one round ahead.
+        ahead: whether frozen forwards may run one round ahead. Then layers are frozen, and there are several stages.
         copies_limit: if `limit` is None, bytes that a worker with copies of frozen layers may use; None if unknown.
         kept: cuts that searches with the same costs have found, by everything that they depend on.
     """
@@ -211,7 +211,7 @@ class Search:
             yield _Prefix()
         if self.in_place and 0 < units.boundary <= spare_layers + 1 and units.miss_share < 1:
             yield _Prefix(together=True)
-        if self.ahead and 0 < units.boundary <= spare_layers and self.stages > 1:
+        if self.ahead and units.boundary <= spare_layers:
             yield _Prefix(together=True, holders=self.stages)
             yield _Prefix(together=True, holders=1)
 

@@ -158,7 +158,7 @@ class _Search:
         ends, _ = self.furthest_ends(float("inf"))
         short = next((stage for stage, end in enumerate(ends) if end <= stage), self.stages - 1)
         start = ends[short - 1] if short else 0
-        item = min(ends[short], self.num_items - 1)
+        item = ends[short]
         needed = self.bytes_upto[short][item + 1] - self.bytes_upto[short][start]
         return self._error_of(short, item, needed)
 

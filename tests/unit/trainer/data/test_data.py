@@ -61,10 +61,17 @@ def test_every_sample_comes_exactly_once_an_epoch(size: tuple[int, int, int, int
     assert sorted(i for step in steps for shard in cursor.batch(step) for i in shard) == list(range(num_samples))
 
 
+@pytest.mark.parametrize("size", [(3, 2, 4), (4, 0, 2), (4, 2, 0)])
+def test_an_order_needs_a_sample_for_each_shard_and_batches_that_are_not_empty(size: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="cannot deal {0} samples to {2} shards in batches of {1}".format(*size)):
+        order(*size)
+
+
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_an_epoch_has_the_order_that_checkpoints_of_earlier_images_continue(epoch: int) -> None:
-    cursor = order(100, 20, 7, seed=5)
-    shards = np.array_split(np.random.default_rng([5, 0]).permutation(100), 7)
+@pytest.mark.parametrize("count", [100, 15], ids=["large shards", "shards of two or three"])
+def test_an_epoch_has_the_order_that_checkpoints_of_earlier_images_continue(count: int, epoch: int) -> None:
+    cursor = order(count, count // 5, 7, seed=5)
+    shards = np.array_split(np.random.default_rng([5, 0]).permutation(count), 7)
 
     batches = [cursor.batch(step) for step in range(epoch * 5, epoch * 5 + 5)]
 
@@ -78,11 +85,19 @@ def test_there_is_a_shard_for_each_sample_of_a_batch_up_to_what_is_enough(batch:
     assert load_job(make_spec(ADAMW, training={"steps": 1, "globalBatchSize": batch})).order.num_shards == shards
 
 
-@pytest.mark.parametrize(("batch", "size"), [(64, 16), (100_000, 359)])
-def test_micro_batches_divide_a_batch_that_may_be_smaller_than_the_spec_says(batch: int, size: int) -> None:
+@pytest.mark.parametrize(("batch", "workers", "size"), [(64, 2, 16), (64, 8, 4), (100_000, 2, 359)])
+def test_micro_batches_divide_a_batch_that_may_be_smaller_than_the_spec_says(
+    batch: int, workers: int, size: int
+) -> None:
+    """Each pipeline of two stages gets four."""
     training = Training(steps=1, global_batch_size=batch)
     spec = TrainerSpec(
-        model=Model(name="vit"), data=Data(name="digits"), training=training, pipeline=Pipeline(stages=2)
+        model=Model(name="vit"),
+        data=Data(name="digits"),
+        training=training,
+        pipeline=Pipeline(stages=2),
+        workers=workers,
+        num_shards=workers // 2,
     )
     assert load_job(spec).micro_batch_size == size
 

@@ -176,7 +176,26 @@ def test_equal_times_go_to_less_memory_and_then_to_the_simpler_schedule() -> Non
     assert other.why_not == "as fast, but needs more memory"
     for options in [(ONE_F_ONE_B, GPIPE), (GPIPE, ONE_F_ONE_B)]:
         free = make_model(even(8, saved=0), options=options, fixed=0, micro_batch_size=2)
-        assert free.candidates(0, 4, 1)[0].option == options[0]
+        choice, other = free.candidates(0, 4, 1)
+        assert (choice.option, other.why_not) == (options[0], "as fast, but not simpler")
+
+
+def test_a_rounding_error_of_a_time_does_not_choose_more_memory() -> None:
+    """Both take 93.6 seconds, but floats sum to less for GPipe."""
+    units = [UnitCost(0, 0, 0), *[UnitCost(0.3, 0.6, 0.3, 1)] * 8, UnitCost(0, 0, 0)]
+    choice, other = make_model(units, options=(GPIPE, ONE_F_ONE_B), fixed=0, micro_batch_size=2).candidates(0, 2, 1)
+    assert (choice.option, other.why_not) == (ONE_F_ONE_B, "as fast, but needs more memory")
+
+
+def test_a_slower_candidate_says_by_how_much() -> None:
+    """The first of two workers has forwards of 8 and backwards of 3 for each of 24 chunks, the second has 4 and 8."""
+    model = make_model(even(12), options=(GPIPE, ONE_F_ONE_B), fixed=0, micro_batch_size=1)
+
+    choice, other = model.candidates(6, 2, 1)
+
+    gpipe, one_f_one_b = (24 * 8 + 4) + (24 * 8 + 3), 8 + 24 * (4 + 8) + 3
+    assert (choice.option, other.option) == (ONE_F_ONE_B, GPIPE)
+    assert other.why_not == f"{gpipe / one_f_one_b - 1:.1%} slower"
 
 
 def test_a_candidate_above_the_memory_is_not_chosen_and_says_what_it_needs() -> None:
@@ -316,6 +335,24 @@ def test_a_schedule_that_runs_only_the_rounds_of_the_job_is_predicted_by_them() 
     assert own.step_seconds(0, cut, 1) == pytest.approx(gpipe.step_seconds(0, gpipe.cut(0, 8, 1), 1))
 
 
+class OfFewChunks(GPipe):
+    """Runs rounds of at most 30 chunks."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        if shape.chunks > 30:
+            raise ScheduleError(f"{shape.chunks} chunks are too many")
+        return super().actions(shape)
+
+
+def test_a_schedule_that_runs_only_shorter_rounds_than_the_job_has_is_not_chosen() -> None:
+    """Long rounds are predicted from shorter ones, which it would run."""
+    model = make_model(even(8), options=(Option(ScheduleName.SCRIPT),), micro_batch_size=1, global_batch=40)
+
+    cut = replace(model, own=OfFewChunks()).cut(0, 8, 1)
+
+    assert (cut.schedule, cut.why_schedule) == (ScheduleName.ONE_FORWARD_ONE_BACKWARD, "40 chunks are too many")
+
+
 def test_a_cut_for_an_asynchronous_schedule_has_room_for_the_chunks_of_several_steps() -> None:
     """With one micro-batch a step, the first of four workers keeps those of four steps."""
     options = (Option(ScheduleName.PIPE_OPTIM),)
@@ -334,6 +371,18 @@ def test_steps_of_an_asynchronous_round_share_its_bubble() -> None:
     model = make_model(even(8), options=(Option(ScheduleName.PIPE_OPTIM),), micro_batch_size=24, fixed=0)
     seconds = [replace(model, steps_per_round=steps).step_seconds(0, model.cut(0, 4, 1), 1) for steps in (1, 16)]
     assert seconds == pytest.approx([6 * 24 * (1 + 3), 6 * 24 * (16 + 3) / 16])
+
+
+def test_the_micro_batches_of_an_asynchronous_round_are_those_of_its_fastest_steps() -> None:
+    """A round of one step would have more of them, because it fills the pipeline for each step."""
+    model = replace(make_model(even(8), options=(Option(ScheduleName.PIPE_OPTIM),)), steps_per_round=16)
+    of_sizes = {size: replace(model, micro_batch_size=size) for size in (6, 3, 2, 1)}
+    seconds = {size: only.step_seconds(0, only.cut(0, 4, 1), 1) for size, only in of_sizes.items()}
+
+    found = {one.cut.micro_batch_size: one.least_seconds for one in model.candidates(0, 4, 1) if one.cut is not None}
+
+    assert next(iter(found)) == min(seconds, key=lambda size: seconds[size]) == 2
+    assert found == pytest.approx(seconds), "nothing waits, so the bound is reached"
 
 
 def test_no_search_stops_at_the_bound_of_a_round_where_steps_share_one() -> None:

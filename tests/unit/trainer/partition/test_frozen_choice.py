@@ -65,12 +65,12 @@ def test_a_worker_without_memory_for_a_copy_leaves_it_to_the_first() -> None:
 
 
 def test_copies_count_as_bytes_of_their_holders() -> None:
-    model = make_model(FrozenForward.AHEAD)
+    model = replace(make_model(FrozenForward.AHEAD), sample_bytes=3)
     cut = model.cut(FROZEN, STAGES, 1)
 
     frozen = (FROZEN + 1) * FROZEN_BYTES
     assert model.predict(FROZEN, cut, 1).bytes_by_worker == (
-        frozen + 3 * TRAINED_BYTES + 2 * CHUNKS, *[frozen + 3 * TRAINED_BYTES] * 2, frozen + 4 * TRAINED_BYTES,
+        frozen + 3 * TRAINED_BYTES + 2 * CHUNKS * 3, *[frozen + 3 * TRAINED_BYTES] * 2, frozen + 4 * TRAINED_BYTES,
     )  # fmt: skip
 
 
@@ -99,6 +99,21 @@ def test_a_layout_that_cannot_run_ahead_says_why(stages: int, boundary: int, why
     assert not make_model(FrozenForward.AUTO).cut(boundary, stages, 1).why_in_place
 
 
+def test_one_layer_that_trains_in_each_stage_is_enough_to_run_ahead() -> None:
+    cut = make_model(FrozenForward.AHEAD).cut(LAYERS - STAGES, STAGES, 1)
+
+    assert (cut.frozen_forward, cut.why_in_place) == (FrozenForward.AHEAD, "")
+
+
+def test_where_a_schedule_has_more_spans_than_layers_that_train_1f1b_runs_frozen_ones_ahead() -> None:
+    model = replace(make_model(FrozenForward.AHEAD), options=[Option(ScheduleName.INTERLEAVED, 2)])
+
+    cut = model.cut(18, STAGES, 1)
+
+    assert (cut.schedule, cut.frozen_forward) == (ScheduleName.ONE_FORWARD_ONE_BACKWARD, FrozenForward.AHEAD)
+    assert cut.why_schedule == "frozen forwards run ahead only if each of 8 spans has a layer that trains"
+
+
 def test_an_embedding_that_trains_with_the_head_is_no_part_of_what_runs_ahead() -> None:
     model = make_model(FrozenForward.AHEAD)
     tied = replace(model, last_sharing=[LAYERS + 1, *range(1, LAYERS + 2)])
@@ -106,7 +121,7 @@ def test_an_embedding_that_trains_with_the_head_is_no_part_of_what_runs_ahead() 
     assert tied.cut(FROZEN, STAGES, 1).why_in_place == "a frozen layer shares a parameter with one that trains"
 
 
-def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more() -> None:
+def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more_or_none() -> None:
     model = replace(make_model(FrozenForward.AHEAD), cache_bytes=50)
     cut = model.cut(FROZEN, STAGES, 1)
 
@@ -114,6 +129,7 @@ def test_a_cut_runs_ahead_for_fewer_frozen_layers_and_in_place_for_more() -> Non
 
     assert fewer is not None and fewer.seconds.prefix == (0.0, *[1.0] * (FROZEN - 2)), "whatever the cache holds"
     assert more is None
+    assert model.ahead(0, cut) is None, "all layers train again"
 
 
 def test_each_computation_of_a_cut_that_runs_ahead_takes_the_seconds_of_an_action_too() -> None:

@@ -51,8 +51,10 @@ def test_brute_force_over_all_cuts_finds_nothing_better(seed: int) -> None:
     )
     assert ideal.exact()
     if found:
-        best = ideal.best(Segment(0, 1, situation.frozen, case.cached, case.off))
-        assert found[best].seconds == pytest.approx(situation.least_seconds(), rel=1e-9)
+        segment = Segment(0, 1, situation.frozen, case.cached, case.off)
+        least = found[ideal.best(segment)].seconds
+        assert least == pytest.approx(situation.least_seconds(), rel=1e-9)
+        assert ideal.work_seconds([segment]) <= least * (1 + 1e-9)
 
 
 def test_a_sample_is_cached_as_the_layers_were_frozen_an_epoch_before() -> None:
@@ -86,7 +88,8 @@ def test_runs_are_ordered_from_the_bound_to_the_static_layout() -> None:
     unfrozen, kept = ideal.unfrozen(1000), ideal.kept(ideal.static(), run)
     elastic, released = ideal.elastic(run), ideal.released(run)
 
-    assert unfrozen.layouts == [Layout(4, 1)]
+    assert unfrozen.layouts == kept.layouts == [Layout(4, 1)]
+    assert (unfrozen.gpu_seconds, kept.gpu_seconds) == pytest.approx((4 * unfrozen.seconds, 4 * kept.seconds))
     assert ideal.work_seconds(run) < elastic.seconds < kept.seconds < unfrozen.seconds
     assert elastic.layouts[0] == Layout(4, 1) and elastic.layouts[-1].stages < 4
     assert released.gpu_seconds < elastic.gpu_seconds

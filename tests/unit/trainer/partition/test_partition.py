@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipetransformer.partition import (
@@ -62,6 +62,7 @@ def test_no_other_contiguous_partition_is_better(costs: list[int], stages: int) 
     assert dearest(costs, runs) == min(dearest(costs, other) for other in every_partition(len(costs), stages))
 
 
+@example([0.5, 0.5, 0.8, 0.3, 0.8, 0.9, 0.9, 0.3, 0.8], 3)
 @given(st.lists(st.floats(0, 1e3), min_size=1, max_size=9), st.integers(1, 9))
 def test_the_best_partition_of_rounded_numbers_is_found_too(costs: list[float], stages: int) -> None:
     stages = min(stages, len(costs))
@@ -86,8 +87,17 @@ def test_no_other_partition_within_the_memory_is_better(costs: list[int], stages
     assert dearest(costs, runs) == min(dearest(costs, other) for other in possible)
 
 
+def test_equal_items_are_dealt_unevenly_if_the_last_ones_need_more_memory() -> None:
+    """Each half has two items, but the last two need 11 bytes."""
+    assert partition([1] * 4, 2, MemoryBound([[1, 1, 5, 6]] * 2, limit=10)) == [range(3), range(3, 4)]
+
+
 def test_equal_items_are_dealt_evenly() -> None:
     assert [len(run) for run in partition([1] * 10, 4)] == [2, 3, 2, 3]
+
+
+def test_runs_that_do_not_matter_for_the_largest_are_balanced_too() -> None:
+    assert partition([1] * 5 + [6], 3) == [range(2), range(2, 5), range(5, 6)]
 
 
 def test_more_stages_than_items_are_refused() -> None:
@@ -101,6 +111,8 @@ def test_what_does_not_fit_says_which_stage_needs_how_much() -> None:
     with pytest.raises(MemoryBoundError, match=r"stage 0 would need 35 bytes with item 0, but a worker has 20"):
         partition([1] * 4, 2, MemoryBound([[10] * 4] * 2, 20, held=25))
     assert partition([1] * 4, 2, MemoryBound([[10] * 4] * 2, 25, held=5)) == [range(2), range(2, 4)]
+    with pytest.raises(MemoryBoundError, match=r"stage 0 would need 20 bytes with item 0, but a worker has 10"):
+        partition([1] * 2, 2, MemoryBound([[20, 20], [5, 5]], limit=10))
 
 
 def test_frozen_units_cost_forward_only_and_the_first_active_one_no_input_gradient() -> None:
@@ -144,6 +156,10 @@ def test_packing_fits_where_the_papers_rule_says(stages: int, fits_from: int) ->
 def test_frozen_layers_count_a_sixth_on_the_first_stage() -> None:
     assert paper_bytes([0, 60, 60, 60, 60, 0], 2, 1) == 20 + 120
     assert paper_bytes([0, 60, 60, 60, 60, 0], 2, 2) == 80
+
+
+def test_an_embedding_freezes_with_the_first_layer() -> None:
+    assert [paper_bytes([60, 60, 60, 0], boundary, 1) for boundary in (0, 1)] == [180, 10 + 10 + 60]
 
 
 def test_stages_beyond_the_active_units_stay_empty() -> None:
