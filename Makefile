@@ -195,7 +195,7 @@ bench-cache: $(STAMP) ## Cached activations: same bits, hits, when reading pays,
 bench-channel: $(STAMP) ## One generation told to 1,500 and to 4,096 workers over TLS: the operator's loop and memory (2 min).
 	$(BIN)/python -m benchmarks.channel
 
-bench-cluster: $(STAMP) ## 10,000 simulated jobs on 1,000 GPUs: GPU-hours and waiting by policy, load and share of jobs that freeze (90 min).
+bench-cluster: $(STAMP) ## 10,000 simulated jobs on 1,000 GPUs: GPU-hours and waiting by policy, load and share of jobs that freeze (40 min).
 	$(BIN)/python -m benchmarks.cluster
 
 bench-cluster-real: programs ## The simulated cluster against 24 jobs of virtual devices on real kubelets, three policies (root, 40 min).
