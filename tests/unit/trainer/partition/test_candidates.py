@@ -503,6 +503,14 @@ def test_a_change_of_the_schedule_alone_pays_for_a_regroup() -> None:
     assert not pays_to_recut(offers, recut, Packing.MEASURED), "the best schedule promises no further gain"
 
 
+def test_no_round_is_shorter_than_the_way_of_one_chunk_there_and_back() -> None:
+    """Three workers, one span each. Only the first one's weight gradients, of two seconds each, are on the way."""
+    work = SpanWork((0, 1, 2), 0, (1, 2, 3), (4, 5, 6), (2, 2, 2), (0, 0, 0), message=0.5, action=0.25)
+    way = (1 + 2 + 3) + (4 + 5 + 6) + 6 * 0.25 + 4 * 0.5
+    assert work.bound(halves=False).at(1) == pytest.approx(way)
+    assert work.bound(halves=True).at(1) == pytest.approx(way - 2 * 2)
+
+
 @pytest.mark.parametrize("schedule", [GPipe(), OneForwardOneBackward()], ids=str)
 @pytest.mark.parametrize("chunks", [12, 13, 24, 31, 36, 50, 73])
 def test_a_long_round_goes_on_at_the_pace_of_a_shorter_one(schedule: Schedule, chunks: int) -> None:
