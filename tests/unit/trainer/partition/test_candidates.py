@@ -237,6 +237,15 @@ def test_what_a_worker_holds_is_its_units_and_its_chunks_in_flight() -> None:
     assert model.predict(0, gpipe, 1).bytes_by_worker[1] == 2 * 40 + 12 * 2 * (3 * 2)
 
 
+def test_an_embedding_keeps_bytes_for_its_backward_while_it_trains() -> None:
+    """A lone stage with one chunk of two samples in flight."""
+    units = [UnitCost(1, 2, 1, 7), UnitCost(1, 2, 1, 3), UnitCost(1, 2, 1, 3), UnitCost(1, 2, 1, 5)]
+    model = make_model(units, micro_batch_size=2, options=(ONE_F_ONE_B,))
+    cut = model.cut(0, 1, 1)
+    assert model.predict(0, cut, 1).bytes_by_worker == (4 * 40 + 2 * (7 + 3 + 3 + 5),)
+    assert model.predict(1, cut, 1).bytes_by_worker == (2 * 10 + 2 * 40 + 2 * (3 + 5),)
+
+
 @pytest.mark.parametrize(("boundary", "stages", "stops"), [(7, 2, [8, 10]), (6, 3, [7, 8, 10]), (7, 1, [10])])
 def test_cached_layers_fill_the_first_stage_where_too_few_others_train(
     boundary: int, stages: int, stops: list[int]
