@@ -520,6 +520,11 @@ def test_no_round_is_shorter_than_the_way_of_one_chunk_there_and_back() -> None:
     assert work.bound(halves=True).at(1) == pytest.approx(way - 2 * 2)
 
 
+def test_no_message_passes_between_two_spans_of_one_worker() -> None:
+    work = SpanWork((0, 0), 0, (1, 2), (3, 4), (0, 0), (0, 0), message=0.5)
+    assert work.bound(halves=False).at(1) == pytest.approx(1 + 2 + 3 + 4)
+
+
 @pytest.mark.parametrize("schedule", [GPipe(), OneForwardOneBackward()], ids=str)
 @pytest.mark.parametrize("chunks", [12, 13, 24, 31, 36, 50, 73])
 def test_a_long_round_goes_on_at_the_pace_of_a_shorter_one(schedule: Schedule, chunks: int) -> None:
