@@ -520,6 +520,12 @@ def test_no_round_is_shorter_than_the_way_of_one_chunk_there_and_back() -> None:
     assert work.bound(halves=True).at(1) == pytest.approx(way - 2 * 2)
 
 
+def test_workers_that_run_frozen_layers_ahead_do_not_share_the_work_of_others() -> None:
+    """The second of two workers has most of the work, and only the first one runs the frozen layer."""
+    work = SpanWork((0, 1), 0, (1, 10), (1, 10), (0, 0), (0, 0), prefix=(1,), holders=1)
+    assert work.bound(halves=False).at(100) == pytest.approx(1 + 100 * (10 + 10) + 1)
+
+
 def test_no_message_passes_between_two_spans_of_one_worker() -> None:
     work = SpanWork((0, 0), 0, (1, 2), (3, 4), (0, 0), (0, 0), message=0.5)
     assert work.bound(halves=False).at(1) == pytest.approx(1 + 2 + 3 + 4)
