@@ -175,8 +175,7 @@ class Trial:
             return boundary
         self._failures += 1
         self._failed = boundary
-        wait = self._spec.steps * min(self._spec.backoff**self._failures, 2.0**31)
-        self._not_before = now + math.ceil(wait)
+        self._not_before = now + math.ceil(self._spec.steps * self._spec.backoff**self._failures)
         self._forget()
         return before
 

@@ -58,10 +58,10 @@ class UnitWork:
         units: Sequence[UnitCost],
         boundary: int,
         *,
-        miss_share: float = 1.0,
-        message_seconds: float = 0.0,
-        action_seconds: float = 0.0,
-        recompute: bool = False,
+        miss_share: float,
+        message_seconds: float,
+        action_seconds: float,
+        recompute: bool,
     ) -> None:
         """
         Args:
@@ -221,9 +221,9 @@ class Step:
         micro_batches: int,
         state_bytes: Sequence[float],
         reduction_seconds: Sequence[float],
-        made_bytes: float = 0.0,
-        off_units: int = 0,
-        steps_per_round: int = 1,
+        made_bytes: float,
+        off_units: int,
+        steps_per_round: int,
     ) -> None:
         """
         Args:

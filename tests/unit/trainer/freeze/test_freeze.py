@@ -293,6 +293,40 @@ def test_the_learning_rate_is_compared_with_that_of_the_first_freeze_and_no_late
     assert plasticities(policy, [1.0] * 12, [1.0] * 6 + [0.5] * 5 + [0.1])[-3:] == [2, 2, 0]
 
 
+def test_the_scale_of_a_models_outputs_changes_no_decision_of_plasticity() -> None:
+    first, second = [0.0, 8.0, 8.0, 4.0, 2.0, 1.0, 0.5, 0.5, 0.5], [0.8, 0.4, 0.2, 0.1, 0.1, 0.1]
+    large, small = (
+        plasticities(Plasticity(0.1, 2, 10.0, EVERY_STEP), [scale * each for each in (*first, *second)])
+        for scale in (1.0, 4.0**-9)
+    )
+    assert small == large
+    assert large[-1] == 2
+
+
+def test_plasticity_freezes_blocks_that_do_not_change_at_all_and_then_stays() -> None:
+    policy = Plasticity(0.5, 2, 10.0, EVERY_STEP)
+    boundary = 0
+    for step in range(1, 30):
+        still = replace(observe(step, boundary, num_layers=3), learning_rate=1.0, similarities=[0.5] * 4)
+        boundary = policy.decide(still)
+    assert boundary == 3
+
+
+def test_the_learning_rate_thaws_blocks_only_at_an_instant() -> None:
+    policy = Plasticity(0.5, 2, 10.0, Instants(start=0, interval=5))
+    boundary, boundaries = 0, {}
+    for step in range(1, 46):
+        observation = replace(observe(step, boundary), learning_rate=1.0 if step <= 31 else 0.1)
+        boundaries[step] = boundary = policy.decide(replace(observation, similarities=[float(step)] * 4))
+    assert [boundaries[step] for step in (24, 25, 31, 32, 34, 35)] == [0, 1, 1, 1, 1, 0]
+
+
+def test_blocks_that_train_again_are_measured_from_the_start() -> None:
+    """A freeze takes five decisions: the first is only a reference, and two averages in a row need four distances."""
+    boundaries = plasticities(Plasticity(0.5, 2, 10.0, EVERY_STEP), [1.0] * 11, [1.0] * 5 + [0.1] * 6)
+    assert boundaries == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1]
+
+
 def test_plasticity_asks_again_for_a_freeze_that_waits_for_the_trial_of_another() -> None:
     policy = Plasticity(0.5, 2, 10.0, EVERY_STEP)
     looks = [replace(observe(step, 3), learning_rate=1.0, similarities=[float(step)] * 4) for step in range(1, 9)]

@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from pipetransformer.errors import SpecError
@@ -89,9 +91,10 @@ def moves(run: Run) -> list[tuple[int, int]]:
 
 
 def test_a_bad_freeze_thaws_and_is_tried_again_later_each_time() -> None:
-    run = Run(explicit()).take(300)
+    """A trial takes 20 steps. The waits after it are 20 * 2, 20 * 2^2 and 20 * 2^3 steps."""
+    run = Run(explicit()).take(450)
 
-    assert moves(run) == [(100, 3), (120, 0), (160, 3), (180, 0), (260, 3), (280, 0)]
+    assert moves(run) == [(100, 3), (120, 0), (160, 3), (180, 0), (260, 3), (280, 0), (440, 3)]
     assert [verdict.kept for _, verdict in run.verdicts] == [False] * 3
 
 
@@ -174,6 +177,24 @@ def test_the_trend_is_that_of_four_trials_before_the_freeze_until_the_trial_ends
     trial, boundary = decided(lambda step: 2.0 * step**-0.3, 119)
     steps, _ = trial.state_dict()["training"]
     assert boundary == 3 and steps == list(range(100 + 1 - 4 * SPEC.steps, 120))
+
+
+@pytest.mark.parametrize(("standard_errors", "kept"), [(1.9999, True), (2.0001, False)])
+def test_a_freeze_fails_if_the_loss_is_two_standard_errors_above_its_trend(standard_errors: float, kept: bool) -> None:
+    """numpy fits the trend here, and tells how uncertain it is."""
+    x, chance = np.log(np.arange(1, 121)), random.Random(1)
+    y = np.array([-0.3 * each + chance.gauss(0, 0.1) for each in x])
+    before, after = slice(100 - 4 * SPEC.steps, 100), slice(100, 120)
+    trend, covariance = np.polyfit(x[before], y[before], 1, cov=True)
+    above = y[after] - np.polyval(trend, x[after])
+    at = np.array([x[after].mean(), 1.0])
+    error = math.sqrt(at @ covariance @ at + above.var(ddof=1) / SPEC.steps)
+    y[after] += standard_errors * error - above.mean()
+
+    trial, _ = decided(lambda step: math.exp(y[step - 1]), 120)
+
+    assert trial.verdict is not None and trial.verdict.kept is kept
+    assert math.log1p(trial.verdict.excess) == pytest.approx(standard_errors * error)
 
 
 def test_losses_without_a_logarithm_do_not_count() -> None:

@@ -237,6 +237,15 @@ def test_what_a_worker_holds_is_its_units_and_its_chunks_in_flight() -> None:
     assert model.predict(0, gpipe, 1).bytes_by_worker[1] == 2 * 40 + 12 * 2 * (3 * 2)
 
 
+def test_an_embedding_keeps_bytes_for_its_backward_while_it_trains() -> None:
+    """A lone stage with one chunk of two samples in flight."""
+    units = [UnitCost(1, 2, 1, 7), UnitCost(1, 2, 1, 3), UnitCost(1, 2, 1, 3), UnitCost(1, 2, 1, 5)]
+    model = make_model(units, micro_batch_size=2, options=(ONE_F_ONE_B,))
+    cut = model.cut(0, 1, 1)
+    assert model.predict(0, cut, 1).bytes_by_worker == (4 * 40 + 2 * (7 + 3 + 3 + 5),)
+    assert model.predict(1, cut, 1).bytes_by_worker == (2 * 10 + 2 * 40 + 2 * (3 + 5),)
+
+
 @pytest.mark.parametrize(("boundary", "stages", "stops"), [(7, 2, [8, 10]), (6, 3, [7, 8, 10]), (7, 1, [10])])
 def test_cached_layers_fill_the_first_stage_where_too_few_others_train(
     boundary: int, stages: int, stops: list[int]
@@ -501,6 +510,25 @@ def test_a_change_of_the_schedule_alone_pays_for_a_regroup() -> None:
         assert pays_to_recut(offers, Present(layout, present, round(steps)), Packing.MEASURED) is pays
     recut = Present(layout, promised, 10**6)
     assert not pays_to_recut(offers, recut, Packing.MEASURED), "the best schedule promises no further gain"
+
+
+def test_no_round_is_shorter_than_the_way_of_one_chunk_there_and_back() -> None:
+    """Three workers, one span each. Only the first one's weight gradients, of two seconds each, are on the way."""
+    work = SpanWork((0, 1, 2), 0, (1, 2, 3), (4, 5, 6), (2, 2, 2), (0, 0, 0), message=0.5, action=0.25)
+    way = (1 + 2 + 3) + (4 + 5 + 6) + 6 * 0.25 + 4 * 0.5
+    assert work.bound(halves=False).at(1) == pytest.approx(way)
+    assert work.bound(halves=True).at(1) == pytest.approx(way - 2 * 2)
+
+
+def test_workers_that_run_frozen_layers_ahead_do_not_share_the_work_of_others() -> None:
+    """The second of two workers has most of the work, and only the first one runs the frozen layer."""
+    work = SpanWork((0, 1), 0, (1, 10), (1, 10), (0, 0), (0, 0), prefix=(1,), holders=1)
+    assert work.bound(halves=False).at(100) == pytest.approx(1 + 100 * (10 + 10) + 1)
+
+
+def test_no_message_passes_between_two_spans_of_one_worker() -> None:
+    work = SpanWork((0, 0), 0, (1, 2), (3, 4), (0, 0), (0, 0), message=0.5)
+    assert work.bound(halves=False).at(1) == pytest.approx(1 + 2 + 3 + 4)
 
 
 @pytest.mark.parametrize("schedule", [GPipe(), OneForwardOneBackward()], ids=str)

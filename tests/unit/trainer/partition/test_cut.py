@@ -60,6 +60,24 @@ def test_embedding_and_head_are_no_layers() -> None:
     assert Cut([range(3)], 1).layers_of(0) == [range(1)]
 
 
+def test_a_cache_keeps_the_outputs_of_the_last_frozen_layer_of_the_first_span() -> None:
+    cut = Cut([range(4), range(4, 8)], 4)
+    assert [cut.prefix_layers(boundary) for boundary in (0, 2, 3, 5)] == [0, 2, 3, 3]
+
+
+def test_cached_layers_leave_the_first_stage_and_no_other() -> None:
+    """Frozen layers 4 and 5 stay on the second stage, because it needs them in each round."""
+    cut = Cut([range(4), range(4, 8)], 4)
+    assert [cut.off_device(0, cached) for cached in (0, 1, 2, 5)] == [[], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+    assert [cut.off_device(1, cached) for cached in (0, 1, 5)] == [[], [], []]
+
+
+def test_copies_of_cached_layers_leave_the_workers_that_hold_them() -> None:
+    cut = Cut([range(4), range(4, 6), range(6, 8)], 4, ahead_units=3, holders=(0, 1))
+    assert [cut.held_by(stage) for stage in range(3)] == [[0, 1, 2, 3], [0, 1, 2, 4, 5], [6, 7]]
+    assert [cut.off_device(stage, 1) for stage in range(3)] == [[0, 1], [0, 1], []]
+
+
 def test_a_cut_comes_back_from_json_as_it_was() -> None:
     adapter = TypeAdapter(Cut)
     cut = replace(V_SHAPED, why_schedule="because")

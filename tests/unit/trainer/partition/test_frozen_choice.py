@@ -50,6 +50,17 @@ def test_frozen_layers_ahead_reach_the_bound_nearly_and_win() -> None:
     assert today / choice.predicted.seconds >= 1.25
 
 
+def test_where_frozen_layers_are_most_of_the_work_all_workers_share_it() -> None:
+    """Each worker trains one layer. Without the frozen forwards a round would take (8 + 3) * 3 seconds."""
+    choice = make_model(FrozenForward.AHEAD).candidates(20, STAGES, 1)[0]
+
+    work = 20 + 4 + (1 + 2 + 2 + 2)  # of a chunk: frozen forwards, other forwards, backwards
+    assert choice.predicted is not None and choice.holders == STAGES
+    assert choice.least_seconds == pytest.approx(CHUNKS * work / STAGES)
+    assert choice.least_seconds <= choice.predicted.seconds <= 1.06 * choice.least_seconds
+    assert choice.predicted.idle_share == pytest.approx(1 - choice.least_seconds / choice.predicted.seconds)
+
+
 def test_a_worker_without_memory_for_a_copy_leaves_it_to_the_first() -> None:
     frozen, trained = (FROZEN + 1) * FROZEN_BYTES, 4 * TRAINED_BYTES
     made = 2 * CHUNKS
