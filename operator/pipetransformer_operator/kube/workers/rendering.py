@@ -33,7 +33,7 @@ class PriorityClasses(NamedTuple):
     """Names of PriorityClasses; empty for none."""
 
     base: str = ""  #: of workers up to the job's starting size, unless the template names one
-    claimed: str = ""  #: of claimed workers, whatever the template says, because these must be preempted first
+    claimed: str = ""  #: of claimed workers, whatever the template says; they are preempted before others
     autoscaled: str = ""  #: of claimed workers with `claimFrom: Autoscaler`: autoscalers ignore the lower priority
 
     def of_claims(self, job: PipeTrainingJob) -> str:
