@@ -174,9 +174,9 @@ class LayoutSize(Wire):
 class Resize(Wire):
     """The resize that is in progress. A job has at most one.
 
-    If the deadline passes in the phase Prepare, the operator cancels the resize. If it passes in the phase Commit, and
-    no member has committed, the operator publishes a generation with the old layout. The phase Clean has no
-    deadline.
+    If the deadline passes in the phase Prepare, new workers that are ready join if they make a larger layout possible.
+    Otherwise the operator cancels the resize. If it passes in the phase Commit, and no member has committed, the
+    operator publishes a generation with the old layout. The phase Clean has no deadline.
     """
 
     from_: LayoutSize | None = Field(default=None, alias="from", description="The layout before. Absent at a start.")
