@@ -74,8 +74,7 @@ def test_a_pod_of_higher_priority_gets_the_accelerator_that_a_job_claimed_by(
             JOB, image=cluster.images["trainer"], shared=str(shared), stages=stages, workers=stages, epochs=EPOCHS
         )
         job["spec"]["elasticPolicy"]["maxWorkers"] = 2 * stages
-        # Without that class, the scheduler preempts the pods that fill the nodes, because no budget protects them.
-        fill(kube, cluster, leave=2 * stages, priority_class=urgent)
+        fill(kube, cluster, leave=2 * stages)
         kube.apply(job)
         wide = kube.wait("pipetrainingjob", JOB, _trains_on(2), "a claim", seconds=SECONDS, never=_failed)
         claimed = {f"{JOB}-w{number}" for number in wide["status"]["claimedIds"]}

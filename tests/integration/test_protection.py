@@ -55,6 +55,9 @@ async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_r
     namespace.advance(15)
     assert await namespace.layout(2) == (2, 2)
     await stay(4)
+    selector = (await namespace.api.get(budget))["spec"]["selector"]["matchLabels"]
+    pods = (await namespace.api.get(f"{namespace.core}/pods"))["items"]
+    assert len(pods) == 4 and all(selector.items() <= pod["metadata"]["labels"].items() for pod in pods)
     owner = (await namespace.api.get(budget))["metadata"]["ownerReferences"][0]
     assert (owner["kind"], owner["name"], owner["controller"]) == ("PipeTrainingJob", "digits", True)
 

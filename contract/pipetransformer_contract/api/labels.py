@@ -9,6 +9,8 @@ from .job import GROUP, JobSpec
 JOB_LABEL = f"{GROUP}/job"
 #: On a worker's pod: the worker's id.
 WORKER_LABEL = f"{GROUP}/worker-id"
+#: On a worker's pod: "true" if the worker is claimed, otherwise "false". It never changes.
+CLAIMED_LABEL = f"{GROUP}/claimed"
 #: On a worker's pod: its group. The workers of a group are placed close together (`kube/workers/placement.py`).
 PLACEMENT_GROUP_LABEL = f"{GROUP}/placement-group"
 #: On a worker's pod: its group. The scheduler binds the workers of a group all at once (`kube/workers/pod_groups.py`).

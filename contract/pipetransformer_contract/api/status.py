@@ -276,7 +276,7 @@ class QuotaRequest(Wire):
 
 
 class Drain(Wire):
-    """Workers whose nodes were cordoned at the same time. The operator replaces them before they can be evicted."""
+    """Workers whose nodes were cordoned at the same time. The operator replaces them."""
 
     time: datetime = Field(description="When the operator saw that the nodes were cordoned.")
     worker_ids: list[Count] = Field(

@@ -75,7 +75,7 @@ class Applier:
         self._pool.blame(decided.broken)
         # The cluster itself deletes what protects the workers of a deleted job.
         stays = job.metadata.deletion_timestamp is None
-        if stays and (not decided.status.finished or decided.min_available is not None):
+        if stays and (not decided.status.finished or decided.disruption_budget is not None):
             outcome.errors += await _together([self._protect(job, decided, outcome)])
             outcome.errors += await _together([self._prepare_and_create(job, decided, outcome)])
         due = self._deletions.due(decided.delete, clock.time())
@@ -106,7 +106,7 @@ class Applier:
 
     async def _protect(self, job: PipeTrainingJob, decided: Plan, outcome: _Outcome) -> None:
         try:
-            await self._pool.protect(job, decided.min_available, keeps_unready=decided.keeps_unready)
+            await self._pool.protect(job, decided.disruption_budget)
         except Refused as error:
             outcome.unprotected.append(error)
 

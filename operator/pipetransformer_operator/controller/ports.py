@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_operator.plan import NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
+from pipetransformer_operator.plan import DisruptionBudget, NodeFacts, Observed, Plan, PlanEvent, Queue, Worker
 
 
 class JobKey(NamedTuple):
@@ -137,11 +137,8 @@ class WorkerPool(Protocol):
         """
         ...
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
-        """Limits evictions so that `min_available` workers stay, and limits who may connect to workers.
-
-        If `min_available` is None, the present limit of evictions stays. With `keeps_unready` it also protects running
-        pods that are not ready.
+    async def protect(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
+        """Limits which workers may be evicted, and who may connect to workers. None leaves the present budget.
 
         Raises:
             Refused: the cluster refuses the protection; the message says why.

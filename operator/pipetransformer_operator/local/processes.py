@@ -23,7 +23,7 @@ from pipetransformer_contract.api.manifest import search_path
 from pipetransformer_contract.wire import Env
 from pipetransformer_operator.channel.authenticator import Identity
 from pipetransformer_operator.controller.ports import Refused, Room
-from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, WorkerPhase, worker_name
+from pipetransformer_operator.plan import UNSEEN, DisruptionBudget, NodeFacts, Worker, WorkerPhase, worker_name
 from pipetransformer_operator.plan.last_words import last_words
 
 ADDRESS = "127.0.0.1"
@@ -161,7 +161,7 @@ class ProcessPool:
         """See `WorkerPool`. There is no other machine."""
         return UNSEEN
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+    async def protect(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
         """See `WorkerPool`."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:

@@ -24,7 +24,7 @@ from pipetransformer_contract.messages import ResizeReason
 
 from .clock import Clock
 from .deletions import DECIDED_BEFORE, ENDED, deletion_of, events_of
-from .types import Deletion, EventType, NodeFailure, Observed, Plan, PlanEvent
+from .types import Deletion, DisruptionBudget, EventType, NodeFailure, Observed, Plan, PlanEvent
 from .view import View
 from .workers import Workers
 
@@ -40,8 +40,7 @@ class Draft:
     Attributes:
         view: answers about the job, with the status as the rules left it so far.
         expired: see `Plan`.
-        min_available: see `Plan`.
-        keeps_unready: see `Plan`.
+        disruption_budget: see `Plan`.
         waits_for_room: see `Plan`.
         spared_ids: ids of workers that the job no longer wants, but whose pods stay for now.
         suspects: why members are lost although their pods look alive, by name of the member.
@@ -62,8 +61,7 @@ class Draft:
         self.broken: dict[str, str] = {}
         self.explained_ids: frozenset[int] = frozenset()
         self.said: set[ConditionType] = set()
-        self.min_available: int | None = None
-        self.keeps_unready = False
+        self.disruption_budget: DisruptionBudget | None = None
         self.waits_for_room = False
         self._events: list[PlanEvent] = []
         self._why_deleted: dict[int, str] = {}
@@ -183,8 +181,7 @@ class Draft:
             events=(*self._events, *events_of(one for one in deletions if self._is_news(one))),
             requeue_after=self.clock.seconds_left,
             expired=self.expired,
-            min_available=self.min_available,
-            keeps_unready=self.keeps_unready,
+            disruption_budget=self.disruption_budget,
             waits_for_room=self.waits_for_room,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit - {""}, max(self.now, self.status.next_resize_time or self.now) + DOUBT),

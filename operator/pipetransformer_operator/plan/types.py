@@ -315,6 +315,25 @@ class NodeFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class DisruptionBudget:
+    """Which of a job's workers may be evicted (the PodDisruptionBudget).
+
+    Attributes:
+        min_available: how many of the workers that it covers evictions must leave.
+        claimed: whether it covers claimed workers, too.
+        unready: whether it also protects running pods that are not ready, for example because a sidecar ended.
+    """
+
+    min_available: int
+    claimed: bool
+    unready: bool
+
+
+#: Evictions may remove any worker.
+NO_DISRUPTION_BUDGET = DisruptionBudget(min_available=0, claimed=False, unready=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What the operator does, in this order.
 
@@ -325,10 +344,8 @@ class Plan:
         create: ids of workers to create. Each worker's name is `worker_name(job, id)`.
         delete: workers to delete, and why.
         requeue_after: seconds until the plan changes because time has passed; None if only an event can change it.
-        min_available: how many workers evictions must leave (the PodDisruptionBudget). None leaves the budget as it is:
-            before the first layout, and some time after a job's end once none of its workers holds an accelerator.
-        keeps_unready: whether the budget also protects running pods that are not ready, for example because a sidecar
-            ended.
+        disruption_budget: None leaves the budget as it is: before the first layout, and some time after a job's end
+            once none of its workers holds an accelerator.
         doubted: nodes whose workers fell silent, and until when the cluster may not know whether the nodes are lost.
         unfit: nodes that rejected workers or whose accelerator failed, and until when the job avoids them.
         broken: the nodes of workers whose accelerator failed, by uid of the worker.
@@ -343,8 +360,7 @@ class Plan:
     events: tuple[PlanEvent, ...] = ()
     requeue_after: float | None = None
     expired: bool = False
-    min_available: int | None = None
-    keeps_unready: bool = False
+    disruption_budget: DisruptionBudget | None = None
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     broken: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))

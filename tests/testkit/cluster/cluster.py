@@ -82,7 +82,7 @@ def reinstalled(cluster: Cluster, *values: str) -> Iterator[None]:
         assert done.returncode == 0, done.stderr
 
 
-def fill(kube: Kube, cluster: Cluster, *, leave: int = 0, priority_class: str = "") -> list[str]:
+def fill(kube: Kube, cluster: Cluster, *, leave: int = 0) -> list[str]:
     """Takes all accelerators that are free but for the last `leave`; the names of the pods that hold them."""
     held: Counter[str] = Counter()
     for pod in json.loads(kube.run("get", "pods", "--all-namespaces", "-o", "json"))["items"]:
@@ -96,8 +96,7 @@ def fill(kube: Kube, cluster: Cluster, *, leave: int = 0, priority_class: str = 
         leave -= kept
         if free > kept:
             pods.append(idle_pod(f"filler-{name}", image=cluster.images["operator"], gpus=free - kept))
-            placed = {"nodeName": name, "priorityClassName": priority_class}
-            kube.apply(pods[-1] | {"spec": pods[-1]["spec"] | placed})
+            kube.apply(pods[-1] | {"spec": pods[-1]["spec"] | {"nodeName": name}})
     names: list[str] = [pod["metadata"]["name"] for pod in pods]
     for name in names:
         kube.wait("pod", name, lambda pod: pod["status"].get("phase") == "Running", "Running", seconds=90)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.ports import JobKey, Room
-from pipetransformer_operator.plan import UNSEEN, PlanEvent, Worker, WorkerPhase, worker_name
+from pipetransformer_operator.plan import UNSEEN, DisruptionBudget, PlanEvent, Worker, WorkerPhase, worker_name
 
 PACE = Pace(debounce=0.001, sharing=0.01)
 
@@ -60,7 +60,7 @@ class Cluster:
         self.workers[job.metadata.name].append(Worker(worker_id, name, f"uid-{name}", phase, scheduled=placed))
         self.changed.set()
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+    async def protect(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
         """Nobody takes workers away."""
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:

@@ -27,7 +27,7 @@ from pipetransformer_operator.kube.capacity.reservations import Reservations, aw
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.watches.nodes import Nodes
-from pipetransformer_operator.plan import UNSEEN, NodeFacts, Worker, worker_name
+from pipetransformer_operator.plan import UNSEEN, DisruptionBudget, NodeFacts, Worker, worker_name
 
 from .placement import Groups, choose_domains, inside
 from .pod_groups import CLAIMED, FIRST_GROUP, PodGroups, Size
@@ -243,9 +243,9 @@ class KubePool(ClusterListener):
             self._reservations.forget(key)
         self.protection.forget(key)
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+    async def protect(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
         """See `WorkerPool`."""
-        await self.protection.apply(job, min_available, keeps_unready=keeps_unready)
+        await self.protection.apply(job, budget)
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """See `WorkerPool`."""

@@ -12,10 +12,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, NAMESPACE_LABEL
+from pipetransformer_contract.api.labels import CLAIMED_LABEL, JOB_LABEL, MANAGED_BY, NAMESPACE_LABEL
 from pipetransformer_contract.api.requests import APPLY_PATCH, Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import Api, NotFound
+from pipetransformer_operator.plan import DisruptionBudget
 
 from .pods import controller_uid, is_of
 from .rendering import METRICS_PORT, owner_reference
@@ -44,8 +45,8 @@ class Protection:
         #: What watches show of an object while it is being written: another client may have changed it since.
         self._shown: dict[tuple[JobKey, str], list[tuple[Object, bool]]] = {}
 
-    async def apply(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
-        """Creates or updates both objects. If `min_available` is None, the budget is not touched.
+    async def apply(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
+        """Creates or updates both objects. If `budget` is None, the present one stays.
 
         Raises:
             Refused: the cluster refuses them, or an object of another owner has the name; the message says which.
@@ -54,8 +55,8 @@ class Protection:
         key = JobKey.of(job)
         applied = self._applied.setdefault(key, {})
         wanted = {"/apis/networking.k8s.io/v1": network_policy(job, self._scraper)}
-        if min_available is not None:
-            wanted["/apis/policy/v1"] = disruption_budget(job, min_available, keeps_unready=keeps_unready)
+        if budget is not None:
+            wanted["/apis/policy/v1"] = disruption_budget(job, budget)
         refused: Refused | None = None
         for folder, body in wanted.items():
             known = applied.get(folder)
@@ -183,21 +184,22 @@ def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
     }
 
 
-def disruption_budget(job: PipeTrainingJob, min_available: int, *, keeps_unready: bool) -> Object:
-    """Allows evictions as long as `min_available` workers stay.
+def disruption_budget(job: PipeTrainingJob, budget: DisruptionBudget) -> Object:
+    """Allows evictions as long as `min_available` of the covered workers stay.
 
     This is a number, because the cluster would take a percentage, or `maxUnavailable`, of the job's scale, which is a
     ceiling. A pod that runs but is not ready is evicted at once with AlwaysAllow. With IfHealthyBudget it stays while
     too few are ready, which may never end. Pods that do not run are always evicted.
     """
+    covered = {JOB_LABEL: job.metadata.name, **({} if budget.claimed else {CLAIMED_LABEL: "false"})}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": _metadata(job),
         "spec": {
-            "selector": {"matchLabels": {JOB_LABEL: job.metadata.name}},
-            "minAvailable": min_available,
-            "unhealthyPodEvictionPolicy": "IfHealthyBudget" if keeps_unready else "AlwaysAllow",
+            "selector": {"matchLabels": covered},
+            "minAvailable": budget.min_available,
+            "unhealthyPodEvictionPolicy": "IfHealthyBudget" if budget.unready else "AlwaysAllow",
         },
     }
 

@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 from pipetransformer_contract.api import GROUP, KIND, VERSION, JobStatus, PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.job import ClaimFrom
-from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.labels import (
+    CLAIMED_LABEL,
+    JOB_LABEL,
+    MANAGED_BY,
+    PLACEMENT_GROUP_LABEL,
+    WORKER_LABEL,
+)
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.template import CHANNEL_FOLDER
 from pipetransformer_contract.spec import Output
@@ -123,6 +129,7 @@ def render(
                 **assignment.labels,
                 JOB_LABEL: job.metadata.name,
                 WORKER_LABEL: str(worker_id),
+                CLAIMED_LABEL: str(worker_id in status.claimed_ids).lower(),
                 PLACEMENT_GROUP_LABEL: group,
                 **MANAGED_BY,
             },

@@ -1,9 +1,9 @@
 """Replaces workers on nodes that are being drained, and sets how many workers evictions must leave.
 
-The signal is a cordon, or the taint of an autoscaler. At first the job's PodDisruptionBudget refuses evictions, so that
-replacements can warm up. Replacements that are warm in time take the places of workers on the drained nodes. If none is
-warm, the job releases all replacements and tries again later. After the drain's deadline the budget allows evictions,
-and an evicted worker writes a checkpoint before it ends.
+The signal is a cordon, or the taint of an autoscaler. At first the job's PodDisruptionBudget refuses to evict workers
+of the starting size, so that replacements can warm up. Replacements that are warm in time take the places of workers on
+the drained nodes. If none is warm, the job releases all replacements and tries again later. After the drain's deadline
+the budget allows evictions, and an evicted worker writes a checkpoint before it ends.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import generations, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.types import Worker
+from pipetransformer_operator.plan.types import NO_DISRUPTION_BUDGET, DisruptionBudget, Worker
 from pipetransformer_operator.plan.view import View
 
 from . import undeleted
@@ -81,11 +81,11 @@ def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tup
 
 
 def limit(draft: Draft) -> None:
-    """Sets how many workers evictions must leave (`minAvailable` of the PodDisruptionBudget).
+    """Sets how many workers evictions must leave (the PodDisruptionBudget).
 
-    If the operator sees drains, that is all workers, because it replaces workers on a cordoned node first. It is one
-    less after a drain's deadline, or if the operator sees no drains. Otherwise no eviction would ever succeed. While a
-    job waits for a start, evictions may remove any worker, because none holds state.
+    If the operator sees drains, no covered worker may go, because the operator replaces workers on a cordoned node
+    first. One may go after a drain's deadline, or if the operator sees no drains. Otherwise no eviction would ever
+    succeed. While a job waits for a start, evictions may remove any worker, because none holds state.
 
     Workers that do not run yet count too, because the cluster counts them once they run. After a drain's deadline only
     running workers count. The budget then also stops protecting pods that are not ready: the cluster never counts such
@@ -95,18 +95,25 @@ def limit(draft: Draft) -> None:
         return
     _set_deadline(draft)
     if draft.status.generation is None:
-        draft.min_available = 0
+        draft.disruption_budget = NO_DISRUPTION_BUDGET
         return
-    deadline = draft.status.drain_deadline
+    view, deadline = draft.view, draft.status.drain_deadline
     overdue = deadline is not None and draft.clock.reached(deadline)
-    draft.keeps_unready = draft.observed.sees_drains and not overdue
-    draft.min_available = max(0, _present(draft.view, overdue=overdue) - (not draft.keeps_unready))
-
-
-def _present(view: View, *, overdue: bool) -> int:
-    """How many wanted workers count for the budget. `overdue`: after a drain's deadline only running ones count."""
+    strict = view.observed.sees_drains and not overdue
+    claimed = _needs_claims(view)
     counted = view.wanted.running.ids if overdue else view.wanted_ids
-    return len(counted - view.workers.ended.ids)
+    counted -= view.workers.ended.ids if claimed else view.workers.ended.ids | view.claimed_ids
+    draft.disruption_budget = DisruptionBudget(max(0, len(counted) - (not strict)), claimed=claimed, unready=strict)
+
+
+def _needs_claims(view: View) -> bool:
+    """Whether a claimed worker may hold the only copy of some state, because workers of the starting size were lost.
+
+    Otherwise claimed workers may be evicted at any time. If the budget covered them, the scheduler would preempt other
+    pods before it preempts claimed workers, although these have a lower priority.
+    """
+    base = [member for member in view.living(view.members) if member.name not in view.claimed_names]
+    return len(base) < min(view.status.initial_workers, view.generation.layout.workers)
 
 
 def _set_deadline(draft: Draft) -> None:

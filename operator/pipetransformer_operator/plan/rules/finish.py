@@ -14,7 +14,7 @@ from pipetransformer_operator.plan.losses import (
     says_succeeded,
     termination,
 )
-from pipetransformer_operator.plan.types import Worker, WorkerPhase
+from pipetransformer_operator.plan.types import NO_DISRUPTION_BUDGET, Worker, WorkerPhase
 from pipetransformer_operator.plan.view import View
 
 #: Once the leader reports the job's end, the workers end by themselves, so that their logs stay. The operator deletes
@@ -57,11 +57,12 @@ def clean(draft: Draft) -> None:
     assert ended is not None
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _deletes(draft.view, one, had_time=had_time)).ids
-    if not had_time:
-        draft.min_available = 0  # also if no worker is left, because the first write may fail
-    if draft.view.workers.holding:
-        draft.min_available = 0  # evictions may remove workers that stay after the job's end
-    else:
+    holding = draft.view.workers.holding
+    if (
+        holding or not had_time
+    ):  # evictions may remove workers that stay; the first write for a job without any may fail
+        draft.disruption_budget = NO_DISRUPTION_BUDGET
+    if not holding:
         draft.update(quota_requests=[])
     if policy.ttl_seconds_after_finished is not None:
         expiry = ended + timedelta(seconds=policy.ttl_seconds_after_finished)

@@ -28,7 +28,16 @@ from pipetransformer_operator.controller.ports import (
 )
 from pipetransformer_operator.controller.releases import Releases
 from pipetransformer_operator.controller.slots import Slots
-from pipetransformer_operator.plan import Observed, Plan, PlanEvent, Worker, WorkerPhase, plan, worker_name
+from pipetransformer_operator.plan import (
+    DisruptionBudget,
+    Observed,
+    Plan,
+    PlanEvent,
+    Worker,
+    WorkerPhase,
+    plan,
+    worker_name,
+)
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.controller import KEY, NOW, make_loop
 from tests.testkit.operator.shared_cluster import Cluster
@@ -360,7 +369,7 @@ class Unprotected(Cluster):
 
     error = Refused("exceeded quota: team")
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+    async def protect(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
         raise self.error
 
 
@@ -448,7 +457,7 @@ class Protected(Failing):
         self.asked.append("prepare")
         raise Refused("a quota says no")
 
-    async def protect(self, job: PipeTrainingJob, min_available: int | None, *, keeps_unready: bool) -> None:
+    async def protect(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
         self.asked.append("protect")
 
 

@@ -17,11 +17,16 @@ from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.kube.watches import follow
 from pipetransformer_operator.kube.watches.keeper import Keeper
 from pipetransformer_operator.kube.workers.protection import Protection, disruption_budget, release_budgets
+from pipetransformer_operator.plan import DisruptionBudget
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
 
 pytestmark = pytest.mark.timeout(60)
 BROKEN = Unavailable("the connection broke")
+
+
+def _budget(min_available: int) -> DisruptionBudget:
+    return DisruptionBudget(min_available, claimed=False, unready=True)
 
 
 class Cluster(Api):
@@ -107,7 +112,7 @@ async def test_a_list_after_a_broken_watch_wakes_only_jobs_that_were_touched(
     protection = Protection(api)
     jobs = {name: make_job(name).job() for name in ("same", "changed", "deleted", "recreated")}
     for job in jobs.values():
-        await protection.apply(job, None, keeps_unready=False)
+        await protection.apply(job, None)
     policies = {name: api.there[f"default/{name}-workers"] for name in jobs}
     unseen = [
         policies["same"],
@@ -143,7 +148,7 @@ async def test_what_others_change_while_it_is_written_is_written_again() -> None
     api = Edited("networkpolicies")
     api.protection = Protection(api)
     with pytest.raises(Unavailable, match=r"another client changed NetworkPolicy digits-workers"):
-        await api.protection.apply(make_job().job(), None, keeps_unready=False)
+        await api.protection.apply(make_job().job(), None)
     assert api.protection.written("/apis/networking.k8s.io/v1", "default") == [], "the next turn writes it"
 
 
@@ -171,12 +176,12 @@ class Lossy(Cluster):
 async def test_after_a_write_whose_answer_was_lost_a_budget_is_what_is_wanted() -> None:
     api = Lossy("poddisruptionbudgets")
     protection, job = Protection(api), make_job().job()
-    await protection.apply(job, 4, keeps_unready=True)
+    await protection.apply(job, _budget(4))
     api.loses = True
     with pytest.raises(Unavailable):
-        await protection.apply(job, 3, keeps_unready=True)
+        await protection.apply(job, _budget(3))
     api.loses = False
-    await protection.apply(job, 4, keeps_unready=True)
+    await protection.apply(job, _budget(4))
     assert api.there["default/digits-workers"]["spec"]["minAvailable"] == 4
 
 
@@ -185,7 +190,7 @@ async def test_a_label_that_another_client_removed_is_put_back(label: str) -> No
     """Without it `helm uninstall` does not find the budget."""
     api, job = Lossy("poddisruptionbudgets"), make_job().job()
     protection, name = Protection(api), "default/digits-workers"
-    await protection.apply(job, 4, keeps_unready=True)
+    await protection.apply(job, _budget(4))
     made = api.there[name]
     labels = made["metadata"]["labels"]
     api.there[name] = changed(made, labels={key: value for key, value in labels.items() if key != label})
@@ -194,7 +199,7 @@ async def test_a_label_that_another_client_removed_is_put_back(label: str) -> No
     deleted = label == JOB_LABEL
     shown = (made if deleted else api.there[name])["metadata"]
     assert protection.forget_if_touched(JobKey.of(job), "/apis/policy/v1", shown, deleted=deleted)
-    await protection.apply(job, 4, keeps_unready=True)
+    await protection.apply(job, _budget(4))
     assert api.there[name]["metadata"]["labels"] == labels
 
 
@@ -260,7 +265,7 @@ async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> N
 
     api = Taken()
     with pytest.raises(Refused, match="belongs to another owner"):
-        await Protection(api).apply(job, 1, keeps_unready=False)
+        await Protection(api).apply(job, _budget(1))
     assert not api.patched
 
 
@@ -271,7 +276,7 @@ class Full(Api):
 
     def __init__(self, job: PipeTrainingJob, *, there: bool) -> None:
         self.there, self.patched = there, list[int]()
-        self.left = disruption_budget(job, 4, keeps_unready=False)
+        self.left = disruption_budget(job, _budget(4))
 
     async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
         if not self.there or "networkpolicies" in path:
@@ -290,7 +295,7 @@ async def test_what_protects_a_job_is_kept_up_to_date_where_a_quota_allows_no_mo
     job = make_job().job()
     api = Full(job, there=there)
     with pytest.raises(Refused, match="exceeded quota"):
-        await Protection(api).apply(job, 2, keeps_unready=False)
+        await Protection(api).apply(job, _budget(2))
     assert api.patched == ([2] if there else [])
 
 

@@ -15,6 +15,7 @@ from pipetransformer_operator.kube.workers.placement import PREFERRED, REQUIRED
 from pipetransformer_operator.kube.workers.pods import controller_uid
 from pipetransformer_operator.kube.workers.protection import disruption_budget, network_policy
 from pipetransformer_operator.kube.workers.rendering import Assignment, PriorityClasses, render
+from pipetransformer_operator.plan import DisruptionBudget
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.kubelet import without_escapes
 from tests.testkit.operator.rendered import CHANNEL, pod_of
@@ -380,12 +381,22 @@ def test_prometheus_alone_may_connect_from_outside_and_to_the_metrics_only() -> 
     assert [port["port"] for port in allowed["ports"]] == [9464]
 
 
-def test_a_worker_whose_pod_is_not_ready_goes_at_once_only_where_it_is_not_kept() -> None:
-    policies = {
-        keeps: disruption_budget(make_job().job(), 2, keeps_unready=keeps)["spec"]["unhealthyPodEvictionPolicy"]
-        for keeps in (False, True)
-    }
-    assert policies == {False: "AlwaysAllow", True: "IfHealthyBudget"}
+@pytest.mark.parametrize(("unready", "policy"), [(False, "AlwaysAllow"), (True, "IfHealthyBudget")])
+def test_a_worker_whose_pod_is_not_ready_goes_at_once_only_where_it_is_not_kept(unready: bool, policy: str) -> None:
+    budget = disruption_budget(make_job().job(), DisruptionBudget(2, claimed=False, unready=unready))
+    assert budget["spec"]["unhealthyPodEvictionPolicy"] == policy
+
+
+def test_a_budget_covers_claimed_workers_only_where_they_are_needed() -> None:
+    job = make_job().job()
+    status = JobStatus(worker_ids=[0, 1], claimed_ids=[1], num_shards=1, initial_workers=1)
+    pods = [render(job, worker, status, channel_url="https://channel")["metadata"]["labels"] for worker in (0, 1)]
+    covered = []
+    for claimed in (False, True):
+        budget = disruption_budget(job, DisruptionBudget(1, claimed=claimed, unready=True))
+        selector = budget["spec"]["selector"]["matchLabels"]
+        covered.append([selector.items() <= labels.items() for labels in pods])
+    assert covered == [[True, False], [True, True]]
 
 
 RACK = "topology.kubernetes.io/rack"

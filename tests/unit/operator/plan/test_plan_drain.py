@@ -8,7 +8,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, Reason, State
 from pipetransformer_contract.messages import Offer, Outcome, ResizeReason
-from pipetransformer_operator.plan import WorkerPhase
+from pipetransformer_operator.plan import DisruptionBudget, WorkerPhase
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World
 
@@ -16,7 +16,14 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def stay(world: World) -> int | None:
-    return world.turn().min_available
+    budget = world.turn().disruption_budget
+    return None if budget is None else budget.min_available
+
+
+def budget(world: World) -> DisruptionBudget:
+    budget = world.turn().disruption_budget
+    assert budget is not None
+    return budget
 
 
 @pytest.mark.parametrize(("stages", "workers"), [(4, 4), (2, 4), (1, 4), (1, 1)])
@@ -26,6 +33,34 @@ def test_no_worker_may_go_before_it_is_replaced_however_many_copies_of_its_stage
     world = World(make_job().stages(stages).workers(workers))
     world.start()
     assert stay(world) == workers
+
+
+def test_claimed_workers_may_go_at_any_time() -> None:
+    """They give way to others. A budget that counted them would also protect them from preemption."""
+    world = World(make_job().stages(2).workers(2, most=4))
+    world.start()
+    world.warm_up()
+    world.commit()
+    assert (world.shape, world.status.claimed_ids) == ((2, 2), [2, 3])
+    assert budget(world) == DisruptionBudget(2, claimed=False, unready=True)
+
+
+def test_a_claimed_worker_stays_while_it_may_hold_the_only_copy_of_a_stage() -> None:
+    world = World(make_job().stages(2).workers(2, most=4))
+    world.start()
+    world.warm_up()
+    world.commit()
+    world.end("digits-w1", exit_code=1)
+    assert budget(world) == DisruptionBudget(3, claimed=True, unready=True)
+    world.settle()
+    world.commit()
+    assert (world.shape, members(world)) == ((2, 1), ["digits-w0", "digits-w2"])
+    assert budget(world) == DisruptionBudget(4, claimed=True, unready=True)
+    world.part()
+    world.warm_up()
+    world.commit()
+    assert (world.shape, world.status.claimed_ids) == ((2, 2), [2, 3])
+    assert budget(world) == DisruptionBudget(2, claimed=False, unready=True)
 
 
 def test_before_anything_is_trained_workers_may_go() -> None:
@@ -111,26 +146,23 @@ def test_workers_that_wait_for_a_start_have_nothing_and_are_let_go() -> None:
     world.settle()
     world.builder.suspended(False)
     world.settle()
-    decided = world.turn()
-    assert world.workers and (decided.min_available, decided.keeps_unready) == (0, False)
+    assert world.workers and (budget(world).min_available, budget(world).unready) == (0, False)
     world.warm_up()
-    assert world.turn().keeps_unready
+    assert budget(world).unready
 
 
 def test_a_worker_whose_pod_is_not_ready_is_kept_as_others_are_until_its_node_has_waited_long_enough() -> None:
     """It may train, and a helper beside it has ended: the cluster counts it as none that is well."""
     world = World(make_job().stages(2).workers(2))
     world.start()
-    assert world.turn().keeps_unready
+    assert budget(world).unready
     world.unschedulable = True
     cordon(world, "digits-w1")
-    assert world.turn().keeps_unready
+    assert budget(world).unready
     world.wait(world.spec.run_policy.drain_timeout_seconds + 1)
-    assert not world.turn().keeps_unready, (
-        "the budget alone would keep it for ever, with a helper that has ended in each"
-    )
+    assert not budget(world).unready, "the budget alone would keep it for ever, with a helper that has ended in each"
     world.finish(Outcome.SUCCEEDED)
-    assert not world.turn().keeps_unready
+    assert not budget(world).unready
 
 
 def test_where_drains_are_not_seen_one_worker_may_always_go() -> None:
@@ -138,7 +170,7 @@ def test_where_drains_are_not_seen_one_worker_may_always_go() -> None:
     world.sees_drains = False
     world.start()
     assert stay(world) == 3
-    assert not world.turn().keeps_unready
+    assert not budget(world).unready
 
 
 def cordon(world: World, *names: str) -> None:

@@ -16,7 +16,7 @@ from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, Reason, Share, State
 from pipetransformer_contract.messages import Generation, Offer, Outcome, ResizeReason
-from pipetransformer_operator.plan import Plan, Worker, WorkerPhase, worker_name
+from pipetransformer_operator.plan import DisruptionBudget, Plan, Worker, WorkerPhase, worker_name
 from pipetransformer_operator.plan.rules.commit import BROKEN_IN_A_ROW
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.fake_queue import QUEUE, FakeQueue
@@ -48,7 +48,7 @@ class Checked(World):
         for deletion in decided.delete:
             self.check_deletion(before, workers[deletion.name])
         self.check(before)
-        self.check_budget(decided.min_available, workers)
+        self.check_budget(decided.disruption_budget, workers)
         return decided
 
     def settle(self) -> None:
@@ -72,14 +72,21 @@ class Checked(World):
         if status.generation is not None and status.layout_generation != before.layout_generation:
             self.check_published(before, status.generation)
 
-    def check_budget(self, min_available: int | None, workers: Mapping[str, Worker]) -> None:
-        """Rule 3: nobody may be evicted before it is replaced. It does not hold past a drain's deadline, when the job
-        lets go, nor where no state is held: before the first generation, while a job starts again, and at its end."""
+    def check_budget(self, budget: DisruptionBudget | None, workers: Mapping[str, Worker]) -> None:
+        """Rule 3: no worker that is needed may be evicted before it is replaced. Claimed workers are needed only if
+        the others are too few. The rule does not hold past a drain's deadline, when the job lets go, nor where no state
+        is held: before the first generation, while a job starts again, and at its end."""
         status, generation = self.status, self.status.generation
         if generation is None or status.finished or (status.drain_deadline and status.drain_deadline <= self.now):
             return
-        living = sum(workers[name].alive for key in status.worker_ids if (name := worker_name(JOB, key)) in workers)
-        assert min_available is not None and living <= min_available, "a worker may be evicted before it is replaced"
+        assert budget is not None
+        claimed = {worker_name(JOB, key) for key in status.claimed_ids}
+        living = {one for key in status.worker_ids if (one := worker_name(JOB, key)) in workers and workers[one].alive}
+        members = {member.name for member in generation.members}
+        if len((living & members) - claimed) < generation.stages:
+            assert budget.claimed, "a claimed worker that may hold the only copy of a stage may be evicted"
+        covered = living if budget.claimed else living - claimed
+        assert len(covered) <= budget.min_available, "a worker may be evicted before it is replaced"
 
     def check_published(self, before: JobStatus, generation: Generation) -> None:
         """Rules 3 and 5: legal sizes, one change at a time, and nobody left out who may hold the only copy."""
