@@ -10,13 +10,15 @@ import pytest
 import yaml
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL
+from pipetransformer_contract.api.labels import CLAIMED_LABEL, JOB_LABEL
 from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.__main__ import release
 from pipetransformer_operator.controller.ports import Unavailable
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
+from pipetransformer_operator.kube.workers.protection import Protection
 from pipetransformer_operator.kube.workers.rendering import render
+from pipetransformer_operator.plan import DisruptionBudget
 from tests.testkit import ROOT
 from tests.testkit.documented import documented
 from tests.testkit.forked import Forked
@@ -60,6 +62,17 @@ async def test_only_the_jobs_own_pods_reach_its_workers_and_evictions_wait_for_r
     assert len(pods) == 4 and all(selector.items() <= pod["metadata"]["labels"].items() for pod in pods)
     owner = (await namespace.api.get(budget))["metadata"]["ownerReferences"][0]
     assert (owner["kind"], owner["name"], owner["controller"]) == ("PipeTrainingJob", "digits", True)
+
+
+async def test_a_budget_covers_claimed_workers_only_while_they_are_needed(namespace: Namespace) -> None:
+    await namespace.apply(packing_job())
+    api, protection = namespace.api, Protection(namespace.api)
+    job = PipeTrainingJob.model_validate(await api.get(f"{namespace.jobs}/digits"))
+    for claimed in (False, True, False):
+        await protection.apply(job, DisruptionBudget(4, claimed=claimed, unready=True))
+        path = f"/apis/policy/v1/namespaces/{namespace.name}/poddisruptionbudgets/digits-workers"
+        covered = {JOB_LABEL: "digits"} | ({} if claimed else {CLAIMED_LABEL: "false"})
+        assert (await api.get(path))["spec"]["selector"] == {"matchLabels": covered}
 
 
 async def test_what_somebody_deletes_or_changes_of_a_jobs_protection_is_as_it_was_at_once(

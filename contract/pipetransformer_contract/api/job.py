@@ -188,7 +188,7 @@ class RunPolicy(SpecModel):
         default=600,
         description="If a node is cordoned, evictions of its workers are held back until these workers are replaced, at"
         " most this long. Another cordon restarts this time, which ends at the latest after twice this long from the"
-        " first cordon. Claimed workers are not held back.",
+        " first cordon. Claimed workers are held back only while they may hold the only copies of a stage.",
     )
     stop_timeout_seconds: Positive = Field(
         default=300,

@@ -503,8 +503,8 @@ class JobStatus(Wire):
     )
     drain_deadline: datetime | None = Field(
         default=None,
-        description="Until this time evictions of workers on cordoned nodes are held back, so that the operator can"
-        " replace these workers.",
+        description="Until this time the PodDisruptionBudget holds back evictions of workers on cordoned nodes, so that"
+        " the operator can replace these workers.",
     )
     drains: list[Drain] = Field(
         default_factory=list,

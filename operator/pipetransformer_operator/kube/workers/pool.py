@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import (
+    CLAIMED_LABEL,
     JOB_LABEL,
     PLACEMENT_GROUP_LABEL,
     POD_GROUP_LABEL,
@@ -482,7 +483,9 @@ def _pods_path(job: PipeTrainingJob) -> str:
 def _removed(created: Object, rendered: Object) -> list[str]:
     """Which labels and owner references the created pod lacks. The operator recognizes a worker by these."""
     labels, wanted = created["metadata"].get("labels", {}), rendered["metadata"]["labels"]
-    lost = [f"label {label}" for label in (JOB_LABEL, WORKER_LABEL) if labels.get(label) != wanted[label]]
+    lost = [
+        f"label {label}" for label in (JOB_LABEL, WORKER_LABEL, CLAIMED_LABEL) if labels.get(label) != wanted[label]
+    ]
     if controller_uid(created) != controller_uid(rendered):
         lost.append("ownerReferences")
     return lost

@@ -83,6 +83,9 @@ def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tup
 def limit(draft: Draft) -> None:
     """Sets how many workers evictions must leave (the PodDisruptionBudget).
 
+    It covers claimed workers only while these are needed. If it always did, the scheduler would preempt other pods
+    before it preempts claimed workers, although these have a lower priority.
+
     If the operator sees drains, no covered worker may go, because the operator replaces workers on a cordoned node
     first. One may go after a drain's deadline, or if the operator sees no drains. Otherwise no eviction would ever
     succeed. While a job waits for a start, evictions may remove any worker, because none holds state.
@@ -107,13 +110,14 @@ def limit(draft: Draft) -> None:
 
 
 def _needs_claims(view: View) -> bool:
-    """Whether a claimed worker may hold the only copy of some state, because workers of the starting size were lost.
+    """Whether the workers of the starting size may lack a stage that claimed workers hold.
 
-    Otherwise claimed workers may be evicted at any time. If the budget covered them, the scheduler would preempt other
-    pods before it preempts claimed workers, although these have a lower priority.
+    They hold all stages when a claim joins. That may change once one of them is lost, because its replacement may get
+    another stage. The operator knows no stages, but it knows the order: such a replacement is newer than the claim.
     """
-    base = [member for member in view.living(view.members) if member.name not in view.claimed_names]
-    return len(base) < min(view.status.initial_workers, view.generation.layout.workers)
+    base = set(view.ids_of(view.living(view.members))) - view.claimed_ids
+    needed = min(view.status.initial_workers, view.generation.layout.workers)
+    return len(base) < needed or any(claim < max(base) for claim in view.claimed_ids)
 
 
 def _set_deadline(draft: Draft) -> None:

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
-from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, QUEUE_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.labels import (
+    CLAIMED_LABEL,
+    JOB_LABEL,
+    PLACEMENT_GROUP_LABEL,
+    QUEUE_LABEL,
+    WORKER_LABEL,
+)
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
@@ -496,7 +502,7 @@ async def test_a_deleted_worker_gets_the_grace_period_of_its_template_or_30_s(
     assert options.get("gracePeriodSeconds") == asked
 
 
-@pytest.mark.parametrize("took", [JOB_LABEL, WORKER_LABEL, "ownerReferences", "labels"])
+@pytest.mark.parametrize("took", [JOB_LABEL, WORKER_LABEL, CLAIMED_LABEL, "ownerReferences", "labels"])
 async def test_a_pod_that_admission_makes_unrecognisable_is_deleted_at_once(took: str) -> None:
     world = Admitting(took)
     words = "job, label training.pipetransformer.io/worker-id" if took == "labels" else took

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipetransformer_contract.api import JobStatus
-from pipetransformer_contract.api.labels import JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
+from pipetransformer_contract.api.labels import CLAIMED_LABEL, JOB_LABEL, PLACEMENT_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_contract.spec import TrainerSpec
 from pipetransformer_contract.wire import TOKEN_AUDIENCE, Env
 from pipetransformer_operator.controller.ports import Refused
@@ -155,12 +155,13 @@ def test_what_a_worker_is_told_to_read_and_where_to_write_is_mounted() -> None:
 
 
 def test_a_pod_has_the_metadata_of_its_template_and_our_name_and_owner() -> None:
-    copied = {JOB_LABEL: "other", WORKER_LABEL: "9", PLACEMENT_GROUP_LABEL: "2-7"}  # as from a pod of another job
+    # As from a pod of another job.
+    copied = {JOB_LABEL: "other", WORKER_LABEL: "9", CLAIMED_LABEL: "true", PLACEMENT_GROUP_LABEL: "2-7"}
     theirs = {"labels": {"a": "b"} | copied, "annotations": {"c": "d"}, "finalizers": ["example.com/logs"]}
     job = make_job().set("podTemplate.metadata", theirs | {"name": "x", "ownerReferences": [{"uid": "other"}]})
     metadata = pod_of(job)["metadata"]
     assert (metadata["labels"]["a"], metadata["annotations"]["c"]) == ("b", "d")
-    assert [metadata["labels"][label] for label in copied] == ["digits", "3", ""]
+    assert [metadata["labels"][label] for label in copied] == ["digits", "3", "false", ""]
     assert metadata["finalizers"] == ["example.com/logs"]
     assert (metadata["name"], len(metadata["ownerReferences"])) == ("digits-w3", 1)
     assert pod_of(make_job().set("podTemplate.metadata", {"finalizers": None})) == pod_of(make_job())

@@ -45,22 +45,31 @@ def test_claimed_workers_may_go_at_any_time() -> None:
     assert budget(world) == DisruptionBudget(2, claimed=False, unready=True)
 
 
-def test_a_claimed_worker_stays_while_it_may_hold_the_only_copy_of_a_stage() -> None:
+def test_claimed_workers_stay_while_they_may_hold_the_only_copies_of_a_stage() -> None:
     world = World(make_job().stages(2).workers(2, most=4))
     world.start()
     world.warm_up()
     world.commit()
-    world.end("digits-w1", exit_code=1)
+    world.end("digits-w0", exit_code=1)
     assert budget(world) == DisruptionBudget(3, claimed=True, unready=True)
     world.settle()
     world.commit()
-    assert (world.shape, members(world)) == ((2, 1), ["digits-w0", "digits-w2"])
-    assert budget(world) == DisruptionBudget(4, claimed=True, unready=True)
+    assert (world.shape, members(world)) == ((2, 1), ["digits-w1", "digits-w2"])
+    assert budget(world) == DisruptionBudget(4, claimed=True, unready=True), "digits-w2 has the only copy of a stage"
     world.part()
     world.warm_up()
+    assert not world.generation.confirmed and budget(world).claimed
     world.commit()
     assert (world.shape, world.status.claimed_ids) == ((2, 2), [2, 3])
-    assert budget(world) == DisruptionBudget(2, claimed=False, unready=True)
+    assert budget(world) == DisruptionBudget(4, claimed=True, unready=True), "digits-w4 may have the stage of digits-w1"
+    for name in ("digits-w2", "digits-w3"):
+        world.end(name, exit_code=1)
+    world.settle()
+    world.commit()
+    world.warm_up()
+    world.commit()
+    assert (world.shape, world.status.claimed_ids) == ((2, 2), [5, 6])
+    assert budget(world) == DisruptionBudget(2, claimed=False, unready=True), "new claims copied all stages from them"
 
 
 def test_before_anything_is_trained_workers_may_go() -> None:

@@ -73,17 +73,18 @@ class Checked(World):
             self.check_published(before, status.generation)
 
     def check_budget(self, budget: DisruptionBudget | None, workers: Mapping[str, Worker]) -> None:
-        """Rule 3: no worker that is needed may be evicted before it is replaced. Claimed workers are needed only if
-        the others are too few. The rule does not hold past a drain's deadline, when the job lets go, nor where no state
-        is held: before the first generation, while a job starts again, and at its end."""
+        """Rule 3: no worker that is needed may be evicted before it is replaced. Claimed workers are needed if the
+        others are too few, or joined after them. The rule does not hold past a drain's deadline, when the job lets go,
+        nor where no state is held: before the first generation, while a job starts again, and at its end."""
         status, generation = self.status, self.status.generation
         if generation is None or status.finished or (status.drain_deadline and status.drain_deadline <= self.now):
             return
         assert budget is not None
-        claimed = {worker_name(JOB, key) for key in status.claimed_ids}
-        living = {one for key in status.worker_ids if (one := worker_name(JOB, key)) in workers and workers[one].alive}
-        members = {member.name for member in generation.members}
-        if len((living & members) - claimed) < generation.stages:
+        living = {key for key in status.worker_ids if (w := workers.get(worker_name(JOB, key))) and w.alive}
+        names = {member.name for member in generation.members}
+        claimed = set(status.claimed_ids)
+        base = {key for key in living - claimed if worker_name(JOB, key) in names}
+        if len(base) < generation.stages or (claimed and min(claimed) < max(base)):
             assert budget.claimed, "a claimed worker that may hold the only copy of a stage may be evicted"
         covered = living if budget.claimed else living - claimed
         assert len(covered) <= budget.min_available, "a worker may be evicted before it is replaced"
