@@ -99,6 +99,7 @@ def _run(
     program: Callable[..., int | None], environment: Mapping[str, str], log: str, arguments: tuple[object, ...]
 ) -> None:
     begin()
+    sys.argv = [program.__module__]  # otherwise it has the arguments of the tests
     os.environ.clear()
     os.environ.update(environment)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

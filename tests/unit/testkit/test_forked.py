@@ -1,4 +1,4 @@
-"""Forks of a test run that is killed."""
+"""Forks of a test run."""
 
 import os
 import select
@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.testkit.forked import Forked
 from tools.devcluster.process import wait_until
 
 PROGRAM = """
@@ -28,3 +31,14 @@ def test_a_fork_ends_with_a_run_that_was_killed(tmp_path: Path) -> None:
 
     os.close(fork)
     assert ended, "it outlived its run"
+
+
+def test_a_fork_does_not_see_the_arguments_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pytest", "tests"])
+    fork = Forked(_arguments, dict(os.environ), tmp_path / "log")
+    assert fork.join(60) == 0
+    assert (tmp_path / "log").read_text() == f"{[__name__]}\n"
+
+
+def _arguments() -> None:
+    print(sys.argv)
