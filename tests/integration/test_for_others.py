@@ -53,14 +53,26 @@ async def waiting_pod(namespace: Namespace) -> None:
     await namespace.api.request("PATCH", path, {"status": {"conditions": [said]}}, content_type=MERGE_PATCH)
 
 
+async def give_room(api: Api, node: str) -> None:
+    """The node is ready and has two accelerators, for the workers of the job."""
+    resources = {GPU: "2", "cpu": "8", "memory": "8Gi", "pods": "10"}
+    status = {"allocatable": resources, "conditions": [{"type": "Ready", "status": "True"}]}
+    await api.request("PATCH", f"/api/v1/nodes/{node}/status", {"status": status}, content_type=MERGE_PATCH)
+    # Admission taints a new node until a controller finds it ready, and that controller does not run here.
+    await api.request("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}, content_type=MERGE_PATCH)
+
+
 @pytest.mark.slow  # the pod has to wait for a while, and jobs are looked at every ten seconds
 async def test_a_claimed_worker_goes_when_a_pod_of_higher_priority_wants_its_accelerator(
-    api: Api, namespace: Namespace, releasing: Operator, kubelet: FakeKubelet, tmp_path: Path
+    api: Api, namespace: Namespace, releasing: Operator, kubelet: FakeKubelet, node: str, tmp_path: Path
 ) -> None:
+    await give_room(api, node)
     container = {"name": "trainer", "image": "trainer", "resources": {"limits": {GPU: "1"}}}
     job = packing_job().stages(1).workers(1, most=2).set("elasticPolicy.maxPipelines", 2)
     await namespace.apply(job.set("acceleratorResource", GPU).set("podTemplate", {"spec": {"containers": [container]}}))
     assert await namespace.layout(2) == (1, 2)
+    for name in ("digits-w0", "digits-w1"):
+        await namespace.bind(name, node)
     others = await new_namespace(api, tmp_path / "others")
     await waiting_pod(others)
 
