@@ -75,8 +75,10 @@ def _blocks(group: dist.ProcessGroup, case: Case, pairs: int) -> list[tuple[floa
     cut = spans(_LAYERS, 0, case.workers)
     ours, stock = Ours(model, cut, group, case), Stock(model, cut, group, case)
     found = []
-    for _ in range(pairs):
-        found.append((_seconds(ours, group, case.rounds), _seconds(stock, group, case.rounds)))
+    for pair in range(pairs):
+        first, second = (ours, stock) if pair % 2 else (stock, ours)  # the second block of a pair may have an advantage
+        seconds = {side: _seconds(side, group, case.rounds) for side in (first, second)}
+        found.append((seconds[ours], seconds[stock]))
     return found
 
 
