@@ -67,20 +67,20 @@ def _evict(world: "World", fault: Fault) -> None:
     if (worker := _worker(world, fault)) is not None:
         pod = world.server.get("api/v1", "pods", worker.namespace, worker.name)
         assert pod is not None
-        _note_unseen(world, fault, worker)
+        _note_unseen(world, worker)
         world.cluster.evict(pod)
 
 
 def _delete_pod(world: "World", fault: Fault) -> None:
     """A user deletes a pod."""
     if (worker := _worker(world, fault)) is not None:
-        _note_unseen(world, fault, worker)
+        _note_unseen(world, worker)
         world.cluster.delete(("api/v1", "pods", worker.namespace, worker.name))
 
 
-def _note_unseen(world: "World", fault: Fault, worker: Worker) -> None:
+def _note_unseen(world: "World", worker: Worker) -> None:
     """While the operator cannot see that a pod goes, the worker's silence may count as a failure."""
-    if any(one.kind == "api_away" and one.at <= fault.at < one.end for one in world.scenario.faults):
+    if world.network.weather.away or world.network.weather.cut:
         world.oracle.on_failure(worker.job)
 
 

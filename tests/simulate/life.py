@@ -21,6 +21,8 @@ from .truth import Job
 JOBS = ("apis/training.pipetransformer.io/v1alpha1", "pipetrainingjobs")
 #: A job that fits is trained within this time after the last fault.
 PATIENCE_SECONDS = 1800.0
+#: A worker that does not hear of its job's end is deleted after this time.
+LAST_WORKER_SECONDS = 30.0
 #: What follows from the end of the last job takes this long, and what failed is tried again within this time.
 LAST_WORK_SECONDS, LAST_RETRY_SECONDS = 10.0, 40.0
 #: From the end of an operator that lost its Lease to its next start.
@@ -127,6 +129,9 @@ async def _live(world: World) -> None:
         if not world.oracle.violations:
             world.oracle.judge_liveness()
     if not world.oracle.violations:
+        deadline = loop.time() + LAST_WORKER_SECONDS
+        while loop.time() < deadline and world.cluster.running():  # noqa: ASYNC110 - nothing tells it
+            await asyncio.sleep(1.0)
         await asyncio.sleep(LAST_WORK_SECONDS)
         await asyncio.sleep(max(0.0, world.network.failed + LAST_RETRY_SECONDS - loop.time()))
         writes = len(world.network.writes)
