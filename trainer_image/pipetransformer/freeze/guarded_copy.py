@@ -98,8 +98,7 @@ class PolicyCopy:
         """The state of the policy and of its trial, JSON-able, to resume another copy with."""
         try:
             state = self._policy.state_dict()
-            if state:
-                json.dumps(state)  # checkpoints and messages store it as JSON
+            json.dumps(state)  # checkpoints and messages store it as JSON
         except Exception as error:
             raise self._failed(error) from error
         return {"policy": self._name, "state": state} | (

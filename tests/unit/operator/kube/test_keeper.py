@@ -203,6 +203,27 @@ async def test_a_label_that_another_client_removed_is_put_back(label: str) -> No
     assert api.there[name]["metadata"]["labels"] == labels
 
 
+async def test_only_a_change_of_the_object_as_it_was_applied_wakes_the_job() -> None:
+    api, job, folder = Lossy("poddisruptionbudgets"), make_job().job(), "/apis/policy/v1"
+    protection, key = Protection(api), JobKey.of(make_job().job())
+    await protection.apply(job, _budget(4))
+    own = api.there["default/digits-workers"]["metadata"]
+
+    def touched(of: JobKey = key, *, deleted: bool = False, **metadata: Any) -> bool:
+        return protection.forget_if_touched(of, folder, {**own, **metadata}, deleted=deleted)
+
+    assert not touched(JobKey("default", "another"))
+    assert not touched(name="user-made", deleted=True)
+    assert not touched(uid="earlier", deleted=True)
+    assert not touched()
+    assert [one["metadata"]["name"] for one in protection.written(folder, "default")] == ["digits-workers"]
+    assert protection.written(folder, "team") == []
+    assert touched(deleted=True) and protection.written(folder, "") == []
+    await protection.apply(job, _budget(4))
+    protection.forget(key)
+    assert protection.written(folder, "") == []
+
+
 async def test_certificates_that_went_unseen_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("asyncio.sleep", no_pause)
     api = Cluster("configmaps")
@@ -244,7 +265,16 @@ async def test_a_namespace_whose_certificates_keep_changing_delays_no_other(
     assert api.there[f"one/{CA_CONFIG_MAP}"]["data"] == {CA_FILE: "trusted"}
 
 
-async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> None:
+@pytest.mark.parametrize(
+    ("owner", "error", "words"),
+    [
+        ({"kind": "Deployment", "name": "web"}, Refused, "belongs to another owner"),
+        ({"kind": "PipeTrainingJob", "name": "digits"}, Unavailable, "of a deleted job of the same name still exists"),
+    ],
+)
+async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone(
+    owner: Object, error: type[Exception], words: str
+) -> None:
     job = make_job().job()
 
     class Taken(Api):
@@ -254,8 +284,8 @@ async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> N
             self.patched = 0
 
         async def get(self, path: str, query: Query = NO_QUERY, **options: Any) -> Object:
-            owner = {"kind": "Deployment", "name": "web", "uid": "another", "controller": True}
-            return {"metadata": {"name": path.rpartition("/")[2], "uid": "u", "ownerReferences": [owner]}, "spec": {}}
+            owners = [owner | {"uid": "another", "controller": True}]
+            return {"metadata": {"name": path.rpartition("/")[2], "uid": "u", "ownerReferences": owners}, "spec": {}}
 
         async def request(self, method: str, path: str, body: Any = None, **options: Any) -> Object:
             if method == "POST":
@@ -264,7 +294,7 @@ async def test_an_object_of_that_name_which_is_not_the_jobs_is_left_alone() -> N
             return {"metadata": {"uid": "u", "generation": 2}}
 
     api = Taken()
-    with pytest.raises(Refused, match="belongs to another owner"):
+    with pytest.raises(error, match=words):
         await Protection(api).apply(job, _budget(1))
     assert not api.patched
 
@@ -325,6 +355,9 @@ class Left(Api):
 
 async def test_a_budget_that_cannot_be_deleted_keeps_no_other_one() -> None:
     api = Left()
-    with pytest.raises(Refused):
+    with pytest.raises(Refused, match="forbidden in one"):
         await release_budgets(api, ["one", "two", "three"])
     assert sorted(api.deleted) == ["a", "b", "c"]
+    with pytest.raises(Refused, match="a policy keeps it"):
+        await release_budgets(api, ["two", "three"])
+    await release_budgets(api, ["three"])

@@ -62,14 +62,20 @@ def test_claimed_workers_stay_while_they_may_hold_the_only_copies_of_a_stage() -
     world.commit()
     assert (world.shape, world.status.claimed_ids) == ((2, 2), [2, 3])
     assert budget(world) == DisruptionBudget(4, claimed=True, unready=True), "digits-w4 may have the stage of digits-w1"
-    for name in ("digits-w2", "digits-w3"):
-        world.end(name, exit_code=1)
-    world.settle()
-    world.commit()
-    world.warm_up()
-    world.commit()
+    replace_claim(world, "digits-w2")
+    assert (world.status.claimed_ids, budget(world).claimed) == ([3, 5], True)
+    replace_claim(world, "digits-w3")
     assert (world.shape, world.status.claimed_ids) == ((2, 2), [5, 6])
     assert budget(world) == DisruptionBudget(2, claimed=False, unready=True), "new claims copied all stages from them"
+
+
+def replace_claim(world: World, name: str) -> None:
+    world.end(name, exit_code=1)
+    world.settle()
+    world.commit()
+    world.part()
+    world.warm_up()
+    world.commit()
 
 
 def test_before_anything_is_trained_workers_may_go() -> None:
@@ -174,11 +180,12 @@ def test_a_worker_whose_pod_is_not_ready_is_kept_as_others_are_until_its_node_ha
     assert not budget(world).unready
 
 
-def test_where_drains_are_not_seen_one_worker_may_always_go() -> None:
-    world = World(make_job().stages(4).workers(4))
+@pytest.mark.parametrize("workers", [4, 1])
+def test_where_drains_are_not_seen_one_worker_may_always_go(workers: int) -> None:
+    world = World(make_job().stages(workers).workers(workers))
     world.sees_drains = False
     world.start()
-    assert stay(world) == 3
+    assert stay(world) == workers - 1
     assert not budget(world).unready
 
 

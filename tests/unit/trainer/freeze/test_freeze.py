@@ -474,6 +474,17 @@ def test_a_policy_that_fails_is_the_users_to_mend_and_no_broken_connection() -> 
         PolicyCopy(Broken(), {"policy": "Broken", "state": {"something": "else"}})
 
 
+class Forgetful(Broken):
+    def state_dict(self) -> dict[str, Any]:
+        return {"layers": {1, 2}}
+
+
+def test_a_policy_whose_state_is_no_json_fails_at_its_first_checkpoint() -> None:
+    with pytest.raises(SpecError, match="Forgetful failed: TypeError: .*set is not JSON") as refusal:
+        PolicyCopy(Forgetful(), {}).state_dict()
+    assert refusal.value.reason == "PolicyFailed"
+
+
 def test_a_worker_asks_its_own_copy_of_the_policy() -> None:
     pristine = Broken("fresh")
     PolicyCopy(pristine, {"policy": "Broken", "state": {"state": "used"}})
