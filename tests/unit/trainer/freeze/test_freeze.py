@@ -480,7 +480,7 @@ class Forgetful(Broken):
 
 
 def test_a_policy_whose_state_is_no_json_fails_at_its_first_checkpoint() -> None:
-    with pytest.raises(SpecError, match="Forgetful failed: TypeError: .*set is not JSON") as refusal:
+    with pytest.raises(SpecError, match=r"Forgetful failed: TypeError: .*set is not JSON") as refusal:
         PolicyCopy(Forgetful(), {}).state_dict()
     assert refusal.value.reason == "PolicyFailed"
 
