@@ -9,6 +9,7 @@ import pytest
 from pipetransformer.errors import SpecError
 from pipetransformer.job.levels import next_level
 from pipetransformer.job.load import load_job
+from pipetransformer.multilevel.axes import FAMILIES, Family
 from pipetransformer.state.control import Control
 from pipetransformer_contract.spec import TrainerSpec
 from tests.testkit.trainer.levels import level_job, level_spec
@@ -96,6 +97,26 @@ def test_heads_of_keys_have_to_divide_too(heads: dict[str, int], tmp_path: Path)
 
     with pytest.raises(SpecError, match=r"widthFactor: LlamaForCausalLM has num_key_value_heads 1"):
         load_job(spec.model_copy(update={"model": model}))
+
+
+@pytest.mark.parametrize(
+    ("positions", "words"),
+    [
+        ({r"positions\.weight": ".."}, r"embedding\.positions\.weight would become \(1024, 32\), not \(1024, 16\)"),
+        ({}, r"it is unknown how to narrow the parameter positions\.weight"),
+    ],
+)
+def test_a_family_whose_table_contradicts_the_model_is_refused(
+    positions: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of transformers may have other parameters than the table."""
+    table = dict(FAMILIES["GPT2LMHeadModel"].table)
+    assert table.pop(r"(tokens|positions)\.weight") == ".w"
+    table |= {r"tokens\.weight": ".w", **positions}
+    monkeypatch.setitem(FAMILIES, "GPT2LMHeadModel", Family(table))
+
+    with pytest.raises(SpecError, match=rf"^spec\.multiLevel\.widthFactor: must be 1, because {words}$"):
+        level_job("gpt2-tied", tmp_path)
 
 
 def own_model(width_factor: int, folder: Path) -> TrainerSpec:
