@@ -31,19 +31,21 @@ def kubeconfig() -> Iterator[Path]:
     """The kubeconfig of an API server with our CRD, one for each process of pytest-xdist.
 
     Another PIPETRANSFORMER_TEST_PORT, the first of 20 a process, is another API server. It is an empty one, whatever
-    a run left that was killed; PIPETRANSFORMER_KEEP_CLUSTER=1 takes what is there and leaves it.
+    a run left that was killed; PIPETRANSFORMER_KEEP_CLUSTER=1 takes what is there and leaves it. Another run that uses
+    the API server now is an error.
     """
     port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 20 * PROCESS
     layout = Layout(name=f"integration-{port}", port=port)
     keep = os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") == "1"
-    if not keep:
-        cluster.down(layout)
-    try:
-        cluster.up_control_plane(layout, controllers=False)
-        yield layout.kubeconfig
-    finally:
+    with cluster.held(layout):
         if not keep:
             cluster.down(layout)
+        try:
+            cluster.up_control_plane(layout, controllers=False)
+            yield layout.kubeconfig
+        finally:
+            if not keep:
+                cluster.down(layout)
 
 
 @pytest.fixture

@@ -267,13 +267,14 @@ def main() -> int:
     port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 220  # beyond integration's and the benchmark's
     layout = Layout(name=f"soak-{port}", port=port)
     folder = Path(tempfile.mkdtemp(prefix="pipetransformer-soak-"))
-    cluster.down(layout)  # what a soak left behind that was killed
-    cluster.up_control_plane(layout)
-    try:
-        figures, problems = asyncio.run(soak(layout.kubeconfig, folder, options.seed, options.faults))
-    finally:
-        cluster.down(layout)
-        print(f"SEED={options.seed}")
+    with cluster.held(layout):
+        cluster.down(layout)  # what a soak left behind that was killed
+        cluster.up_control_plane(layout)
+        try:
+            figures, problems = asyncio.run(soak(layout.kubeconfig, folder, options.seed, options.faults))
+        finally:
+            cluster.down(layout)
+            print(f"SEED={options.seed}")
     _show(figures)
     if options.record:
         command = f"make soak FAULTS={options.faults} SEED={options.seed}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import string
@@ -113,19 +114,51 @@ def _start_dns(layout: Layout) -> None:
 
 
 @contextlib.contextmanager
+def held(layout: Layout) -> Iterator[None]:
+    """Hold the cluster for a block, so that no other run stops it or takes it for its own.
+
+    Raises:
+        CommandError: another run holds it.
+    """
+    lock = layout.state.with_suffix(".lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CommandError(
+                f"another run uses the cluster {layout.name} ({lock} is locked): wait until it ends. Tests without"
+                " nodes can run beside it with another PIPETRANSFORMER_TEST_PORT"
+            ) from None
+        yield
+
+
+@contextlib.contextmanager
 def started() -> Iterator[Layout]:
     """Start the cluster for a block, and stop it afterwards.
 
-    It stays if it was up before, or with PIPETRANSFORMER_KEEP_CLUSTER=1.
+    It stays if it was up before, or with PIPETRANSFORMER_KEEP_CLUSTER=1. A cluster that a killed block left is stopped
+    first, because its objects may be in any state.
+
+    Raises:
+        CommandError: another block holds the cluster.
     """
     layout = Layout()
-    was_up = is_up(layout)
-    try:
-        up(layout)
-        yield layout
-    finally:
-        if not was_up and os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") != "1":
+    left = layout.state / "started-for-a-block"
+    keep = os.environ.get("PIPETRANSFORMER_KEEP_CLUSTER") == "1"
+    with held(layout):
+        if left.exists() and not keep:
             down(layout)
+        stays = keep or is_up(layout)
+        try:
+            if not stays:
+                left.parent.mkdir(parents=True, exist_ok=True)
+                left.touch()
+            up(layout)
+            yield layout
+        finally:
+            if not stays:
+                down(layout)
 
 
 def add_node(layout: Layout, *, gpus: int = 8) -> int:

@@ -45,8 +45,8 @@ def start(
     With `fake_nodes`, nodes are objects without a kubelet, so their leases are not checked. If `version` is
     `KUBERNETES_WITH_GANGS`, the scheduler knows gangs.
     """
-    debian.obtain(debian.CONTROL_PLANE if not os.environ.get("KUBEBUILDER_ASSETS") else ("openssl",))
     assets = os.environ.get("KUBEBUILDER_ASSETS") if not controllers else None
+    debian.obtain(("openssl",) if assets else debian.CONTROL_PLANE)
     binaries = Path(assets) if assets else gobuild.kubernetes(nodes=False, version=version)
     gates = ["--feature-gates=GenericWorkload=true"] if version == gobuild.KUBERNETES_WITH_GANGS else []
     etcd = binaries / "etcd" if assets else debian.program("etcd")

@@ -173,10 +173,13 @@ def helm() -> Path:
     ldflags = " ".join(["-s -w", *(f"-X helm.sh/helm/v3/{field}={value}" for field, value in stamps.items())])
     folder = cache_dir() / "go" / f"helm-{HELM}-kubernetes-{KUBERNETES}"
     program = folder / "helm"
-    if not program.exists():
-        say(f"building helm {HELM}")
-        env = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(folder)}
-        _run_go("install", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@v{HELM}", env=env)
+    with locked(folder):
+        if not program.exists():
+            say(f"building helm {HELM}")
+            half = folder / "building"
+            env = os.environ | {"CGO_ENABLED": "0", "GOBIN": str(half)}
+            _run_go("install", "-ldflags", ldflags, f"helm.sh/helm/v3/cmd/helm@v{HELM}", env=env)
+            (half / "helm").rename(program)
     return program
 
 

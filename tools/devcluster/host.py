@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tools.devcluster import debian
 from tools.devcluster.layout import MAX_NODES, Layout
-from tools.devcluster.process import run, succeeds
+from tools.devcluster.process import run, succeeds, write_whole
 
 NFT_TABLE = "pipetransformer-dev"
 CGROUPS = Path("/sys/fs/cgroup")
@@ -67,14 +67,15 @@ def remember(layout: Layout) -> None:
     sysctls = {name: (Path("/proc/sys") / name).read_text().strip() for name in _SYSCTLS}
     folders = [folder for folder in _FOLDERS if Path(folder).exists()]
     layout.snapshot.parent.mkdir(parents=True, exist_ok=True)
-    layout.snapshot.write_text(json.dumps({"sysctls": sysctls, "folders": folders}))
+    write_whole(layout.snapshot, json.dumps({"sysctls": sysctls, "folders": folders}))
 
 
 def name_node(index: int) -> None:
     """Add the node's name to the hosts file, so that the API server finds its kubelet on loopback."""
-    lines = _HOSTS.read_text().splitlines()
-    if _hosts_line(index) not in lines:
-        _HOSTS.write_text("\n".join([*lines, _hosts_line(index)]) + "\n")
+    text = _HOSTS.read_text()
+    if _hosts_line(index) not in text.splitlines():
+        with _HOSTS.open("a") as file:  # a full disk must not leave the file empty
+            file.write("\n" * (not text.endswith("\n")) + f"{_hosts_line(index)}\n")
 
 
 def make_cgroups(index: int) -> None:
@@ -89,6 +90,12 @@ def make_cgroups(index: int) -> None:
             (CGROUPS / controller / node_name(index)).mkdir(exist_ok=True)
     for setting in ("cpuset.cpus", "cpuset.mems"):
         (CGROUPS / "cpuset" / node_name(index) / setting).write_text((CGROUPS / "cpuset" / setting).read_text())
+
+
+def _cgroups(index: int) -> list[Path]:
+    """The cgroups of a node that exist: one in version 2, one a controller in version 1."""
+    groups = [CGROUPS / node_name(index), *CGROUPS.glob(f"*/{node_name(index)}")]
+    return [group for group in groups if group.exists()]
 
 
 def make_bridge(layout: Layout, index: int, address: str, api_service_ip: str) -> None:
@@ -127,7 +134,7 @@ def remove_node(layout: Layout, index: int) -> None:
     unmount_below(layout.node(index))
     if Path(f"/sys/class/net/{bridge(index)}").exists():
         run(["ip", "link", "del", bridge(index)], env=env)
-    for group in [CGROUPS / node_name(index), *CGROUPS.glob(f"*/{node_name(index)}")]:
+    for group in _cgroups(index):
         for folder, _, _ in os.walk(group, topdown=False):
             Path(folder).rmdir()
     lines = _HOSTS.read_text().splitlines()
@@ -155,7 +162,9 @@ def leftovers(layout: Layout) -> list[str]:
     if not layout.snapshot.exists():
         return []
     found = [f"bridge {bridge(i)}" for i in range(MAX_NODES) if Path(f"/sys/class/net/{bridge(i)}").exists()]
-    found += [f"cgroup {group}" for i in range(MAX_NODES) for group in CGROUPS.glob(f"*/{node_name(i)}")]
+    found += [f"cgroup {group}" for i in range(MAX_NODES) for group in _cgroups(i)]
+    names = _HOSTS.read_text().splitlines()
+    found += [f"the line `{_hosts_line(i)}` of {_HOSTS}" for i in range(MAX_NODES) if _hosts_line(i) in names]
     found += [
         f"mount {line.split()[1]}"
         for line in Path("/proc/mounts").read_text().splitlines()

@@ -39,7 +39,7 @@ def command(word: str, *arguments: str | Path) -> list[str | Path]:
     policy = store / "policy.json"
     if not policy.exists():
         policy.parent.mkdir(parents=True, exist_ok=True)
-        policy.write_text(json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
+        write_whole(policy, json.dumps({"default": [{"type": "insecureAcceptAnything"}]}))
     places: list[str | Path] = ["--root", store / "root", "--runroot", store / "run", "--storage-driver", "overlay"]
     needs: list[str | Path] = ["--signature-policy", policy] if word in ("build", "commit", "from", "push") else []
     if word == "build":

@@ -99,6 +99,106 @@ def test_what_a_broken_control_plane_left_is_stopped_before_ports_are_asked_for(
     assert checked == [None]
 
 
+def test_a_run_that_uses_a_cluster_keeps_others_out() -> None:
+    layout = Layout(name="shared")
+
+    with (
+        cluster.held(layout),
+        pytest.raises(CommandError, match="another run uses the cluster shared"),
+        cluster.held(layout),
+    ):
+        pass
+
+    with cluster.held(layout):
+        pass  # it is free again
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done to the cluster. It is up from `up` to `down`."""
+    made: list[str] = []
+    monkeypatch.setattr(cluster, "is_up", lambda _: made[-1:] == ["up"])
+    monkeypatch.setattr(cluster, "up", lambda _: made.append("up"))
+
+    def down(layout: Layout) -> None:
+        made.append("down")
+        shutil.rmtree(layout.state)
+
+    monkeypatch.setattr(cluster, "down", down)
+    return made
+
+
+def test_a_cluster_that_a_block_started_ends_with_it(calls: list[str]) -> None:
+    with cluster.started():
+        assert calls == ["up"]
+
+    assert calls == ["up", "down"]
+
+
+def test_a_cluster_that_was_up_stays(calls: list[str]) -> None:
+    cluster.up(Layout())
+
+    with cluster.started():
+        pass
+
+    assert calls == ["up", "up"], "missing parts are started"
+
+
+def test_a_cluster_that_a_killed_block_left_is_replaced(calls: list[str]) -> None:
+    """Its objects may be in any state, such as a release of helm that nobody can upgrade."""
+    program = "from tools.devcluster import cluster; cluster.up = lambda _: __import__('os')._exit(9); "
+    left = subprocess.run([sys.executable, "-c", f"{program} cluster.started().__enter__()"], check=False)
+    calls.append("up")
+
+    with cluster.started():
+        assert calls == ["up", "down", "up"]
+
+    assert left.returncode == 9
+    assert calls == ["up", "down", "up", "down"]
+
+
+def test_a_cluster_stays_if_its_user_wants_to_keep_it(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPETRANSFORMER_KEEP_CLUSTER", "1")
+
+    for _ in range(2):
+        with cluster.started():
+            pass
+
+    assert calls == ["up", "up"]
+
+
+def test_a_hosts_file_loses_no_line_when_a_node_gets_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost")
+    monkeypatch.setattr(host, "_HOSTS", hosts)
+
+    host.name_node(0)
+    host.name_node(0)
+
+    first, second = hosts.read_text().splitlines()
+    assert (first, second.split()[:2]) == ("127.0.0.1 localhost", ["127.0.0.1", "node0"])
+
+
+def test_what_a_node_left_on_the_host_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(name="left")
+    layout.snapshot.parent.mkdir(parents=True)
+    layout.snapshot.touch()
+    monkeypatch.setattr(host, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(host, "_HOSTS", tmp_path / "hosts")
+    monkeypatch.setattr(host, "succeeds", lambda *_, **__: False)
+    (tmp_path / "hosts").touch()
+    before = host.leftovers(layout)  # those of a cluster that runs now
+
+    groups = [tmp_path / "cgroup" / "node1", tmp_path / "cgroup" / "memory" / "node0"]
+    for group in groups:
+        group.mkdir(parents=True)
+    host.name_node(1)
+
+    left = [what for what in host.leftovers(layout) if what not in before]
+    assert left[:2] == [f"cgroup {groups[1]}", f"cgroup {groups[0]}"]
+    assert left[2].startswith("the line `127.0.0.1 node1 ")
+
+
 def test_a_node_is_stopped_only_once_what_was_left_of_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,12 +32,13 @@ async def control_plane(version: str = gobuild.KUBERNETES) -> AsyncIterator[Layo
     its ports are beyond those of tests that run beside it."""
     port = int(os.environ.get("PIPETRANSFORMER_TEST_PORT", "17443")) + 300 + 20 * PROCESS
     layout = Layout(name=f"scale-{port}", port=port)
-    await asyncio.to_thread(cluster.down, layout)
-    try:
-        await asyncio.to_thread(cluster.up_control_plane, layout, fake_nodes=True, version=version)
-        yield layout
-    finally:
+    with cluster.held(layout):
         await asyncio.to_thread(cluster.down, layout)
+        try:
+            await asyncio.to_thread(cluster.up_control_plane, layout, fake_nodes=True, version=version)
+            yield layout
+        finally:
+            await asyncio.to_thread(cluster.down, layout)
 
 
 async def install(api: ApiServer) -> None:
