@@ -83,12 +83,16 @@ def running() -> Iterator[Browser]:
         ]  # fmt: skip
         process = subprocess.Popen(command, env=debian.environment(), stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
+        limit = threading.Timer(_PATIENCE_SECONDS, process.kill)
+        limit.start()
         try:
             found = next((match for line in process.stderr if (match := _LISTENING.search(line))), None)
+            limit.cancel()
             if found is None:
-                raise RuntimeError("chromium ended before it listened")
+                raise RuntimeError(f"chromium did not listen within {_PATIENCE_SECONDS} s, or ended before")
             threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop the browser
             yield Browser(found[1])
         finally:
+            limit.cancel()
             process.kill()
             process.wait()

@@ -99,8 +99,8 @@ def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
 def _empty(kube: Kube) -> None:
     """Returns once its jobs and pods are gone; the namespace itself takes five seconds more, for which nobody waits."""
     if kube.find("crd", _CRD) is not None:
-        kube.run("delete", "pipetrainingjobs", "--all", "--wait")
-    kube.run("delete", "pods", "--all", "--wait")
+        kube.delete_all("pipetrainingjobs")
+    kube.delete_all("pods")
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 Object = dict[str, Any]
+#: kubectl itself would wait for a week until a deleted object is gone.
+_PATIENCE = "--timeout=180s"
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,11 @@ class Kube:
 
     def delete(self, kind: str, name: str, *, wait: bool = True) -> None:
         """Delete it and return once it is gone, or without `wait` as soon as its end has begun."""
-        self.run("delete", kind, name, "--ignore-not-found", f"--wait={str(wait).lower()}")
+        self.run("delete", kind, name, "--ignore-not-found", f"--wait={str(wait).lower()}", _PATIENCE)
+
+    def delete_all(self, kind: str) -> None:
+        """Delete all objects of a kind and return once they are gone."""
+        self.run("delete", kind, "--all", "--wait", _PATIENCE)
 
     def wait(
         self,

@@ -23,7 +23,8 @@ from .scale.living import LivingJobs
 TEAM = "team"
 JOBS = f"/apis/{GROUP}/{VERSION}/namespaces/{TEAM}/{PLURAL}"
 PODS = f"/api/v1/namespaces/{TEAM}/pods"
-SECONDS = 120.0
+#: Less than the 120 s of a test, so that the message of what did not come is seen.
+SECONDS = 100.0
 
 
 @dataclass

@@ -52,6 +52,7 @@ class Operator:
         self._process = Forked(main, self.environment, self.log)
 
         async def listens() -> bool:
+            assert self.running, f"the operator ended: {self.log.read_text()[-2000:]}"
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.channel_port)) == 0
 

@@ -377,7 +377,7 @@ def run_job(
     connection_timeout: datetime.timedelta = CONNECTION_TIMEOUT,
     parts: Parts | None = None,
     environment: Mapping[str, str] | None = None,
-    patience_seconds: float = 120.0,
+    patience_seconds: float = 100.0,
 ) -> Ran:
     """Train `spec` through the generations of `script`, with `faults` by worker.
 
