@@ -74,7 +74,7 @@ FLOOR_TESTS := $(addprefix tests/unit/,contract operator client) --ignore tests/
 	checkpoint/test_checkpoint.py models/test_huggingface.py training/test_evaluation.py)
 .PHONY: test-floor
 test-floor: $(STAMP) ## Unit tests of what uses other libraries, with the oldest versions that our packages allow (2 min).
-	test -d $(FLOOR) || $(PYTHON) -m venv $(FLOOR)
+	test -x $(FLOOR)/bin/python || $(PYTHON) -m venv --clear $(FLOOR)
 	$(UV) pip install --quiet --python $(FLOOR)/bin/python --constraint constraints-floor.txt --requirement requirements-dev.txt
 	$(FLOOR)/bin/python -c 'import importlib, pkgutil, pipetransformer as trainer; \
 		[importlib.import_module(found.name) for found in pkgutil.walk_packages(trainer.__path__, "pipetransformer.")]'

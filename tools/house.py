@@ -107,7 +107,7 @@ def long_sentences() -> Figure:
     """Share of the documentation's sentences with more than 30 words, in percent."""
     lengths = []
     for path in sorted(Path("docs").rglob("*.md")):
-        lines = [line for line in english.texts(path) if line and not line.startswith(("#", "<!--", "|"))]
+        lines = [line for line in english.texts(path) if not line.startswith(("#", "<!--", "|"))]
         for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-*] |\s*\d+\. )", "\n".join(lines)):
             lengths += [
                 len(sentence.split()) for sentence in re.split(r"(?<=[.!?:;])\s+", paragraph) if sentence.strip()
@@ -191,10 +191,12 @@ def imports_between_tests() -> Figure:
     found = []
     for path in sorted(Path("tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not node.module:
-                continue
-            ours = node.level > 0 or node.module.startswith("tests.")
-            if ours and node.module.split(".")[-1].startswith("test_"):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [one.name for one in node.names if one.name.startswith("tests.")]
+            elif isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("tests")):
+                names = [node.module or "", *(one.name for one in node.names)]
+            if any(name.split(".")[-1].startswith("test_") for name in names):
                 found.append(path.name)
     return Figure("imports of a test module by another", len(found), 0, ", ".join(sorted(set(found))[:5]))
 

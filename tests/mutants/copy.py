@@ -25,7 +25,7 @@ class Copy:
         self.folder, self.root = folder, root
         self.log = folder.with_suffix(".log")
         listed = subprocess.run(
-            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=root, capture_output=True, check=True, text=True,
         )  # fmt: skip
         for name in set(listed.stdout.split("\0")) - {""}:

@@ -79,7 +79,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    """What git says about this checkout, which any user may own; empty if it is no checkout."""
+    if not (ROOT / ".git").exists():
+        return ""
+    command = ["git", "-c", "safe.directory=*", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _torch_version() -> str:

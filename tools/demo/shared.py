@@ -6,6 +6,7 @@ second job, as Kubernetes' scheduler would. `make pictures` runs the same two jo
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -73,7 +74,8 @@ async def train(cluster: Cluster, file: Path, folder: Path) -> JobStatus:
         return await run_job(job, folder, changed=changed)
     finally:
         cluster.hold(name, 0)
-        write(read(folder), name, folder)
+        with contextlib.suppress(ValueError):  # it ended before its first generation, so there is nothing to draw
+            write(read(folder), name, folder)
 
 
 async def both(folder: Path) -> Cluster:

@@ -27,6 +27,7 @@ from pipetransformer_contract.wire import Env
 from tests.testkit import ROOT
 from tests.testkit.documented import pages
 from tools.docs import values, walks, write
+from tools.docs.benchmarks import FIGURES
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 
@@ -45,6 +46,13 @@ def test_the_site_is_read_without_any_other_server(site: Path) -> None:
 @pytest.mark.parametrize("path", write.rendered(), ids=lambda path: path.name)
 def test_what_is_generated_is_what_make_generate_writes(path: Path) -> None:
     assert path.read_text() == write.rendered()[path], "run `make generate`"
+
+
+def test_the_page_of_benchmarks_shows_every_result_that_has_figures() -> None:
+    shown = set(re.findall(r"^## (.*)$", (ROOT / "docs" / "benchmarks.md").read_text(), flags=re.MULTILINE))
+
+    assert len(FIGURES) > 10
+    assert [name for name in FIGURES if not {name, name.removeprefix("worth-")} & shown] == []
 
 
 def test_the_variable_that_declares_a_workers_memory_is_documented() -> None:
