@@ -139,10 +139,14 @@ class Service:
 
     async def lead(self) -> None:
         """Waits until the cluster serves our jobs and this operator holds the lease."""
+        await self.until_served()
+        await self._lease.acquire()
+
+    async def until_served(self) -> None:
+        """Waits until the cluster serves our jobs."""
         while not await served(self._unguarded):
             logger.info("the cluster does not serve %s yet", PLURAL)
             await asyncio.sleep(CRD_POLL_SECONDS)
-        await self._lease.acquire()
 
     async def run(self) -> None:
         """Watches everything except jobs. Call it once this operator leads; it raises a fault of any part."""

@@ -13,6 +13,9 @@ from .ports import JobKey, JobStore, NameConflict, Quota, Refused, WorkerPool
 from .slots import Slots
 
 logger = logging.getLogger(__name__)
+#: A turn tries other workers for this long after the cluster refused one. A slow admission would make a turn of many
+#: workers last for minutes, and meanwhile the job would hear of nothing.
+REFUSED_SECONDS = 15.0
 
 
 @dataclass
@@ -80,8 +83,7 @@ class Applier:
             outcome.errors += await _together([self._prepare_and_create(job, decided, outcome)])
         due = self._deletions.due(decided.delete, clock.time())
         outcome.errors += await _together([self._delete(job, deletion) for deletion in due])
-        for event in decided.events:
-            await self._store.tell(job, event)
+        await _together([self._store.tell(job, event) for event in decided.events])
         if decided.expired:
             outcome.errors += await _together([self._store.delete(job)])
         if self._quota is not None:
@@ -116,11 +118,17 @@ class Applier:
         except Refused as error:
             outcome.refusals.append(error)
             return
-        creations = [self._create(job, worker_id, decided.status, outcome) for worker_id in decided.create]
+        ends = asyncio.get_running_loop().time() + REFUSED_SECONDS
+        creations = [self._create(job, worker_id, decided.status, outcome, ends) for worker_id in decided.create]
         outcome.errors.extend(await _together(creations))
 
-    async def _create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus, outcome: _Outcome) -> None:
+    async def _create(
+        self, job: PipeTrainingJob, worker_id: int, status: JobStatus, outcome: _Outcome, ends: float
+    ) -> None:
+        """Creates a worker, unless the cluster refused others and the time `ends` has come."""
         async with self._slots.of(self._key.namespace):
+            if outcome.refusals and asyncio.get_running_loop().time() >= ends:
+                return
             try:
                 await self._pool.create(job, worker_id, status)
             except NameConflict as conflict:

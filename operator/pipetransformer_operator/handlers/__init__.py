@@ -17,7 +17,7 @@ from pipetransformer_operator.kube.watches.follow import WATCH_SECONDS
 from pipetransformer_operator.service import Service
 from pipetransformer_operator.settings import Settings
 
-from .session import Backoffs, log_in
+from .session import Backoffs, Logins
 
 CONNECT_SECONDS = 10
 #: How long kopf keeps the newest event of an object.
@@ -49,10 +49,17 @@ async def operate(settings: Settings) -> None:
     try:
         await until_one_ends(service.lead(), stopped.wait())
         if not stopped.is_set():
-            await until_one_ends(service.keep_leading(), service.run(), watching)
+            await until_one_ends(service.keep_leading(), service.run(), _watch_jobs(service, watching))
     finally:
         watching.close()
         await service.stop()
+
+
+async def _watch_jobs(service: Service, watching: Coroutine[Any, Any, None]) -> None:
+    """Watches jobs once the cluster serves them. kopf looks for their kind only once, and the CRD may have gone while
+    this operator waited for the lease."""
+    await service.until_served()
+    await watching
 
 
 async def until_one_ends(*parts: Coroutine[Any, Any, object]) -> None:
@@ -115,11 +122,11 @@ class _Answers:
 
 
 def _register(registry: kopf.OperatorRegistry, service: Service) -> None:
-    answers = _Answers(service)
+    logins = Logins(_Answers(service), service.metrics)
 
     @kopf.on.login(registry=registry)
     async def login(**kwargs: Any) -> kopf.AiohttpSession | None:
-        return await log_in(answers, service.metrics, **kwargs)
+        return await logins.log_in(**kwargs)
 
     # All handlers are coroutines, because kopf runs functions in threads.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)

@@ -1,5 +1,6 @@
 """kopf's connection to the API server, which tells listeners of each request and answer."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -33,29 +34,52 @@ class AnswerListener(Protocol):
         ...
 
 
-async def log_in(answers: AnswerListener, requests: RequestListener, **kwargs: Any) -> kopf.AiohttpSession | None:
-    """Opens a session with the credentials that kopf finds; None if it finds none.
+class Logins:
+    """Opens kopf's connections, later and later if the API server refuses the credentials of each.
+
+    kopf itself would log in again at once, endlessly, because it compares sessions and not credentials.
 
     Args:
         answers: is told of each answer.
         requests: is told of each request.
-        kwargs: what kopf passes to a login handler.
     """
-    info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
-    if info is None:
-        return None
-    session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
-        headers=info.as_http_headers(),
-        proxy=info.proxy_url or proxy(info.server),
-        trace_configs=[_Trace(answers, requests).config()],
-    )
-    return kopf.AiohttpSession(
-        server=info.server,
-        aiohttp_session=session,
-        default_namespace=info.default_namespace,
-        expiration=info.expiration,
-    )
+
+    def __init__(self, answers: AnswerListener, requests: RequestListener) -> None:
+        self._answers = answers
+        self._requests = requests
+        self._refused = False
+        self._pauses = iter(Backoffs())
+
+    async def log_in(self, **kwargs: Any) -> kopf.AiohttpSession | None:
+        """Opens a session with the credentials that kopf finds; None if it finds none.
+
+        Args:
+            kwargs: what kopf passes to a login handler.
+        """
+        if self._refused:
+            await asyncio.sleep(next(self._pauses))
+        info = kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+        if info is None:
+            return None
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            proxy=info.proxy_url or proxy(info.server),
+            trace_configs=[_Trace(self, self._requests).config()],
+        )
+        return kopf.AiohttpSession(
+            server=info.server,
+            aiohttp_session=session,
+            default_namespace=info.default_namespace,
+            expiration=info.expiration,
+        )
+
+    def on_answer(self, path: str, code: int, *, watch: bool) -> None:
+        """See `AnswerListener`."""
+        self._refused = code == 401
+        if not self._refused:
+            self._pauses = iter(Backoffs())
+        self._answers.on_answer(path, code, watch=watch)
 
 
 class _Trace:

@@ -24,6 +24,8 @@ from .client.api import METADATA_OF_ONE, REQUEST_FAILED, Api, NotFound
 
 logger = logging.getLogger(__name__)
 COMPONENT = "pipetransformer-operator"
+#: How long the API server may take for an event. The job's turn waits for it.
+EVENT_SECONDS = 5.0
 
 
 class JobSource(Protocol):
@@ -126,7 +128,8 @@ class KubeStore:
         """See `JobStore`."""
         try:
             path = f"/api/v1/namespaces/{job.metadata.namespace}/events"
-            await self._api.request("POST", path, _event(job, event, self._sources.now(), self._sources.token(8)))
+            body = _event(job, event, self._sources.now(), self._sources.token(8))
+            await self._api.request("POST", path, body, timeout=EVENT_SECONDS)
         except REQUEST_FAILED as error:
             logger.warning("cannot write event %s: %s (%s)", event.reason.value, event.message, error)
 

@@ -1,6 +1,7 @@
 """kopf itself on an API server that expires its watches: what it says of jobs, and what it does not."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from pipetransformer_contract.api import GROUP, KIND, PLURAL, VERSION
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator import handlers
 from pipetransformer_operator.controller.ports import JobKey
+from pipetransformer_operator.handlers import session
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.store import ParsedJobs
@@ -31,13 +33,22 @@ RESOURCE = {"name": PLURAL, "singularName": "", "kind": KIND, "namespaced": True
 
 
 class Server:
-    """Serves one kind, but not in the namespace `closed`, and ends each watch of it by 410 once told to."""
+    """Serves one kind, but not in the namespace `closed`, and ends each watch of it by 410 once told to.
+
+    Attributes:
+        discovered: paths of requests that look for kinds.
+        refuses: so many of the first requests for jobs are answered with 401.
+        refused: when they were.
+    """
 
     def __init__(self) -> None:
         self.version = 5
         self.jobs: list[Object] = []
         self.expired = asyncio.Event()
         self.watched = asyncio.Semaphore(0)
+        self.discovered: list[str] = []
+        self.refused: list[float] = []
+        self.refuses = 0
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -47,6 +58,7 @@ class Server:
         return app
 
     async def discover(self, request: web.Request) -> web.Response:
+        self.discovered.append(request.path)
         served = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
         answers: dict[str, Object] = {
             "/api": {"versions": ["v1"]},
@@ -57,6 +69,9 @@ class Server:
         return web.json_response(answers[request.path])
 
     async def list_or_watch(self, request: web.Request) -> web.StreamResponse:
+        if len(self.refused) < self.refuses:
+            self.refused.append(asyncio.get_running_loop().time())
+            return web.json_response({"kind": "Status", "code": 401}, status=401)
         if request.match_info.get("namespace") == "closed":
             return web.json_response({"kind": "Status", "code": 403}, status=403)
         if "watch" not in request.query:
@@ -194,8 +209,70 @@ async def test_a_part_that_fails_ends_the_operator_instead_of_itself_alone() -> 
     assert ended.is_set()
 
 
+async def test_refused_credentials_are_tried_again_later_and_later(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "FIRST_BACKOFFS", (0.1, 0.2, 0.4))
+    server.jobs, server.refuses = [job("a")], 4
+    watched = Watched(api)
+    await watched.changed.get()
+    await watched.stop()
+    pauses = [after - before for before, after in itertools.pairwise(server.refused)]
+    assert all(pause > 0.9 * least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True)), pauses
+
+
+class Leader:
+    """A service that leads, on a cluster whose CRD is gone until `serves` is set."""
+
+    def __init__(self, api: Api) -> None:
+        self.serves, self.asked = asyncio.Event(), asyncio.Event()
+        self.metrics = SimpleNamespace(on_api_request=lambda *request: None)
+        self.health = SimpleNamespace(on_watch_opened=lambda path: None, on_watch_refused=lambda path: None)
+        self.jobs = KnownJobs(api, ParsedJobs(), ClusterListener())
+
+    async def lead(self) -> None:
+        """It leads at once."""
+
+    async def until_served(self) -> None:
+        self.asked.set()
+        await self.serves.wait()
+
+    async def keep_leading(self) -> None:
+        await asyncio.Event().wait()
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        """Nothing runs."""
+
+
+async def test_kopf_looks_for_the_kind_of_jobs_once_the_cluster_serves_it(
+    server: Server, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks only once, so it would never watch a kind that was not there."""
+    leader = Leader(api)
+
+    async def start(settings: Settings) -> Leader:
+        return leader
+
+    monkeypatch.setattr(Service, "start", start)
+    operating = asyncio.create_task(handlers.operate(Settings("system", "b", "https://operator.system.svc:8443")))
+    await leader.asked.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert server.discovered == []
+    leader.serves.set()
+    await server.watched.acquire()
+    assert server.discovered.count("/apis") == 1
+    operating.cancel()
+    await asyncio.gather(operating, return_exceptions=True)
+
+
 class Spare:
     """A service whose lease another operator holds."""
+
+    metrics = None
 
     def __init__(self) -> None:
         self.waits, self.stopped = asyncio.Event(), False

@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.controller.ports import Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, REQUEST_FAILED, Api, NotFound, Query
 from pipetransformer_operator.kube.events import ClusterListener
 
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS = 120
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
+#: A watch that ends earlier than this without an event is as bad as one that breaks: a proxy may answer so.
+SHORTEST_WATCH_SECONDS = 1.0
 
 
 class Followed:
@@ -126,13 +128,16 @@ async def follow(
                     bookmarked=bookmarked,
                     opened=followed.on_opened,
                 )
+                began, works = asyncio.get_running_loop().time(), False
                 async for event in events:
-                    retry = FIRST_RETRY_SECONDS
+                    retry, works = FIRST_RETRY_SECONDS, True
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] == "BOOKMARK":
                         bookmarked = True
                     else:
                         yield event["object"], event["type"] == "DELETED"
+                if not works and asyncio.get_running_loop().time() < began + SHORTEST_WATCH_SECONDS:
+                    raise Unavailable("the watch ended at once")
                 retry = FIRST_RETRY_SECONDS
                 if relists_always:
                     break

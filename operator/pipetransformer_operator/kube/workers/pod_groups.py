@@ -174,16 +174,25 @@ class PodGroups:
             await self._api.request("POST", self._path(job), self._object(job, name, size))
         except (Conflict, NotFound) as error:  # another client made or deleted it: look again in the next turn
             self.forget(JobKey.of(job))
-            if await self._is_foreign(job, name):
-                text = f"PodGroup {name} exists and belongs to another owner: delete or rename it or the job"
-                raise Refused(text) from error
+            query = {"fieldSelector": f"metadata.name={name}"}  # a list, because that is a right that the operator has
+            async for part in self._api.list(self._path(job), query):
+                for kept in part["items"]:
+                    await self._take_back(job, kept)
             raise Conflict(f"PodGroup {name}: {error}") from error
 
-    async def _is_foreign(self, job: PipeTrainingJob, name: str) -> bool:
-        """Whether a group of this name exists, and neither the job nor a deleted job of its name owns it."""
-        query = {"fieldSelector": f"metadata.name={name}"}  # a list, because that is a right that the operator has
-        groups = [one async for part in self._api.list(self._path(job), query) for one in part["items"]]
-        return any(not is_of(group, job) for group in groups)
+    async def _take_back(self, job: PipeTrainingJob, group: Object) -> None:
+        """Labels the job's own group again, so that the next turn finds it.
+
+        Raises:
+            Refused: the group is not the job's own.
+        """
+        name = group["metadata"]["name"]
+        if not is_of(group, job):
+            raise Refused(f"PodGroup {name} exists and belongs to another owner: delete or rename it or the job")
+        if controller_uid(group) != job.metadata.uid:
+            raise Refused(f"PodGroup {name} of a deleted job of the same name still exists")
+        change = {"metadata": {"labels": {JOB_LABEL: job.metadata.name}}}
+        await self._api.request("PATCH", f"{self._path(job)}/{name}", change, content_type=MERGE_PATCH)
 
     async def _delete(self, job: PipeTrainingJob, group: str) -> None:
         try:

@@ -364,6 +364,52 @@ async def test_a_refusal_shows_in_status_and_stops_neither_deletions_nor_events(
     assert running is not None and (running.reason, running.message) == ("CreationRefused", str(failing.error))
 
 
+class Counted(Failing):
+    """Counts the creations that it refuses."""
+
+    error = Refused("500 failed calling webhook")
+    asked = 0
+
+    async def create(self, job: PipeTrainingJob, worker_id: int, status: JobStatus) -> None:
+        self.asked += 1
+        await super().create(job, worker_id, status)
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(60.0, 6), (0.0, 1)])
+async def test_a_turn_tries_other_workers_only_for_a_while_after_a_refusal(
+    seconds: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An admission that takes long would make a turn of many workers last for minutes."""
+    monkeypatch.setattr("pipetransformer_operator.controller.apply.REFUSED_SECONDS", seconds)
+    cluster = Counted(6, make_job().workers(6).job())
+
+    await make_loop(cluster, writes=2).turn(cluster.jobs[KEY])
+
+    assert cluster.asked == asked
+
+
+class Together(Failing):
+    """Takes events only two at a time."""
+
+    error = Unavailable("503")
+    pair = asyncio.Barrier(2)
+
+    async def tell(self, job: PipeTrainingJob, event: PlanEvent) -> None:
+        await self.pair.wait()
+        await super().tell(job, event)
+
+
+async def test_the_events_of_a_turn_are_written_at_once() -> None:
+    """Otherwise events that take long, as with an etcd of their own, would hold up the job one after the other."""
+    cluster = Together(4, make_job().workers(2).job())
+    cluster.workers["digits"] = [Worker(7, "digits-w7", "uid-7")]
+
+    with pytest.raises(Unavailable):
+        await make_loop(cluster, writes=2).turn(cluster.jobs[KEY])
+
+    assert len(cluster.told) == 2
+
+
 class Unprotected(Cluster):
     """Takes no budget."""
 

@@ -15,9 +15,13 @@ def event(version: int, kind: str = "MODIFIED") -> Object:
     return {"type": kind, "object": {"metadata": {"resourceVersion": str(version)}}}
 
 
-async def read(api: ScriptedApi, monkeypatch: pytest.MonkeyPatch, *, relists_always: bool = False) -> list[float]:
-    """Follows to the end of the script; returns the pauses after what broke."""
+async def read(
+    api: ScriptedApi, monkeypatch: pytest.MonkeyPatch, *, relists_always: bool = False, shortest: float = 0.0
+) -> list[float]:
+    """Follows to the end of the script; returns the pauses after what broke. Scripted watches end at once, so none
+    counts as too short unless `shortest` (seconds) is set."""
     pauses: list[float] = []
+    monkeypatch.setattr("pipetransformer_operator.kube.watches.follow.SHORTEST_WATCH_SECONDS", shortest)
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
@@ -44,6 +48,13 @@ async def test_pauses_grow_until_a_watch_is_seen_to_work(monkeypatch: pytest.Mon
     works: list[Answer] = [Listed([]), [event(6)], BROKEN, Listed([]), [], BROKEN]
     assert await read(ScriptedApi(*first, *works), monkeypatch) == [0.5, 1, 2, 4, 0.5, 0.5]
     assert await read(ScriptedApi(*[BROKEN] * 7), monkeypatch) == [0.5, 1, 2, 4, 8, 10, 10]
+
+
+async def test_a_watch_that_ends_at_once_without_an_event_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a proxy that has lost its server: without a pause it would be asked a thousand times a second."""
+    api = ScriptedApi(Listed([]), [], Listed([]), [], Listed([]), [event(6)], [])
+    assert await read(api, monkeypatch, shortest=1.0) == [0.5, 1, 0.5]
+    assert api.asked[:5] == ["list", "watch from 5", "list", "watch from 5", "list"]
 
 
 async def test_a_list_comes_first_again_after_each_watch_where_that_is_asked_for(

@@ -74,7 +74,8 @@ async def test_a_list_comes_in_parts_and_only_a_whole_one_counts() -> None:
     assert seen.api.asked == ["list", "watch from 5"]
 
 
-async def test_changes_are_taken_and_a_watch_that_ends_goes_on_where_it_was() -> None:
+async def test_changes_are_taken_and_a_watch_that_ends_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "SHORTEST_WATCH_SECONDS", 0.0)
     bookmark = event("BOOKMARK", {"metadata": {"resourceVersion": "9"}})
     events = [event("ADDED", pod(6, "uid-1")), event("DELETED", pod(7)), event("MODIFIED", pod(8, "uid-1")), bookmark]
     seen = await Seen(ScriptedApi(Listed([pod(1)]), events, [])).read()

@@ -59,7 +59,8 @@ class Cluster(Api):
         if name := query.get("fieldSelector", "").removeprefix("metadata.name="):
             return {"metadata": {}, "items": [self.groups[name]] if name in self.groups else []}
         assert query["labelSelector"] == f"{JOB_LABEL}=digits"
-        return {"metadata": {}, "items": list(self.groups.values())}
+        found = [group for group in self.groups.values() if group["metadata"].get("labels", {}).get(JOB_LABEL)]
+        return {"metadata": {}, "items": found}
 
     async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
         _, _, name = path.rpartition("/")
@@ -74,6 +75,10 @@ class Cluster(Api):
             assert (path, options) == (f"{self.folder}/{name}", {"content_type": MERGE_PATCH})
             if name not in self.groups:
                 raise NotFound(name)
+            if "metadata" in body:
+                self.groups[name]["metadata"].setdefault("labels", {}).update(body["metadata"]["labels"])
+                self.said.append((method, name))
+                return self.groups[name]
             self.groups[name]["spec"]["schedulingPolicy"] = body["spec"]["schedulingPolicy"]
             self.said.append((method, name, _size(self.groups[name])))
             return self.groups[name]
@@ -229,11 +234,23 @@ async def test_a_new_job_of_the_same_name_looks_for_its_own_groups() -> None:
     cluster = Cluster()
     await cluster.make(status(4), [0, 1, 2, 3])
     cluster.pods.clear()
-    with pytest.raises(Conflict, match="digits-start exists"):
+    with pytest.raises(Refused, match="PodGroup digits-start of a deleted job of the same name still exists"):
         await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
     cluster.groups.clear()
     await cluster.pool.prepare(job("another"), status(4), [0, 1, 2, 3])
     assert list(cluster.groups) == ["digits-start"]
+
+
+async def test_a_group_whose_label_another_client_removed_is_found_again() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    del cluster.groups["digits-start"]["metadata"]["labels"]
+    cluster.restarted()
+    with pytest.raises(Conflict, match="digits-start exists"):
+        await cluster.make(status(4), [4])
+    assert cluster.groups["digits-start"]["metadata"]["labels"] == {JOB_LABEL: "digits"}
+    await cluster.make(status(4), [])
+    assert cluster.said[-1] == ("PATCH", "digits-start")
 
 
 async def test_of_a_job_that_is_deleted_while_its_workers_are_created_no_further_one_is() -> None:

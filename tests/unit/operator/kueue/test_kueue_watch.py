@@ -47,7 +47,8 @@ async def test_nothing_is_known_before_the_first_list_and_outages_take_nothing()
     assert told == [KEY, None]
 
 
-async def test_whether_kueue_answers_is_as_its_newest_answer() -> None:
+async def test_whether_kueue_answers_is_as_its_newest_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipetransformer_operator.kube.watches.follow.SHORTEST_WATCH_SECONDS", 0.0)
     assert Workloads(ScriptedApi(), [], NO_LISTENER).answers is None, "it was not asked yet"
     seen, _ = await seen_after(Unavailable("500"))
     assert seen.answers is False
