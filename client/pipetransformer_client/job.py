@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,22 +24,27 @@ class Job:
     namespace: str
     uid: str
     manifest: Mapping[str, Any]
-    status: JobStatus
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Job":
-        """Makes a job from an object of the API server.
+        """Makes a job from an object of the API server."""
+        metadata = manifest["metadata"]
+        return cls(metadata["name"], metadata["namespace"], metadata["uid"], manifest)
+
+    @cached_property
+    def status(self) -> JobStatus:
+        """What the operator says of the job.
 
         Raises:
-            ClientError: the status does not fit this client's types.
+            ClientError: it does not fit this client's types.
         """
-        metadata = manifest["metadata"]
         try:
-            status = JobStatus.model_validate(manifest.get("status") or {})
+            return JobStatus.model_validate(self.manifest.get("status") or {})
         except ValidationError as error:
-            where = f"{metadata['namespace']}/{metadata['name']}"
-            raise ClientError(f"the status of {where} is newer than this client: {error}") from error
-        return cls(metadata["name"], metadata["namespace"], metadata["uid"], manifest, status)
+            first = error.errors()[0]
+            where, field = f"{self.namespace}/{self.name}", ".".join(map(str, first["loc"]))
+            words = f"the status of {where} is newer than this client: upgrade the client ({field}: {first['msg']})"
+            raise ClientError(words) from error
 
     @property
     def finished(self) -> bool:

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -23,6 +23,9 @@ from .ideal import ideal_object, print_ideal
 from .manifests import File, Name, Settings, one_job
 from .options import EXIT_REFUSED, Output, console, errors
 from .show import print_object
+
+if TYPE_CHECKING:
+    from pipetransformer.partition import ModelCosts
 
 
 @app.command()
@@ -47,7 +50,6 @@ def plan(
     try:
         from pipetransformer.errors import DeviceError, DeviceMemoryError, ModelError
         from pipetransformer.library.forecast import Forecast, measure_here
-        from pipetransformer.partition import ModelCosts
     except ModuleNotFoundError as error:
         errors().print(f"error: plan builds the job's model, so it needs the trainer on this machine: {error}")
         raise typer.Exit(EXIT_REFUSED) from error
@@ -55,12 +57,7 @@ def plan(
         raise typer.BadParameter("give --measure or --costs, not both")
     given = None
     if costs is not None:
-        try:
-            given = ModelCosts.model_validate(json.loads(costs.read_text())["costs"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise typer.BadParameter(
-                f"--costs: {costs} is not the output of plan --measure -o json: {error}"
-            ) from error
+        given = _costs_of(costs)
     sys.path.insert(0, str(Path.cwd()))  # where the workers of `run` find the user's modules
     try:
         spec = PipeTrainingJob.from_manifest(manifest).spec
@@ -80,9 +77,24 @@ def plan(
     _print(found, saved, measured=forecast.costs is not None)
     if runs is not None:
         print_ideal(runs, console())
+    if forecast.never_freezes:
+        errors().print(f"warning: spec.freeze: no layer freezes in the {forecast.job.total_steps} steps of the job")
     if spec.freeze.ignored:
         fields = ", ".join(spec.freeze.ignored)
         errors().print(f"warning: spec.freeze: policy {spec.freeze.policy} ignores {fields}")
+
+
+def _costs_of(file: Path) -> "ModelCosts":
+    """Reads the costs that `plan --measure -o json` printed."""
+    from pipetransformer.partition import ModelCosts
+
+    try:
+        return ModelCosts.model_validate(json.loads(file.read_text())["costs"])
+    except OSError as error:
+        errors().print(f"error: --costs: cannot read {file}: {error.strerror}")
+    except (ValueError, KeyError, TypeError):
+        errors().print(f"error: --costs: {file} holds no costs: it must be the output of plan --measure -o json")
+    raise typer.Exit(EXIT_REFUSED)
 
 
 def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | None) -> dict[str, Any]:

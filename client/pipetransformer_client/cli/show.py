@@ -10,12 +10,13 @@ import yaml
 from rich.console import Console
 
 from pipetransformer_client.client import Client
+from pipetransformer_client.errors import ClientError
 from pipetransformer_client.job import Event, Job
 from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import duration
 
 from .app import app
-from .options import Context, Format, JobName, Namespace, Output, console
+from .options import Context, Format, JobName, Namespace, Output, console, errors
 from .view import draw_layout, held, progress
 
 _TITLES = ("NAME", "STATE", "STAGES", "PIPELINES", "GPUS", "FROZEN", "STEP", "ETA", "SAVED", "AGE")
@@ -35,7 +36,13 @@ def list_jobs(
     if output is not None:
         print_jobs(jobs, output)
         return
-    rows = [["NAMESPACE", *_TITLES], *([job.namespace, *_row(job)] for job in jobs)]
+    rows = [["NAMESPACE", *_TITLES]]
+    for job in jobs:
+        try:
+            rows.append([job.namespace, *_row(job)])
+        except ClientError as error:  # it hides no other job
+            errors().print(f"warning: {error}")
+            rows.append([job.namespace, job.name, *["?"] * (len(_TITLES) - 2), _age(job.created)])
     _print_columns(rows if all_namespaces else [row[1:] for row in rows])
 
 
@@ -56,11 +63,12 @@ def print_jobs(jobs: Sequence[Job], output: Format) -> None:
 
 
 def print_object(value: Mapping[str, Any], output: Format) -> None:
-    """Prints an object as JSON or YAML."""
+    """Prints a JSON-able object as JSON or YAML."""
+    text = json.dumps(value, indent=2)
     if output is Format.JSON:
-        print(json.dumps(value, indent=2))
-    else:
-        print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+        print(text)
+    else:  # PyYAML knows no enums
+        print(yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True), end="")
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:

@@ -6,10 +6,12 @@ import typer
 
 from pipetransformer_client.client import Client
 from pipetransformer_client.errors import ClientError
+from pipetransformer_contract.api import PipeTrainingJob
+from pipetransformer_contract.api.template import lost_locations
 
 from .app import app
 from .manifests import File, Name, Settings, all_jobs
-from .options import EXIT_FAILED, Context, Namespace, Output, console
+from .options import EXIT_FAILED, Context, Namespace, Output, console, errors
 from .show import print_jobs, print_object
 from .watch import watch_job
 
@@ -36,6 +38,8 @@ def submit(
     try:
         for manifest in manifests:
             jobs.append(client.submit(manifest))
+            for lost in lost_locations(PipeTrainingJob.from_manifest(manifest).spec):
+                errors().print(f"warning: {lost}")
             if output is None:
                 console().print(f"{jobs[-1].namespace}/{jobs[-1].name} created", highlight=False)
     except ClientError:

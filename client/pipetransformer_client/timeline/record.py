@@ -307,5 +307,5 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         if line.endswith(b"\n"):
             with suppress(ValueError):
                 found = json.loads(line)
-                if isinstance(found, dict):
+                if isinstance(found, dict) and "time" in found:
                     yield found

@@ -111,7 +111,8 @@ class Document:
 
 
 def read_documents(file: Path) -> list[Document]:
-    """The YAML documents of a file, or of standard input for `-`. Empty documents are left out.
+    """The YAML documents of a file, or of standard input for `-`, and the objects of a `List`. Empty documents are left
+    out.
 
     Raises:
         InvalidManifest: the file is not YAML.
@@ -121,6 +122,7 @@ def read_documents(file: Path) -> list[Document]:
         contents = _parsed(sys.stdin.read() if file == STANDARD_INPUT else _text(file))
     except ValueError as error:
         raise InvalidManifest([FieldError(_name_of(file), f"is not YAML: {error}")]) from error
+    contents = [one for content in contents for one in _items(content)]
     if len(contents) == 1:
         return [Document(_name_of(file), contents[0])]
     return [
@@ -128,6 +130,12 @@ def read_documents(file: Path) -> list[Document]:
         for number, content in enumerate(contents, start=1)
         if content is not None
     ]
+
+
+def _items(content: Any) -> list[Any]:
+    """The objects of a `List`, as `kubectl get` and `pipetransformer list` print one; otherwise the content itself."""
+    items = content.get("items") if isinstance(content, dict) and content.get("kind") == "List" else None
+    return items if isinstance(items, list) else [content]
 
 
 def parse_value(text: str) -> Any:

@@ -5,6 +5,7 @@ the operator and the client make these checks themselves.
 """
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from .job import JobSpec
@@ -17,6 +18,20 @@ CHANNEL_FOLDER = "/var/run/pipetransformer"
 def template_errors(spec: JobSpec) -> list[FieldError]:
     """Errors of the pod template that the API server does not find."""
     return [*_second_accelerators(spec), *_hidden_channel(spec)]
+
+
+def lost_locations(spec: JobSpec) -> list[FieldError]:
+    """Locations of checkpoints and output that are on no volume of the trainer. Their files are lost with a pod, but
+    the image may have mounts that the template does not name. So this is no error."""
+    folders = [str(mount.get("mountPath")) for mount in _trainers_mounts(spec)]
+    named = {"spec.checkpoint.location": spec.checkpoint, "spec.output.location": spec.output}
+    return [
+        FieldError(field, f"{part.location} is on no volume that the trainer mounts: its files are lost with the pod")
+        for field, part in named.items()
+        if part is not None
+        and part.location.startswith("/")
+        and not any(PurePosixPath(part.location).is_relative_to(folder) for folder in folders)
+    ]
 
 
 def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
@@ -36,10 +51,13 @@ def _second_accelerators(spec: JobSpec) -> Iterator[FieldError]:
 
 
 def _hidden_channel(spec: JobSpec) -> Iterator[FieldError]:
-    mounts = _objects((spec.pod_template.trainer().model_extra or {}).get("volumeMounts"))
-    if any(str(mount.get("mountPath")).rstrip("/") == CHANNEL_FOLDER for mount in mounts):
+    if any(str(mount.get("mountPath")).rstrip("/") == CHANNEL_FOLDER for mount in _trainers_mounts(spec)):
         message = f"nothing may be mounted at {CHANNEL_FOLDER}: the worker's token and certificates are there"
         yield FieldError("spec.podTemplate.spec.containers", message)
+
+
+def _trainers_mounts(spec: JobSpec) -> list[dict[str, Any]]:
+    return _objects((spec.pod_template.trainer().model_extra or {}).get("volumeMounts"))
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

@@ -134,6 +134,23 @@ def test_a_list_is_a_table_or_what_a_program_reads(
         assert load(capsys.readouterr().out)["items"][0]["metadata"]["name"] == "one"
 
 
+def test_a_job_that_a_newer_operator_wrote_hides_no_other(
+    fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newer = stored(make_job("newer"))
+    newer["status"] = {"state": "Dreaming"}
+    fake.objects[JOBS] = {"items": [newer, stored(make_job("one"))]}
+    fake.objects[f"{JOBS}/newer"] = newer
+
+    assert command(monkeypatch, "list") == 0
+    said = capsys.readouterr()
+    assert [row.split()[0] for row in said.out.splitlines()[1:]] == ["newer", "one"]
+    assert "the status of default/newer is newer than this client: upgrade the client (state: Input" in said.err
+    assert command(monkeypatch, "describe", "newer", "-o", "json") == 0, "it needs no status"
+    capsys.readouterr()
+    assert command(monkeypatch, "describe", "newer") == 3
+
+
 def report_of(step: int, **fields: Any) -> Object:
     """A report as the status holds it."""
     needed = {"jobUid": "job-uid", "layoutGeneration": 1, "boundary": 6, "numLayers": 12, "bytesBudget": 0}

@@ -41,6 +41,28 @@ def test_submit_creates_each_job_of_a_file(
     assert capsys.readouterr().out.splitlines() == ["default/one created", "default/two created"]
 
 
+def test_submit_reads_the_list_that_list_prints(
+    tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [make_job("one").manifest(), make_job("two").manifest()]
+    file = write(tmp_path, {"apiVersion": "v1", "kind": "List", "items": jobs})
+    assert command(monkeypatch, "submit", file) == 0
+    assert submitted(fake) == ["one", "two"]
+
+
+def test_submit_warns_of_results_that_are_lost_with_the_pod(
+    tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job("one").set("output.location", "/storage/models").set("checkpoint.location", "/storage2").manifest()
+    (trainer,) = job["spec"]["podTemplate"]["spec"]["containers"]
+    trainer["volumeMounts"] = [{"name": "disk", "mountPath": "/storage/"}]
+    assert command(monkeypatch, "submit", write(tmp_path, job)) == 0
+    assert submitted(fake) == ["one"]
+    warned = capsys.readouterr().err
+    assert "warning: spec.checkpoint.location: /storage2 is on no volume that the trainer mounts" in warned
+    assert "output" not in warned
+
+
 def test_programs_read_the_jobs_of_a_file_as_one_list(
     tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

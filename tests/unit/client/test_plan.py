@@ -184,6 +184,48 @@ def test_costs_that_were_measured_are_planned_with_elsewhere(
     assert planned(job, tmp_path, monkeypatch, capsys, "--costs", str(costs)) == measured
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"small": [], "large": []}, "costs: are of a model of -2 layers, but this one has 12: measure again"),
+        ({"micro_batch_sizes": [4, 4]}, "costs: need two sizes of a micro-batch, ascending: measure again"),
+        ({"small": [[0, 0, 0, 0]] * 14}, "costs: are all zero: measure again"),
+        (None, "holds no costs: it must be the output of plan --measure -o json"),
+    ],
+)
+def test_costs_that_do_not_fit_are_refused(
+    change: dict[str, Any] | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file, costs = tmp_path / "job.yaml", tmp_path / "costs.json"
+    file.write_text(yaml.safe_dump(packing_job().manifest()))
+    given = assumed_costs(12).model_dump(mode="json")
+    costs.write_text(json.dumps({"costs": None if change is None else {**given, **change}}))
+    assert command(monkeypatch, "plan", str(file), "--costs", str(costs)) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert command(monkeypatch, "plan", str(file), "--costs", str(tmp_path / "none.json")) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_plan_is_printed_as_yaml_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_json = planned(packing_job(), tmp_path, monkeypatch, capsys)
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == as_json
+
+
+@pytest.mark.parametrize(("step", "warns"), [(50, False), (100_000, True)])
+def test_a_plan_warns_if_no_layer_ever_freezes(
+    step: int, warns: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [{"step": step, "boundary": 8}]
+    job = packing_job().set("freeze", {"policy": "Explicit", "boundaries": points})
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job.manifest()))
+    assert command(monkeypatch, "plan", str(tmp_path / "job.yaml")) == 0
+    assert ("no layer freezes in the" in capsys.readouterr().err) == warns
+
+
 def test_without_the_trainer_plan_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

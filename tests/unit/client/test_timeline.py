@@ -175,7 +175,7 @@ def test_a_damaged_line_is_left_out(run_dir: Path) -> None:
     """A machine that loses its power may leave zeros in a file."""
     whole = read(run_dir)
     for name in ("events.jsonl", "steps.jsonl"):
-        (run_dir / name).write_bytes((run_dir / name).read_bytes().replace(b"\n", b"\n\0\0\n7\n\xff\n", 1))
+        (run_dir / name).write_bytes((run_dir / name).read_bytes().replace(b"\n", b"\n\0\0\n7\n{}\n\xff\n", 1))
     assert read(run_dir) == whole
 
 

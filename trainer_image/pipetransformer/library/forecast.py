@@ -69,10 +69,14 @@ class Forecast:
             costs: measured costs of the units; None to assume equal layers.
 
         Raises:
-            SpecError: the job cannot be trained as specified, or a program must pass a part of it.
+            SpecError: the job cannot be trained as specified, a program must pass a part of it, or the costs are those
+                of another model.
         """
         _check_named(spec)
-        return cls(load_job(spec), costs)
+        job = load_job(spec)
+        if costs is not None:
+            _check_costs(costs, job)
+        return cls(job, costs)
 
     def at(self, visit: int) -> "Forecast":
         """The forecast for a visit, a period of training of one level of `multiLevel`.
@@ -89,6 +93,12 @@ class Forecast:
         layers, all_layers = job.unit_bytes[1:-1], self.job.unit_bytes[1:-1]
         share = (sum(layers) / len(layers)) / (sum(all_layers) / len(all_layers))
         return Forecast(job, None, unit * share)
+
+    @property
+    def never_freezes(self) -> bool:
+        """Whether the policy freezes layers by itself, but none before the job ends."""
+        freeze = self.job.spec.freeze
+        return freeze.policy not in (FreezePolicyName.NONE, FreezePolicyName.SCRIPT) and self.boundaries() == []
 
     def boundaries(self) -> list[tuple[int, int]] | None:
         """When the boundary moves: (step, number of frozen layers from then on), if no trial of a freeze fails.
@@ -236,6 +246,21 @@ class Forecast:
         """Predicted seconds of a step in a segment, with the outputs that the cache has in it."""
         model = with_cache_of(self.job.layouts.step_model(self.costs), segment.boundary, segment.cached, segment.off)
         return model.step_seconds(segment.boundary, cut, pipelines)
+
+
+def _check_costs(costs: ModelCosts, job: Job) -> None:
+    """Refuse costs of another number of layers, or from which no other micro-batch size can be predicted.
+
+    Raises:
+        SpecError: names what differs.
+    """
+    if len(costs.small) != job.num_layers + 2 or len(costs.large) != job.num_layers + 2:
+        layers = len(costs.small) - 2
+        raise SpecError("costs", f"are of a model of {layers} layers, but this one has {job.num_layers}: measure again")
+    if costs.micro_batch_sizes[0] >= costs.micro_batch_sizes[1]:
+        raise SpecError("costs", "need two sizes of a micro-batch, ascending: measure again")
+    if sum(cost.forward + cost.backward for cost in costs.small) <= 0:
+        raise SpecError("costs", "are all zero: measure again")
 
 
 def _check_named(spec: TrainerSpec) -> None:
