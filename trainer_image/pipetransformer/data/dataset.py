@@ -288,11 +288,22 @@ class Dataset:
         Call this before the first step, because it reads samples. It looks at a few, so a rare change may be seen by
         some workers only. They tell the others, which call `expect_changes`.
         """
-        return any(
-            not _are_equal(*(read_batch(split, spread_ids(split), None)[0] for _ in range(2)))
-            for split in (self.train, self.test)
-            if len(split)
-        )
+        return self._changes[0]
+
+    @property
+    def targets_change(self) -> bool:
+        """Whether some targets differ when they are read twice. Call it before the first step, as `inputs_change`."""
+        return self._changes[1]
+
+    @cached_property
+    def _changes(self) -> tuple[bool, bool]:
+        """Whether inputs and targets of some samples differ when they are read twice."""
+        found = [False, False]
+        for split in (self.train, self.test):
+            if len(split):
+                twice = zip(*(read_batch(split, spread_ids(split), None) for _ in range(2)), strict=True)
+                found = [before or not _are_equal(*both) for before, both in zip(found, twice, strict=True)]
+        return found[0], found[1]
 
     def expect_changes(self) -> None:
         """From now on let `inputs_change` be true, because another worker saw a sample change."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from pipetransformer.data import DataInfo, Task
+from pipetransformer.data import DataInfo, Dataset, Task
 from pipetransformer.errors import SpecError, storing
 from pipetransformer.models import PipelineModel, is_keyed
 from pipetransformer.storage import Folder
@@ -134,6 +134,21 @@ def check_held_out(spec: Evaluation, count: int) -> None:
                 f"spec.evaluation.{field}",
                 "needs held-out samples, but the data have none: hold some out, or remove it",
             )
+
+
+def check_targets(spec: Pipeline, dataset: Dataset) -> None:
+    """Refuse targets that change each time that they are read, if a pipeline has several stages.
+
+    Raises:
+        SpecError: some targets changed.
+    """
+    if spec.stages > 1 and dataset.targets_change:
+        raise SpecError(
+            "spec.data",
+            "targets change each time that samples are read, but the first and the last stage read them separately:"
+            " draw by the sample and the step, as an AugmentedSplit does",
+            reason="DataUnreadable",
+        )
 
 
 def check_slices(spec: Pipeline, model: PipelineModel, name: str, info: DataInfo, targets: Tensor) -> None:

@@ -169,6 +169,11 @@ class Job:
             return self.whole.data_digest
         return f"{self.order.num_shards}:{self.training_digest}:{digest(self.dataset.test)}"
 
+    @cached_property
+    def first_sums(self) -> list[float]:
+        """See `PipelineModel.first_sums`; of level 0."""
+        return self.whole.first_sums if self.whole is not None else self.model.first_sums()
+
     @property
     def may_cache(self) -> bool:
         """Whether the spec allows a cache."""

@@ -34,7 +34,15 @@ from pipetransformer.schedules import TeraPipe, make_schedule
 from pipetransformer.state.optimizer import names_without_decay
 from pipetransformer_contract.spec import Freeze, Goal, Precision, TrainerSpec
 
-from .checks import ANOTHER_LOCATION, check_asynchronous, check_held_out, check_model, check_slices, check_spec
+from .checks import (
+    ANOTHER_LOCATION,
+    check_asynchronous,
+    check_held_out,
+    check_model,
+    check_slices,
+    check_spec,
+    check_targets,
+)
 from .job import Job
 from .levels import with_levels
 from .script_parts import Parts, place_of_function
@@ -67,6 +75,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
     check_spec(spec)
     check_held_out(spec.evaluation, len(dataset.test))
+    check_targets(spec.pipeline, dataset)
     build = _with_same_weights(model, build)
     model, build = _without_constants(spec.freeze, model, build)
     check_model(model)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -97,6 +98,7 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     address = _own_address(os.environ)
     own_store, listens_at = host_store(address, _TIMEOUT)
     world = World.meet(own_store if shared is None else shared, rank, size, listens_at)
+    world.compare(_same_on_all_ranks(spec))
     source = _chooser(world, job, resumed, run_dir) if rank == 0 else Follower(world)
     watcher = GenerationWatcher(source.watch if isinstance(source, Chooser) else source.next_generation)
     stop = threading.Event()
@@ -135,6 +137,16 @@ def _in_world(spec: TrainerSpec, size: int, resumed: CheckpointInfo | None) -> T
             "pipeline": spec.pipeline.model_copy(update={"stages": min(spec.pipeline.stages, size)}),
         }
     )
+
+
+def _same_on_all_ranks(spec: TrainerSpec) -> dict[str, Any]:
+    """What a spec must say on all ranks, by field. Paths of the model and the data may differ between machines."""
+    parts = {"training": spec.training, "pipeline": spec.pipeline, "freeze": spec.freeze, "evaluation": spec.evaluation}
+    return {
+        f"spec.{name}.{field}": value
+        for name, part in parts.items()
+        for field, value in part.model_dump(mode="json", by_alias=True).items()
+    }
 
 
 def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Path) -> Chooser:

@@ -59,6 +59,12 @@ class MicroBatchContext:
         """A copy for the start of a unit's forward: its `draws` and `kept` are empty."""
         return replace(self, draws={}, kept={})
 
+    def of_samples(self, some: slice) -> "MicroBatchContext":
+        """The context of a micro-batch of only some of the samples, at the start of a unit's forward."""
+        lengths = None if self.lengths is None else self.lengths[some]
+        ids = self.sample_ids[some]
+        return replace(self, sample_ids=ids, lengths=lengths, memory={}, sample_keys={}, draws={}, kept={})
+
     def in_slices(self, lengths: Sequence[int]) -> "list[MicroBatchContext]":
         """The contexts of slices with these lengths in tokens; they share `memory`. Without lengths, only this one."""
         if not lengths:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import is_lazy
 
-from pipetransformer.data import NO_TARGET
+from pipetransformer.data import NO_TARGET, byte_tensor
 
 from .ties import Ties
 
-#: Number of values of a parameter that tell whether a model is built with other weights.
+#: Number of values of a tensor that tell whether a model is built with other weights.
 _COMPARED = 32
 
 
@@ -130,16 +130,27 @@ class PipelineModel:
         """Check that units (by index) were built with the weights of the model that this shell was made of.
 
         Raises:
-            ValueError: a parameter has other first values. Other workers would start from yet others.
+            ValueError: a parameter or buffer has other first values. Other workers would start from yet others.
         """
         for index, unit in units.items():
             before = self._first_values.get(index, {})
             for name, values in _first_values(unit).items():
-                if name in before and not torch.allclose(values, before[name], rtol=0, atol=0, equal_nan=True):
+                if name in before and not torch.equal(byte_tensor(values), byte_tensor(before[name])):
                     raise ValueError(
                         f"{self.unit_name(index)}.{name} has other values each time that the model is built, but all"
                         " workers must start from the same: draw by torch, numpy.random or random, which are seeded"
                     )
+
+    def first_sums(self) -> list[float]:
+        """For each unit, a sum of first values of its parameters and buffers. Workers compare them.
+
+        Empty if this is no shell of a model with weights. A sum, because other processors may round the first values
+        otherwise.
+        """
+        return [
+            sum(values.double().nan_to_num(0, 0, 0).sum().item() for values in of_unit.values())
+            for _, of_unit in sorted(self._first_values.items())
+        ]
 
     def unit_name(self, index: int) -> str:
         """Name of a unit in the whole model. A parameter's whole-model name is `blocks.3.` + its name in the unit."""
@@ -155,12 +166,17 @@ class PipelineModel:
 
         Args:
             output: (micro-batch, ..., classes) logits.
-            target: (micro-batch, ...) class indices; -100 for a target that is ignored.
+            target: (micro-batch, ...) class indices; -100 for a target that is ignored. Or (micro-batch, ..., classes)
+                probabilities of the classes.
             weight: (micro-batch,) 1, or 0 for a sample that only pads the micro-batch.
         """
-        classes = target if target.is_floating_point() else target.long()  # data may have smaller whole numbers
-        losses = functional.cross_entropy(output.flatten(0, -2), classes.flatten(), reduction="none")
-        weights = target_weights(target, weight).flatten()
+        if target.is_floating_point() and target.shape == output.shape:
+            losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(0, -2), reduction="none")
+            weights = target_weights(torch.zeros_like(target[..., 0]), weight).flatten()
+        else:
+            classes = target if target.is_floating_point() else target.long()  # data may have smaller whole numbers
+            losses = functional.cross_entropy(output.flatten(0, -2), classes.flatten(), reduction="none")
+            weights = target_weights(target, weight).flatten()
         return torch.dot(losses, weights.to(losses.dtype)), weights.sum()
 
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
@@ -180,8 +196,12 @@ class PipelineModel:
 
 
 def _first_values(unit: nn.Module) -> dict[str, Tensor]:
-    """The first values of each parameter of a unit, by name."""
-    return {name: parameter.detach().flatten()[:_COMPARED].clone() for name, parameter in unit.named_parameters()}
+    """The first values of each parameter and buffer of a unit, by name, on the CPU."""
+    return {
+        name: tensor.detach().flatten()[:_COMPARED].cpu().clone()
+        for name, tensor in (*unit.named_parameters(), *unit.named_buffers())
+        if tensor.layout is torch.strided and not tensor.is_meta
+    }
 
 
 def fix_constants(units: Mapping[int, nn.Module], names: Collection[tuple[int, str]]) -> None:
@@ -230,4 +250,5 @@ def _check_tensors(unit: nn.Module, unit_name: str) -> None:
 def target_weights(target: Tensor, weight: Tensor) -> Tensor:
     """The weight of each target: its sample's weight, or 0 for an ignored target."""
     of_samples = weight if target.dim() == 1 else weight.view(-1, *[1] * (target.dim() - 1))
-    return (target != NO_TARGET) * of_samples
+    numbers = target if target.is_floating_point() else target.long()  # in uint8, 156 would equal -100
+    return (numbers != NO_TARGET) * of_samples

@@ -69,11 +69,14 @@ class OwnModel:
 
     def _from_modules(self, given: object) -> PipelineModel:
         modules = list(given) if isinstance(given, Iterable) else []
-        if len(modules) < 3 or not all(isinstance(module, nn.Module) for module in modules):
+        others = [type(module).__name__ for module in modules if not isinstance(module, nn.Module)]
+        if len(modules) < 3 or others:
+            found = type(given).__name__
+            if isinstance(given, list | tuple):
+                found = f"a {found} with a {others[0]}" if others else f"a {found} of {len(modules)}"
             raise SpecError(
                 "model",
-                "the function must return a PipelineModel or a list of modules (embedding, layers, head), "
-                f"not {type(given).__name__}",
+                f"the function must return a PipelineModel or a list of modules (embedding, layers, head), not {found}",
             )
         embedding = cast(modules[0], self._dtype).eval()
         lengths = torch.tensor(self._sample.shape[1:2]) if self._sample.dim() > 1 else None

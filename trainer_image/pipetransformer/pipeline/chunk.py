@@ -151,6 +151,11 @@ def _scalars(what: str, sums: object, device: torch.device) -> tuple[Tensor, Ten
     if not isinstance(sums, tuple | list) or len(sums) != 2:  # a tensor of two elements could be unpacked, too
         kind = f"{len(sums)} values" if isinstance(sums, tuple | list) else f"a {type(sums).__name__}"
         raise ModelError(f"{what} returned {kind}: it must return two scalars, a sum and its weight")
+    if any(isinstance(each, Tensor) and each.is_meta for each in sums):
+        raise ModelError(
+            f"{what} computes with a parameter of the model, which has no values here: compute that part in the head,"
+            " or use training.optimizer.weightDecay"
+        )
     first, second = (
         each.to(device) if isinstance(each, Tensor) else torch.tensor(each, dtype=torch.float64, device=device)
         for each in sums

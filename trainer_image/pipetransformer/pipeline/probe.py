@@ -22,6 +22,8 @@ from pipetransformer.models.off_device import is_off, on_device
 from pipetransformer.partition import UnitCost
 
 _REPEATS = 3
+#: Share of the largest output by which that of a sample alone may differ: accelerators use other kernels for it.
+_MIXED = 0.01
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,32 @@ class Probe:
                     return index
         return None
 
+    def first_that_mixes(self, x: Tensor) -> int | None:
+        """The first unit that computes something else for samples together than for each alone, beyond rounding.
+
+        Args:
+            x: (samples, ...) the first unit's input, of at least two samples.
+
+        Returns:
+            The unit's place in `units`; None if no unit does, or only one whose output is not of one row a sample.
+
+        Raises:
+            ModelError: a unit failed.
+            DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
+        """
+        together = replace(self.context, autocast=None)
+        each = [together.of_samples(slice(place, place + 1)) for place in range(len(x))]
+        with RunningModel("single samples"), self._without_trace(), torch.no_grad():
+            for index, unit in enumerate(self.units):
+                with on_device(unit, self.device):
+                    alone = [run_unit(unit, x[place : place + 1].clone(), one) for place, one in enumerate(each)]
+                    x = run_unit(unit, x.clone(), together.before_unit())
+                if len(x) != len(each):
+                    return None
+                if torch.cat(alone).shape != x.shape or not _is_close(torch.cat(alone), x, share=_MIXED):
+                    return index
+        return None
+
     def _slices_of(self, index: int, x: Tensor, slices: Sequence[TokenSlice]) -> tuple[list[float], list[float]]:
         laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
         medians = [[statistics.median(times) for times in zip(*some, strict=True)] for some in laps]
@@ -189,10 +217,11 @@ class Probe:
         return forwards, backwards
 
 
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    """Whether the tensors differ by no more than rounding. NaN equals itself."""
+def _is_close(one: Tensor, other: Tensor, share: float | None = None) -> bool:
+    """Whether the tensors differ by no more than rounding, or than this share of the largest value. NaN equals
+    itself."""
     largest = other.nan_to_num().abs().amax().item() if other.numel() else 0.0
-    bound = math.sqrt(torch.finfo(other.dtype).eps) * largest
+    bound = (math.sqrt(torch.finfo(other.dtype).eps) if share is None else share) * largest
     return torch.allclose(one, other, rtol=0, atol=bound, equal_nan=True)
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -238,18 +239,26 @@ class StageRunner:
             (metrics, 2) sums of numerators and denominators in float64; zero on all workers except the last span's.
         """
         parts = self._parts(micro_batches)
+        scores = Scores(metrics)
+        with self._evaluating():
+            for part, following in zip(parts, [*parts[1:], []], strict=True):
+                wanted = partial(_wanted, None, following)
+                self._run(Batch(self.spec, split, name, None, part, following=wanted, readers=self._readers), scores)
+                if not may_continue():
+                    break
+        return scores.sums
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """A context in which the units are in evaluation mode."""
         modes = [unit.training for unit in self._units.values()]
         for unit in self._units.values():
             unit.eval()
-        scores = Scores(metrics)
-        for part, following in zip(parts, [*parts[1:], []], strict=True):
-            wanted = partial(_wanted, None, following)
-            self._run(Batch(self.spec, split, name, None, part, following=wanted, readers=self._readers), scores)
-            if not may_continue():
-                break
-        for unit, mode in zip(self._units.values(), modes, strict=True):
-            unit.train(mode)
-        return scores.sums
+        try:
+            yield
+        finally:
+            for unit, mode in zip(self._units.values(), modes, strict=True):
+                unit.train(mode)
 
     def lengths_of_parts(self, micro_batches: Sequence[MicroBatch]) -> list[int | None]:
         """Length of the samples in each part of an evaluation, in tokens; None if samples have no lengths."""
@@ -318,6 +327,27 @@ class StageRunner:
                     f"TeraPipe would train another model: {self._model.unit_name(span[unlike])} computes something else"
                     " in slices of tokens than on whole samples. See Slices of tokens in docs/models.md",
                 )
+
+    def check_samples(self, split: Split) -> None:
+        """Check that no unit mixes samples. All workers of the pipeline must call this.
+
+        Args:
+            split: the split whose first samples are run, in evaluation mode.
+
+        Raises:
+            SpecError: a unit computes something else for two samples together than for each alone.
+        """
+        with self._evaluating():
+            # First as in training, because that finds other faults, and has better words for them.
+            self._run(Batch(self.spec, split, "train", 0, [MicroBatch((0, 1 % len(split)), 2)], cached=False), Scores())
+            for (probe, x), span in zip(self._probes(2, split), self.spec.own_spans.values(), strict=True):
+                if (mixing := probe.first_that_mixes(x)) is not None:
+                    raise SpecError(
+                        "spec.model",
+                        f"the output of {self._model.unit_name(span[mixing])} for a sample depends on the other samples"
+                        " of its micro-batch, which the layout decides: compute each sample alone. Modules with"
+                        " batch_first need batch_first=True",
+                    )
 
     def _probes(self, micro_batch_size: int, split: Split) -> Iterator[tuple[Probe, Tensor]]:
         """For each span of this worker, a probe and the input to measure it with."""

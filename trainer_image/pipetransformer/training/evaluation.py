@@ -13,6 +13,7 @@ from pipetransformer.elastic.transport.groups import wait_for
 from pipetransformer.elastic.transport.watchdog import ROUND, Timing, Watchdog
 from pipetransformer.hooks import Hooks
 from pipetransformer.job.job import Job
+from pipetransformer.models.metrics import LOSS, checking_sums
 from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 
@@ -28,23 +29,25 @@ def evaluation_due(job: Job, control: Control) -> bool:
 
 
 def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
-    """Check slices of tokens. Then score one micro-batch of held-out samples in each pipeline, if there are any, and
-    drop the result. So errors of an evaluation show before the first step, and not only after an epoch. All members
-    call this.
+    """Check that samples and slices of tokens can be run apart. Then score one micro-batch of held-out samples in each
+    pipeline, if there are any, and drop the result. So errors of an evaluation show before the first step, and not only
+    after an epoch. All members call this.
 
     Raises:
         RuntimeError: a connection broke.
-        SpecError: see `StageRunner.check_slices`.
+        SpecError: see `StageRunner.check_slices`, `StageRunner.check_samples` and `checking_sums`.
         ModelError: a metric or the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     layout, test = member.layout, job.dataset.test
     with watchdog.timing("rehearsal", member.groups.connections):
         member.runner.check_slices(job.dataset.train)
+        member.runner.check_samples(job.dataset.train)
         if not len(test):
             return
         micro_batches = job.dealer.test(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]
-        member.runner.evaluate(micro_batches, test, list(job.metrics.values()), name="test")
+        metrics = {**job.metrics, LOSS: checking_sums(job.model.loss)}
+        member.runner.evaluate(micro_batches, test, list(metrics.values()), name="test")
 
 
 def evaluate(

@@ -37,6 +37,7 @@ from pipetransformer.data import (
 from pipetransformer.data.order import pipelines_of
 from pipetransformer.elastic.transport.watchdog import FLOOR_SECONDS
 from pipetransformer.errors import SpecError
+from pipetransformer.job.checks import check_targets
 from pipetransformer.job.load import load_job
 from pipetransformer_contract.spec import Data, Model, Pipeline, TrainerSpec, Training
 from tests.testkit.trainer.numerics import ADAMW, make_spec
@@ -640,6 +641,33 @@ def test_targets_of_any_type_have_a_digest(dtype: torch.dtype) -> None:
     assert digest(TensorSplit(inputs, ones)) == digest(TensorSplit(inputs, ones.clone()))
     assert digest(TensorSplit(inputs, ones)) != digest(TensorSplit(inputs, zeros))
     assert digest(LastOfRow(inputs, ones)) == digest(TensorSplit(inputs, ones[:, -1]))
+
+
+class DrawnInputs(TensorSplit):
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().batch(ids)
+        return torch.rand_like(inputs), targets
+
+
+class DrawnTargets(TensorSplit):
+    def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().batch(ids)
+        return inputs, torch.rand_like(targets)
+
+
+def test_targets_that_change_are_refused_where_two_stages_read_them() -> None:
+    info, tensors = DataInfo((3,), 2), (torch.zeros(4, 3), torch.zeros(4))
+    fixed, inputs, targets = TensorSplit(*tensors), DrawnInputs(*tensors), DrawnTargets(*tensors)
+
+    for dataset in (Dataset(targets, fixed, info), Dataset(fixed, targets, info)):
+        assert (dataset.inputs_change, dataset.targets_change) == (False, True)
+        check_targets(Pipeline(stages=1), dataset)
+        with pytest.raises(SpecError, match=r"spec\.data: targets change"):
+            check_targets(Pipeline(stages=2), dataset)
+
+    for dataset in (Dataset(inputs, fixed, info), Dataset(fixed, inputs, info)):
+        assert (dataset.inputs_change, dataset.targets_change) == (True, False)
+        check_targets(Pipeline(stages=2), dataset)
 
 
 def test_a_digest_is_of_targets_from_all_over_the_split() -> None:

@@ -1,6 +1,7 @@
 """The leader's plan of a regroup: which state counts, who takes which role, which unit comes from whom."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipetransformer.elastic.regroup.agreement import _compare_weights
 from pipetransformer.elastic.regroup.assemble import units_of
 from pipetransformer.elastic.regroup.tools import catch_up
 from pipetransformer.elastic.regroup.transfer_plan import (
@@ -23,6 +25,7 @@ from pipetransformer.elastic.regroup.transfer_plan import (
     make_plan,
     plan_moves,
 )
+from pipetransformer.errors import SpecError
 from pipetransformer.partition import Cut
 from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
@@ -461,3 +464,11 @@ def test_no_other_roles_would_move_fewer_bytes(
     everything = [(pipeline, stage) for pipeline in range(pipelines) for stage in range(stages)]
     assert sorted(roles) == everything
     assert missing(roles) == min(missing(list(other)) for other in permutations(everything))
+
+
+@pytest.mark.parametrize(("sums", "differ"), [([1.0, 2.0, 3.0 + 1e-7], False), ([1.0, 2.1, 3.0], True)])
+def test_programs_that_build_other_weights_on_each_worker_are_refused(sums: list[float], differ: bool) -> None:
+    """Other processors may round otherwise."""
+    workers = [Inventory(units=[], step=-1, first_sums=each) for each in ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], sums)]
+    with pytest.raises(SpecError, match=r"spec\.model: .*with other weights") if differ else nullcontext():
+        _compare_weights(workers)

@@ -26,6 +26,7 @@ from pipetransformer.elastic.generations.rendezvous import (
 )
 from pipetransformer.elastic.generations.standalone_world import Chooser, Follower, World, worker_name
 from pipetransformer.elastic.transport.groups import TCPStore
+from pipetransformer.errors import SpecError
 from pipetransformer.worker.torchrun_agent import GENERATION, OneGeneration
 from pipetransformer_contract.choose import Bounds, Packing
 from pipetransformer_contract.layout import Layout
@@ -67,6 +68,15 @@ def test_every_rank_gets_the_layout_that_the_leader_chooses() -> None:
 
     waits = [chooser.watch, *(follower.next_generation for follower in followers)]
     assert [shape(wait(1)) for wait in waits] == [(2, 1, 4)] * 4
+
+
+def test_a_rank_with_other_arguments_than_rank_0_is_refused() -> None:
+    store, same = HashStore(), {"spec.training.seed": 3, "spec.pipeline.stages": 2}
+    for rank in (0, 1):
+        World(store, rank, ADDRESSES).compare(same)
+
+    with pytest.raises(SpecError, match=r"spec\.training\.seed: is 4 on rank 2, but 3 on rank 0: all ranks need the"):
+        World(store, 2, ADDRESSES).compare({**same, "spec.training.seed": 4})
 
 
 def test_reports_of_another_generation_change_nothing() -> None:

@@ -157,9 +157,9 @@ class Published:
 def tools(worker: str, own_store: TCPStore, source: Published) -> RegroupTools:
     watchdog, codec = Watchdog(), UnitCodec(ADAMW, LAYERS)
     job = mock.Mock(
-        spec_set=["at", "layouts", "codec", "data_digest", "inputs_change", "shells"]
+        spec_set=["at", "layouts", "codec", "data_digest", "first_sums", "inputs_change", "shells"]
     )  # nothing comes from the seed
-    job.layouts, job.codec, job.data_digest = mock.Mock(cut=cut_halved), codec, ""
+    job.layouts, job.codec, job.data_digest, job.first_sums = mock.Mock(cut=cut_halved), codec, "", []
     job.inputs_change = False
     job.shells = [block().to("meta") for _ in range(LAYERS + 2)]
     job.at = lambda visit: job

@@ -337,6 +337,40 @@ class Scaled(PipelineModel):
         return super().loss(self.criterion(output), target, weight)
 
 
+class Penalised(PipelineModel):
+    """Its loss computes with a weight of the model."""
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        loss, total = super().loss(output, target, weight)
+        assert isinstance(self.head, nn.Linear)
+        return loss + self.head.weight.square().sum(), total
+
+
+class Unweighted(PipelineModel):
+    """Counts samples that only pad a micro-batch."""
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return functional.cross_entropy(output, target, reduction="sum"), weight.sum()
+
+
+class Contrastive(PipelineModel):
+    """Compares samples with each other."""
+
+    def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return (output @ output.T).logsumexp(1) @ weight, weight.sum()
+
+
+class Centred(nn.Linear):
+    """Subtracts the mean of the samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(0))
+
+
+def of_kind(kind: type[PipelineModel]) -> Callable[[], PipelineModel]:
+    return lambda: kind(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))
+
+
 class Behind(nn.Module):
     """Computes with modules that it does not hold, because a list or a function hides them."""
 
@@ -382,13 +416,13 @@ class Distilled(PipelineModel):
         self.teach = teach
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return self.teach(self.teacher, output), weight.sum()
+        return self.teach(self.teacher, output) @ weight, weight.sum()
 
 
 def without_gradient(teacher: nn.Module, output: Tensor) -> Tensor:
     with torch.no_grad():
         wanted = teacher(output)
-    loss: Tensor = (output - wanted).square().sum()
+    loss: Tensor = (output - wanted).square().sum(1)
     return loss
 
 
@@ -396,9 +430,9 @@ def without_gradient(teacher: nn.Module, output: Tensor) -> Tensor:
     "teach",
     [
         without_gradient,
-        lambda teacher, output: (output - teacher(output).detach()).square().sum(),
-        lambda teacher, output: teacher.requires_grad_(False)(output).sum(),
-        lambda teacher, output: output.mul_(2).square().sum(),
+        lambda teacher, output: (output - teacher(output).detach()).square().sum(1),
+        lambda teacher, output: teacher.requires_grad_(False)(output).sum(1),
+        lambda teacher, output: output.mul_(2).square().sum(1),
     ],
     ids=["no-grad", "detached", "frozen", "in-place"],
 )
@@ -433,6 +467,10 @@ class Unreadable(TorchDataset[Any]):
             SpecError,
             r"the loss computes with a parameter of shape \(2,.* make it a part of the head",
         ),
+        ({"model": of_kind(Penalised)}, ModelError, "loss computes with a parameter of the model, .* in the head"),
+        ({"model": of_kind(Unweighted)}, SpecError, "samples of weight 0, which only pad a micro-batch, count"),
+        ({"model": of_kind(Contrastive)}, SpecError, "samples together do not give the sum of what each gives alone"),
+        ({"model": around(Centred(8, 8))}, SpecError, r"output of blocks\.0 for a sample depends on the other samples"),
         *(
             (
                 {"model": around(Behind(in_function=function))},

@@ -107,6 +107,8 @@ def test_data_of_another_kind_are_refused_with_what_to_pass_instead(data: Any, w
         (small_model(), "model: is already built, .*: pass the function that builds it, because every worker calls it"),
         ("vit", r"model: is 'vit': pass Model\(name='vit', \.\.\.\)"),
         (lambda: nn.Linear(4, 2), r"model: the function must return .*, not Linear"),
+        (lambda: [nn.Linear(4, 8), nn.Linear(8, 2)], r"model: the function must return .*, not a list of 2"),
+        (lambda: [*small_model(), None], r"model: the function must return .*, not a list with a NoneType"),
     ],
 )
 def test_a_model_of_another_kind_is_refused_with_what_to_pass_instead(model: Any, words: str, tmp_path: Path) -> None:

@@ -174,8 +174,35 @@ def test_what_is_drawn_in_a_checkpoint_of_the_units_own_is_refused(
             output: Tensor = checkpoint(lambda y: self.dropout(y * self.weight), x, use_reentrant=use_reentrant)
             return output
 
-    with pytest.raises(SpecError, match=r"blocks\.3 draws .* within torch\.utils\.checkpoint.*activationCheckpointing"):
+    what = "uses a reentrant" if use_reentrant else "draws .* within"
+    with pytest.raises(SpecError, match=rf"blocks\.3 {what} torch\.utils\.checkpoint.*activationCheckpointing"):
         forward(key_unit(Block(), 3, "blocks.3", seed=1), [4, 2], recompute=recompute)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_reentrant_checkpoint_in_a_unit_that_trains_is_refused(recompute: bool) -> None:
+    """After a freeze its input needs no gradient, and then none of its parameters would train."""
+
+    class Block(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            output: Tensor = checkpoint(super().forward, x, use_reentrant=True)
+            return output
+
+    unit = key_unit(Block(8, 8), 3, "blocks.3", seed=1)
+    with pytest.raises(SpecError, match=r"blocks\.3 uses a reentrant torch\.utils\.checkpoint.*use_reentrant=False"):
+        forward(unit, [4, 2], recompute=recompute)
+    with torch.no_grad():  # frozen
+        forward(unit, [4, 2])
+
+
+def test_a_unit_may_compute_without_gradients() -> None:
+    class Block(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                scale = x.abs().amax(-1, keepdim=True)
+            return super().forward(x) / scale
+
+    forward(key_unit(Block(8, 8), 3, "blocks.3", seed=1), [4, 2])
 
 
 def test_a_checkpoint_of_the_units_own_without_draws_is_left_alone() -> None:

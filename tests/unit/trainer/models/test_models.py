@@ -28,6 +28,7 @@ from pipetransformer.models import (
     current_micro_batch,
     run_unit,
     set_micro_batch,
+    target_weights,
 )
 from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.models.randomness.dropout import _random_bits, derive_seed
@@ -120,6 +121,56 @@ def test_targets_of_positions_count_one_by_one_and_missing_ones_not_at_all() -> 
     assert torch.isclose(loss, nn.functional.cross_entropy(output[kept], target[kept], reduction="sum"))
     assert model.loss(output, target, torch.tensor([1.0, 0.0], dtype=torch.float64))[1] == 2
     assert model.correct(output, output.argmax(dim=-1), torch.tensor([1.0, 0.0])) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64])
+def test_a_target_is_missing_by_its_number_in_any_type(dtype: torch.dtype) -> None:
+    """In uint8, 156 has the bits of -100."""
+    numbers = [100, 101] if dtype is torch.int8 else [155, 156]
+    assert target_weights(torch.tensor(numbers, dtype=dtype), torch.ones(2)).tolist() == [1, 1]
+    if dtype is not torch.uint8:
+        assert target_weights(torch.tensor([-100], dtype=dtype), torch.ones(1)).tolist() == [0]
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3)], ids=str)
+def test_targets_may_be_the_probabilities_of_classes(shape: tuple[int, ...]) -> None:
+    model, output = build(), torch.randn(*shape, 10, dtype=torch.float64)
+    target = torch.rand(*shape, 10, dtype=torch.float64).softmax(-1)
+    weight = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    loss, total = model.loss(output, target, weight)
+    assert total == 3 * (1 if len(shape) == 1 else 3)
+    kept = [0, 2, 3]
+    assert torch.isclose(loss, -(target[kept] * output[kept].log_softmax(-1)).sum())
+
+
+def test_a_shell_tells_models_apart_by_all_weights_and_buffers() -> None:
+    """Workers compare these sums before they start from different weights."""
+
+    def shell(change: str = "") -> PipelineModel:
+        torch.manual_seed(0)
+        block = nn.Linear(8, 8)
+        block.register_buffer("table", torch.ones(3), persistent=False)
+        model = PipelineModel(nn.Linear(4, 8), [block], nn.Linear(8, 2), (8,))
+        if change:
+            with torch.no_grad():
+                model.blocks[0].get_parameter("weight")[0, 0] += change == "weight"
+                model.blocks[0].get_buffer("table")[1] += change == "buffer"
+        return model.shell()
+
+    same, again = shell().first_sums(), shell().first_sums()
+    assert same == again and len(same) == 3
+    for change in ("weight", "buffer"):
+        other = shell(change).first_sums()
+        assert [one == two for one, two in zip(same, other, strict=True)] == [True, False, True]
+    with pytest.raises(ValueError, match=r"blocks\.0\.table has other values each time"):
+        shell().check_built({1: changed_table()})
+
+
+def changed_table() -> nn.Module:
+    torch.manual_seed(0)
+    block = nn.Linear(8, 8)
+    block.register_buffer("table", torch.zeros(3), persistent=False)
+    return block
 
 
 class Balanced(PipelineModel):

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.elastic.transport.groups import Store
+from pipetransformer.errors import SpecError
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, change
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
@@ -55,6 +56,21 @@ class World:
         """Tell all ranks the `address` (host:port) of this rank's own store, and wait for those of all other ranks."""
         store.set(f"address/{rank}", address)
         return cls(store, rank, [store.get(f"address/{other}").decode() for other in range(size)])
+
+    def compare(self, arguments: Mapping[str, Any]) -> None:
+        """Check that the program of this rank called `train` with the same JSON-able arguments as that of rank 0.
+
+        Raises:
+            SpecError: names the first argument that differs.
+        """
+        if self.rank == 0:
+            self.store.set("arguments", json.dumps(arguments))
+        theirs = json.loads(self.store.get("arguments"))
+        for name, value in json.loads(json.dumps(arguments)).items():
+            if value != theirs.get(name):
+                raise SpecError(
+                    name, f"is {value} on rank {self.rank}, but {theirs.get(name)} on rank 0: all ranks need the same"
+                )
 
     def tell_end(self, end: Mapping[str, Any]) -> None:
         """On rank 0, tell the other ranks how the run ended. `end` must be JSON-able."""

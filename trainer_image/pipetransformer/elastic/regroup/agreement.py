@@ -5,6 +5,7 @@ whose members see different data.
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from pipetransformer.elastic.transport.barrier import Work
 from pipetransformer.elastic.transport.groups import GenerationGroups, Store
 from pipetransformer.elastic.transport.watchdog import Deadline
-from pipetransformer.errors import WorkersDifferError
+from pipetransformer.errors import SpecError, WorkersDifferError
 from pipetransformer.partition import Cut, ModelCosts
 from pipetransformer.record import newest_generation
 from pipetransformer.state.control import Control
@@ -97,6 +98,7 @@ class Agreement:
             pending_steps=unsettled.pending_steps,
             control=control.to_dict(),
             data=tools.job.data_digest,
+            first_sums=tools.job.first_sums,
             inputs_change=tools.job.inputs_change,
             mirrors=tools.mirrors.describe(),
             in_doubt=None if doubted is None else _as_other_state(doubted),
@@ -164,8 +166,11 @@ class Agreement:
         Raises:
             RegroupError: only members without state differ.
             WorkersDifferError: a member with state differs, or no participant holds state.
+            SpecError: no participant holds state, and their programs built models with other weights.
         """
         generation = self.generation
+        if not any(each.units for each in inventories):
+            _compare_weights(inventories)
         if not (differing := differing_members(inventories, len(generation.members))):
             return
         advice = (
@@ -182,6 +187,22 @@ class Agreement:
     def pass_barrier(self, work: Work[T] | None) -> T | None:
         """Do `work` in a thread and return its result. Meanwhile all participants, which all call this, wait."""
         return self.tools.barrier.pass_within(work, self.groups.participants, self.deadline)
+
+
+def _compare_weights(inventories: Sequence[Inventory]) -> None:
+    """Refuse programs that build other weights on each worker. A checkpoint may replace them, but not all buffers.
+
+    Raises:
+        SpecError: they differ by more than rounding.
+    """
+    first, *others = (each.first_sums for each in inventories)
+    for other in others:
+        if not all(math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4) for a, b in zip(first, other, strict=False)):
+            raise SpecError(
+                "spec.model",
+                "each worker built the model with other weights, but all must start from the same: build it inside of"
+                " the function, where torch, numpy.random and random are seeded",
+            )
 
 
 def _delete(store: Store, keys: Sequence[str]) -> None:

@@ -47,6 +47,11 @@ class ElasticJob(UnitMaker, Protocol):
         ...
 
     @property
+    def first_sums(self) -> list[float]:
+        """Sums of the weights that this worker's program built, by unit. Before a start they are compared."""
+        ...
+
+    @property
     def inputs_change(self) -> bool:
         """Whether this or another worker saw inputs change between two reads, so that no worker caches."""
         ...

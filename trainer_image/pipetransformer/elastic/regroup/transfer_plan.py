@@ -64,6 +64,7 @@ class Inventory(_Message):
         pending_steps: number of pending steps, from `step` on.
         control: its control state, by field name.
         data: digest of the data that it sees.
+        first_sums: of the model as its program built it (`PipelineModel.first_sums`).
         inputs_change: whether it knows that inputs change between two reads.
         mirrors: the copies of stages that it keeps in host memory.
         in_doubt: the model that it made in a level change whose vote broke. Other workers may have committed it. None
@@ -79,6 +80,7 @@ class Inventory(_Message):
     pending_steps: int = 1
     control: dict[str, Any] = {}
     data: str = ""
+    first_sums: list[float] = []
     inputs_change: bool = False
     mirrors: list[OtherState] = []
     in_doubt: OtherState | None = None

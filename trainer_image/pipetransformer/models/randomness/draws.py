@@ -84,7 +84,7 @@ class _Draws:
         try:
             with (
                 watching(unit, self.name, exactly=begins),
-                _Watch(device) as watch,
+                _Watch(device, self._refuse_reentrant if training and torch.is_grad_enabled() else None) as watch,
                 keyed if training else nullcontext(),
             ):
                 yield
@@ -118,6 +118,19 @@ class _Draws:
                 )
             frame = frame.f_back
 
+    def _refuse_reentrant(self) -> None:
+        """Refuse a reentrant torch.utils.checkpoint, which runs the operations that this is called from. Its result
+        needs no gradient if its input needs none, as the first layer's input after a freeze."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
+            if frame.f_code.co_filename == checkpoint.__file__:
+                raise SpecError(
+                    "spec.model",
+                    f"{self.name} uses a reentrant torch.utils.checkpoint, through which no parameter trains once the"
+                    " layers before are frozen: pass use_reentrant=False, or set training.activationCheckpointing",
+                )
+            frame = frame.f_back
+
 
 class _Keyed(TorchFunctionMode):
     """A mode that replaces torch's random functions by the keyed ones in `_OURS`. `drew`: whether one has drawn."""
@@ -141,16 +154,24 @@ class _Keyed(TorchFunctionMode):
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that notes in `drawn` the first operation that changes the process's random state. It sees only this
-    thread, because callbacks in other threads may draw too."""
+    thread, because callbacks in other threads may draw too.
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        device: of the forward.
+        on_no_gradient: called before each operation of whose result autograd computes no gradient; None for nothing.
+    """
+
+    def __init__(self, device: torch.device, on_no_gradient: Callable[[], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
+        self._on_no_gradient = on_no_gradient
         self.drawn = ""
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if self._on_no_gradient is not None and not torch.is_grad_enabled():
+            self._on_no_gradient()
         if self.drawn or torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
         before = self._state()
