@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 import urllib3
 import yaml
 from kubernetes import client, config
-from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+from kubernetes.config.kube_config import ConfigNode, KubeConfigLoader, KubeConfigMerger
 from kubernetes.stream.ws_client import ERROR_CHANNEL, STDERR_CHANNEL, STDOUT_CHANNEL, create_websocket
 from websocket import ABNF, WebSocket, WebSocketException, WebSocketTimeoutException
 
@@ -206,7 +206,21 @@ def _load(file: str, context: str | None, settings: client.Configuration) -> str
         config_persister=merged.save_changes,
     )
     loader.load_and_set(settings)
-    return str(loader.current_context["context"].get("namespace") or "default")
+    chosen = loader.current_context["context"]
+    _check_plugin(merged.config, chosen.get("user"), settings)
+    return str(chosen.get("namespace") or "default")
+
+
+def _check_plugin(kubeconfig: ConfigNode, name: str | None, settings: client.Configuration) -> None:
+    """Check that the user's credential plugin gave credentials. The library would send requests without any.
+
+    Raises:
+        Unavailable: it gave none.
+    """
+    named = kubeconfig["users"].get_with_name(name, safe=True) if name and kubeconfig.safe_get("users") else None
+    plugin = (named.value.get("user") or {}).get("exec") if named else None
+    if plugin and not settings.api_key and not settings.cert_file:
+        raise Unavailable(f"the credential plugin {plugin.get('command')} of user {name} gave no credentials")
 
 
 def _messages(socket: WebSocket) -> Iterator[tuple[int, bytes]]:

@@ -1,6 +1,6 @@
 """`submit`: creates the jobs of a file on the cluster."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ def submit(
     file: File,
     name: Name = None,
     settings: Settings = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the jobs, without a cluster.")] = False,
     follow: Annotated[bool, typer.Option("--watch", "-w", help="Watch the job until it ends.")] = False,
     namespace: Namespace = None,
     context: Context = None,
@@ -34,12 +35,16 @@ def submit(
             raise typer.BadParameter(f"--namespace {namespace}: the manifest's namespace is {own}")
     if follow and len(manifests) > 1:
         raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
+    if dry_run:
+        for manifest in manifests:
+            console().print(f"{manifest['metadata']['name']} is valid (dry run)", highlight=False)
+            _warn(manifest)
+        return
     client, jobs = Client.connect(context=context, namespace=namespace), []
     try:
         for manifest in manifests:
             jobs.append(client.submit(manifest))
-            for lost in lost_locations(PipeTrainingJob.from_manifest(manifest).spec):
-                errors().print(f"warning: {lost}")
+            _warn(manifest)
             if output is None:
                 console().print(f"{jobs[-1].namespace}/{jobs[-1].name} created", highlight=False)
     except ClientError:
@@ -59,3 +64,9 @@ def submit(
         print_jobs(jobs, output)
     if any(job.failure for job in jobs):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _warn(manifest: dict[str, Any]) -> None:
+    """Tells what is valid in a job, but not what its user wants."""
+    for lost in lost_locations(PipeTrainingJob.from_manifest(manifest).spec):
+        errors().print(f"warning: {lost}")

@@ -367,3 +367,17 @@ def test_a_certificate_that_is_cut_off_is_an_unreadable_kubeconfig(
     monkeypatch.setenv("KUBECONFIG", file)
     with pytest.raises(Unavailable, match="cannot read the kubeconfig"):
         Kube.connect()
+
+
+@pytest.mark.parametrize("command", ["no-such-plugin", "false"])
+def test_a_credential_plugin_that_fails_is_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would send requests without credentials."""
+    file = write_kubeconfig(tmp_path / "config", server="https://127.0.0.1:9")
+    content = json.loads(Path(file).read_text())
+    plugin = {"apiVersion": "client.authentication.k8s.io/v1", "command": command, "interactiveMode": "Never"}
+    (user,) = content["users"]
+    user["user"] = {"exec": plugin}
+    Path(file).write_text(json.dumps(content))
+    monkeypatch.setenv("KUBECONFIG", file)
+    with pytest.raises(Unavailable, match=f"the credential plugin {command} of user {user['name']} gave no credential"):
+        Kube.connect()

@@ -63,6 +63,16 @@ def test_submit_warns_of_results_that_are_lost_with_the_pod(
     assert "output" not in warned
 
 
+def test_a_dry_run_checks_jobs_without_a_cluster(
+    tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path, make_job("one").manifest(), make_job("two").manifest())
+    assert command(monkeypatch, "submit", file, "--dry-run") == 0
+    assert capsys.readouterr().out.splitlines() == ["one is valid (dry run)", "two is valid (dry run)"]
+    assert command(monkeypatch, "submit", file, "--dry-run", "--set", "pipeline.stages=0") == 2
+    assert fake.requests == []
+
+
 def test_programs_read_the_jobs_of_a_file_as_one_list(
     tmp_path: Path, fake: FakeKube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -408,7 +408,7 @@ class Smoothed(PipelineModel):
 
     def loss(self, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         loss, total = super().loss(output, target, weight)
-        return loss + self.smoothing * output.square().sum(), total
+        return loss + self.smoothing * (output.square().sum(1) @ weight), total
 
 
 def smoothed(smoothing: float) -> PipelineModel:

@@ -1,5 +1,6 @@
 """Makes a configuration of transformers from the job's spec, and checks that it fits the data."""
 
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -114,6 +115,9 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
         try:
             config = transformers.AutoConfig.from_pretrained(spec.path)
         except Exception as error:
+            if spec.path.count("/") > 1 and not Path(spec.path).exists():  # it is no name of a hub
+                words = f"there is no folder {Path(spec.path).absolute()}"
+                raise SpecError("spec.model.path", words, reason="ModelUnreadable") from error
             message = f"{spec.path}: {type(error).__name__}: {error}"
             raise SpecError("spec.model.path", message, reason="ModelUnreadable") from error
     elif model_type in transformers.CONFIG_MAPPING:
