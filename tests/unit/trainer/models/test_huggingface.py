@@ -319,6 +319,13 @@ def test_a_model_that_cannot_be_built_names_the_field(spec: Model, info: DataInf
     assert caught.value.field == field
 
 
+def test_a_folder_that_is_not_there_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers would speak of the name of a repository."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SpecError, match=rf"^spec\.model\.path: there is no folder {tmp_path}/pretrained/mine/vit$"):
+        build(spec_of({}, path="pretrained/mine/vit"), TOKENS)
+
+
 @pytest.mark.parametrize("num_ids", BYTE_VOCABULARIES)
 def test_bytes_are_refused_as_tokens_of_a_pretrained_model_that_has_a_tokenizer(num_ids: int, tmp_path: Path) -> None:
     def pretrained(vocabulary: int) -> Model:
