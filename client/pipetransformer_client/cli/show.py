@@ -62,6 +62,14 @@ def print_jobs(jobs: Sequence[Job], output: Format) -> None:
     print_object({"apiVersion": "v1", "kind": "List", "items": [job.manifest for job in jobs]}, output)
 
 
+def print_manifests(manifests: Sequence[Mapping[str, Any]], output: Format) -> None:
+    """Prints one object by itself, so that a program can read it, and several as a `List`."""
+    if len(manifests) == 1:
+        print_object(manifests[0], output)
+    else:
+        print_object({"apiVersion": "v1", "kind": "List", "items": list(manifests)}, output)
+
+
 def print_object(value: Mapping[str, Any], output: Format) -> None:
     """Prints a JSON-able object as JSON or YAML."""
     text = json.dumps(value, indent=2)

@@ -11,8 +11,8 @@ from pipetransformer_contract.api.template import lost_locations
 
 from .app import app
 from .manifests import File, Name, Settings, all_jobs
-from .options import EXIT_FAILED, Context, Namespace, Output, console, errors
-from .show import print_jobs, print_object
+from .options import EXIT_FAILED, Context, Format, Namespace, Output, console, errors
+from .show import print_jobs, print_manifests
 from .watch import watch_job
 
 
@@ -36,9 +36,7 @@ def submit(
     if follow and len(manifests) > 1:
         raise typer.BadParameter(f"--watch shows one job, but the file holds {len(manifests)}: choose one with --name")
     if dry_run:
-        for manifest in manifests:
-            console().print(f"{manifest['metadata']['name']} is valid (dry run)", highlight=False)
-            _warn(manifest)
+        _print_checked(manifests, output)
         return
     client, jobs = Client.connect(context=context, namespace=namespace), []
     try:
@@ -58,12 +56,18 @@ def submit(
         return
     if follow:
         jobs = [client.wait(jobs[0].name)]
-    if len(jobs) == 1:  # one object, so that a program can read it
-        print_object(jobs[0].manifest, output)
-    else:
-        print_jobs(jobs, output)
+    print_manifests([job.manifest for job in jobs], output)
     if any(job.failure for job in jobs):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _print_checked(manifests: list[dict[str, Any]], output: Format | None) -> None:
+    for manifest in manifests:
+        _warn(manifest)
+        if output is None:
+            console().print(f"{manifest['metadata']['name']} is valid (dry run)", highlight=False)
+    if output is not None:
+        print_manifests(manifests, output)
 
 
 def _warn(manifest: dict[str, Any]) -> None:

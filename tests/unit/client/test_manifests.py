@@ -69,6 +69,8 @@ def test_a_dry_run_checks_jobs_without_a_cluster(
     file = write(tmp_path, make_job("one").manifest(), make_job("two").manifest())
     assert command(monkeypatch, "submit", file, "--dry-run") == 0
     assert capsys.readouterr().out.splitlines() == ["one is valid (dry run)", "two is valid (dry run)"]
+    assert command(monkeypatch, "submit", file, "--dry-run", "-o", "json") == 0
+    assert [item["metadata"]["name"] for item in json.loads(capsys.readouterr().out)["items"]] == ["one", "two"]
     assert command(monkeypatch, "submit", file, "--dry-run", "--set", "pipeline.stages=0") == 2
     assert fake.requests == []
 

@@ -147,10 +147,7 @@ class PipelineModel:
         Empty if this is no shell of a model with weights. A sum, because other processors may round the first values
         otherwise.
         """
-        return [
-            sum(values.double().nan_to_num(0, 0, 0).sum().item() for values in of_unit.values())
-            for _, of_unit in sorted(self._first_values.items())
-        ]
+        return [sum(map(_sum_of, of_unit.values())) for _, of_unit in sorted(self._first_values.items())]
 
     def unit_name(self, index: int) -> str:
         """Name of a unit in the whole model. A parameter's whole-model name is `blocks.3.` + its name in the unit."""
@@ -202,6 +199,12 @@ def _first_values(unit: nn.Module) -> dict[str, Tensor]:
         for name, tensor in (*unit.named_parameters(), *unit.named_buffers())
         if tensor.layout is torch.strided and not tensor.is_meta
     }
+
+
+def _sum_of(values: Tensor) -> float:
+    """The sum of all finite numbers."""
+    numbers = torch.view_as_real(values) if values.is_complex() else values
+    return numbers.double().nan_to_num(0, 0, 0).sum().item()
 
 
 def fix_constants(units: Mapping[int, nn.Module], names: Collection[tuple[int, str]]) -> None:

@@ -150,6 +150,7 @@ def test_a_shell_tells_models_apart_by_all_weights_and_buffers() -> None:
         torch.manual_seed(0)
         block = nn.Linear(8, 8)
         block.register_buffer("table", torch.ones(3), persistent=False)
+        block.register_buffer("turns", torch.ones(3, dtype=torch.complex64) * 1j)
         model = PipelineModel(nn.Linear(4, 8), [block], nn.Linear(8, 2), (8,))
         if change:
             with torch.no_grad():
