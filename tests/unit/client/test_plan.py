@@ -182,6 +182,9 @@ def test_costs_that_were_measured_are_planned_with_elsewhere(
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps(measured))
     assert planned(job, tmp_path, monkeypatch, capsys, "--costs", str(costs)) == measured
+    for change in ("model.hiddenSize=96", "training.precision=Float64"):
+        assert command(monkeypatch, "plan", str(tmp_path / "job.yaml"), "--costs", str(costs), "--set", change) == 2
+        assert "costs: are of a model of other sizes or another precision" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ class Forecast:
 
 
 def _check_costs(costs: ModelCosts, job: Job) -> None:
-    """Refuse costs of another number of layers, or from which no other micro-batch size can be predicted.
+    """Refuse costs of another model, or from which no other micro-batch size can be predicted.
 
     Raises:
         SpecError: names what differs.
@@ -257,6 +257,8 @@ def _check_costs(costs: ModelCosts, job: Job) -> None:
     if len(costs.small) != job.num_layers + 2 or len(costs.large) != job.num_layers + 2:
         layers = len(costs.small) - 2
         raise SpecError("costs", f"are of a model of {layers} layers, but this one has {job.num_layers}: measure again")
+    if costs.unit_bytes not in (None, list(job.unit_bytes)):
+        raise SpecError("costs", "are of a model of other sizes or another precision: measure again")
     if costs.micro_batch_sizes[0] >= costs.micro_batch_sizes[1]:
         raise SpecError("costs", "need two sizes of a micro-batch, ascending: measure again")
     if sum(cost.forward + cost.backward for cost in costs.small) <= 0:
@@ -311,4 +313,5 @@ def measure_here(job: Job) -> ModelCosts:
         large=costs[1],
         worker_bytes=None if math.isinf(usable) else round(usable),
         host_apart=host_apart(device),
+        unit_bytes=list(job.unit_bytes),
     )

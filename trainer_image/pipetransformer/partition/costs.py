@@ -42,6 +42,7 @@ class ModelCosts(BaseModel):
         step: number of committed steps at the measurement.
         boundary: number of frozen layers at the measurement.
         not_before: earliest step of the next measurement.
+        unit_bytes: bytes of each unit of the measured model, if another job may read the costs; otherwise None.
     """
 
     micro_batch_sizes: tuple[int, int]
@@ -56,6 +57,7 @@ class ModelCosts(BaseModel):
     step: int = 0
     boundary: int = 0
     not_before: int = 0
+    unit_bytes: list[int] | None = None
 
     def at(self, micro_batch_size: int) -> list[UnitCost]:
         """Costs of each unit at another micro-batch size, by linear interpolation or extrapolation."""
