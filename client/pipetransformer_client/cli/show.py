@@ -59,7 +59,7 @@ def describe(name: JobName, namespace: Namespace = None, context: Context = None
 
 def print_jobs(jobs: Sequence[Job], output: Format) -> None:
     """Prints jobs as a `List`, as kubectl does."""
-    print_object({"apiVersion": "v1", "kind": "List", "items": [job.manifest for job in jobs]}, output)
+    _print_list([job.manifest for job in jobs], output)
 
 
 def print_manifests(manifests: Sequence[Mapping[str, Any]], output: Format) -> None:
@@ -67,7 +67,11 @@ def print_manifests(manifests: Sequence[Mapping[str, Any]], output: Format) -> N
     if len(manifests) == 1:
         print_object(manifests[0], output)
     else:
-        print_object({"apiVersion": "v1", "kind": "List", "items": list(manifests)}, output)
+        _print_list(manifests, output)
+
+
+def _print_list(manifests: Sequence[Mapping[str, Any]], output: Format) -> None:
+    print_object({"apiVersion": "v1", "kind": "List", "items": list(manifests)}, output)
 
 
 def print_object(value: Mapping[str, Any], output: Format) -> None:

@@ -108,28 +108,32 @@ class _Draws:
     def _refuse_checkpoint(self) -> None:
         """Refuse a draw inside torch.utils.checkpoint. Its recomputation would draw for other samples, those of the
         micro-batch that is current then."""
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
-            if frame.f_code.co_filename == checkpoint.__file__:
-                raise SpecError(
-                    "spec.model",
-                    f"{self.name} draws random numbers within torch.utils.checkpoint, whose recomputation would draw "
-                    "others: run the code without checkpoint, and set training.activationCheckpointing",
-                )
-            frame = frame.f_back
+        if _in_checkpoint():
+            raise SpecError(
+                "spec.model",
+                f"{self.name} draws random numbers within torch.utils.checkpoint, whose recomputation would draw "
+                "others: run the code without checkpoint, and set training.activationCheckpointing",
+            )
 
     def _refuse_reentrant(self) -> None:
-        """Refuse a reentrant torch.utils.checkpoint, which runs the operations that this is called from. Its result
-        needs no gradient if its input needs none, as the first layer's input after a freeze."""
-        frame = sys._getframe()
-        while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
-            if frame.f_code.co_filename == checkpoint.__file__:
-                raise SpecError(
-                    "spec.model",
-                    f"{self.name} uses a reentrant torch.utils.checkpoint, through which no parameter trains once the"
-                    " layers before are frozen: pass use_reentrant=False, or set training.activationCheckpointing",
-                )
-            frame = frame.f_back
+        """Refuse a reentrant torch.utils.checkpoint, which runs an operation without gradients. Its result needs no
+        gradient if its input needs none, as the first layer's input after a freeze."""
+        if _in_checkpoint():
+            raise SpecError(
+                "spec.model",
+                f"{self.name} uses a reentrant torch.utils.checkpoint, through which no parameter trains once the"
+                " layers before are frozen: pass use_reentrant=False, or set training.activationCheckpointing",
+            )
+
+
+def _in_checkpoint() -> bool:
+    """Whether torch.utils.checkpoint, called by a unit's own code, runs the caller."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename != _RUNS_UNITS:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Keyed(TorchFunctionMode):
