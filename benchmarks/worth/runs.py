@@ -11,11 +11,12 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.testkit import ROOT
-from tests.testkit.results import RESULTS, machine, print_table, write_result
+from tests.testkit.results import RESULTS, commit, machine, print_table, write_result
 from tools.docs.benchmarks import FIGURES, rows
 
 from .whole import product, rivals
@@ -24,13 +25,14 @@ from .whole.figures import BY_NAME, fallen, figures, is_comparable
 from .whole.notes import Notes
 from .whole.picture import draw
 from .whole.took import Took
-from .whole.way import DDP_FREEZE_CACHE, ELASTIC, OFFLOAD, RECUT_CACHE, STATIC, Way
+from .whole.way import DDP_FREEZE_CACHE, ELASTIC, OFFLOAD, OFFLOAD_AUTO, RECUT_CACHE, STATIC, STATIC_AUTO, Way
 
 NAME = "worth-runs"
 _MAIN = (STATIC.name, RECUT_CACHE.name, ELASTIC.name, OFFLOAD.name)
+_AUTO = (STATIC_AUTO.name, OFFLOAD_AUTO.name)
 #: Ways of each case in the short form. The first case has the aims of speed-ups.
 SHORT = {
-    Case(8, 3): (*_MAIN, DDP_FREEZE_CACHE.name, rivals.DDP_FREEZE_CACHE.name),
+    Case(8, 3): (*_MAIN, *_AUTO, DDP_FREEZE_CACHE.name, rivals.DDP_FREEZE_CACHE.name),
     Case(4, 3): (ELASTIC.name,),
     Case(16, 3): (ELASTIC.name,),
 }
@@ -52,11 +54,12 @@ def main() -> int:
     take_precedence()
     notes = Notes(asked.keep)
     until = time.monotonic() + 60 * asked.minutes
+    here = commit()
     for case, name in _due(asked, notes):
         if time.monotonic() > until:
             _say("the time is over")
             break
-        took = _run(case, name)
+        took = replace(_run(case, name), commit=here)
         notes.add(case.name, name, took)
         _say(f"{case.name} {name}: {took.seconds:.1f} s, {took.gpu_seconds:.0f} GPU-seconds, {took.layout_names}")
         if (took.other_cores or 0) > _MOST_OTHERS:

@@ -45,7 +45,7 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
     document = {
         "command": command or f"make bench-{name}",
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": _git("rev-parse", "HEAD"),
+        "commit": commit(),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", *_OUR_OUTPUT)),
         "machine": machine(),
         **figures,
@@ -57,6 +57,11 @@ def write_result(name: str, figures: Mapping[str, object], command: str = "") ->
     for page, text in worth.pages().items():
         page.write_text(text)
     return path
+
+
+def commit() -> str:
+    """The checkout's commit."""
+    return _git("rev-parse", "HEAD")
 
 
 def machine() -> dict[str, object]:

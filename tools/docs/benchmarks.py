@@ -36,7 +36,9 @@ class Figure:
 
 FIGURES = {
     "async": (
-        Figure("throughput_over_flushed", "PipeOptim over 1F1B, K=4, M=8, 16 steps a round", at_least=1.2),
+        Figure(
+            "throughput_over_flushed", "PipeOptim over 1F1B, K=4, M=8, 16 steps a round, lower 95 % bound", at_least=1.2
+        ),
         Figure("over_best_synchronous", "the same over the best synchronous schedule", at_least=1.0),
         Figure("prediction_over_newest", "the same over asynchronous 1F1B without prediction", at_least=0.97),
         Figure(
@@ -87,13 +89,15 @@ FIGURES = {
     "kills": (
         Figure("all_struck", "all workers that should die did"),
         Figure("count", "deaths before the last step"),
-        Figure("median_seconds", "seconds from a death to the end of the next new step, median"),
+        Figure("median_seconds", "seconds from a death to the end of the next new step without an operator, median"),
         Figure("p90_seconds", "the same, 9 of 10"),
         Figure("max_seconds", "the same, the longest", at_most="bar_seconds"),
     ),
     "multilevel": (
         Figure(
-            "loss_difference_mean", "V-cycle with 75 % of the operations: final loss less the large model's", at_most=0
+            "loss_difference_mean",
+            "V-cycle with 75 % of the operations: final loss less the large model's, mean",
+            at_most=0,
         ),
         Figure("flops_saving_median", "operations saved until the large model's final loss, median", at_least=0.25),
         Figure("beats_small_alone", "the V-cycle's loss is below that of the small model alone, in every seed"),
@@ -111,18 +115,21 @@ FIGURES = {
     "regroup": (
         Figure(
             "cases.*.*.pause_seconds.median",
-            "pause in seconds; at most 1.5 x bare P2P + 0.15 s",
+            "pause in seconds, median; at most 1.5 x bare P2P + 0.15 s",
             at_most="allowed_seconds",
         ),
+        Figure("cases.*.*.pause_seconds.max", "the longest of these pauses"),
         Figure("cases.*.*.torchrun_seconds.median", "torchrun's pause in seconds, where it was measured"),
         Figure("ratio_10mb", "10 MB: torchrun's pause over ours", at_least=15.0),
         Figure("ratio_100mb", "100 MB: the same", at_least=15.0),
         Figure("ratio_1gb", "1 GB: the same", at_least=40.0),
         Figure("ratio", "100 MB, four workers: the same", at_least=10.0),
-        Figure("pause_over_step_100mb", "100 MB: the longest pause over a step of 0.25 s", at_most=1.0),
+        Figure(
+            "pause_over_step_100mb", "100 MB: the pause over a step of 0.25 s, the worst median of a case", at_most=1.0
+        ),
         Figure("pause_over_step_1gb", "1 GB: the same over a step of 2 s", at_most=1.0),
-        Figure("pause_over_bare_p2p_1gb", "1 GB: the longest pause of growing over bare P2P", at_most=0.5),
-        Figure("shrink_seconds_2", "two workers: the longest pause of shrinking, seconds", at_most=0.05),
+        Figure("pause_over_bare_p2p_1gb", "1 GB: the pause of growing over bare P2P, the worst median", at_most=0.5),
+        Figure("shrink_seconds_2", "two workers: seconds of a pause of shrinking, the worst median", at_most=0.05),
         Figure("shrink_seconds_8", "eight workers: the same", at_most=0.08),
     ),
     "release": (
@@ -147,20 +154,30 @@ FIGURES = {
         Figure("rss_mb_1000", "1,000 jobs: the same", at_most=400),
     ),
     "schedules": (
-        Figure("executor_over_stock_k2", "2 stages: our executor over torch's runtime, real compute", at_least=1.0),
+        Figure(
+            "executor_over_stock_k2",
+            "2 stages: our executor over torch's runtime, real compute, lower 95 % bound",
+            at_least=1.0,
+        ),
         Figure("executor_over_stock_k4", "4 stages: the same", at_least=1.0),
-        Figure("zero_bubble_over_1f1b", "the better zero-bubble schedule over 1F1B, K=4, M=8", at_least=1.12),
+        Figure(
+            "zero_bubble_over_1f1b", "the better zero-bubble schedule over 1F1B, K=4, M=8, lower bound", at_least=1.12
+        ),
         Figure(
             "ahead_over_today_m4",
-            "12 of 24 layers frozen, K=4, M=4: frozen forwards ahead over re-balanced 1F1B",
+            "12 of 24 layers frozen, K=4, M=4: frozen forwards ahead over re-balanced 1F1B, lower bound",
             at_least=1.25,
         ),
         Figure("ahead_over_today_m8", "M=8: the same", at_least=1.25),
         Figure("ahead_over_best", "M=8: the same over the best of five schedules in place", at_least=1.2),
         Figure("ahead_over_bound", "M=8: the step over its bound", at_most=1.06),
-        Figure("terapipe_over_uniform_k4", "planned slices over the best uniform count, K=4, batch 2", at_least=1.03),
+        Figure(
+            "terapipe_over_uniform_k4",
+            "planned slices over the best uniform count, K=4, batch 2, lower bound",
+            at_least=1.03,
+        ),
         Figure("terapipe_over_uniform_k8", "K=8: the same", at_least=1.03),
-        Figure("terapipe_over_gpipe_batch2", "planned slices over GPipe, K=8, batch 2", at_least=2.0),
+        Figure("terapipe_over_gpipe_batch2", "planned slices over GPipe, K=8, batch 2, lower bound", at_least=2.0),
         Figure("terapipe_over_gpipe_batch1", "batch 1: the same", at_least=3.0),
         Figure("terapipe_over_gpipe_k16", "K=16, batch 1: the same", at_least=5.0),
         Figure("auto_worst_loss", "the chosen schedule's step over the best measured one's, less 1", at_most=0.05),
@@ -192,6 +209,7 @@ FIGURES = {
         Figure("faults", "faults that struck running jobs"),
         Figure("kinds.*.struck", "of each kind", at_least=15),
         Figure("kinds.*.median_seconds", "seconds until the job trains again, median"),
+        Figure("kinds.*.longest_seconds", "the same, the longest"),
         Figure("problems", "problems that a checker found at the end", at_most=0),
     ),
     "tuning": (
@@ -226,7 +244,7 @@ FIGURES = {
         ),
         Figure(
             "over_tasks.recommended_minus_fewer_epochs_at_equal_work.best_low95",
-            "the same: the best bound of a task, above 0 if freezing beats fewer epochs anywhere",
+            "the same: the best bound of a task (of several, so no 95 % bound), above 0 if freezing beats it anywhere",
             at_least=0.0,
         ),
         Figure(
@@ -236,7 +254,7 @@ FIGURES = {
         ),
         Figure(
             "over_tasks.recommended_minus_best_top_n_at_equal_work.best_low95",
-            "the same: the best bound of a task, above 0 if freezing beats top-n anywhere",
+            "the same: the best bound of a task (of several), above 0 if freezing beats top-n anywhere",
             at_least=0.0,
         ),
         Figure("accuracy.*.trial_minus_no_trial.mean", "all policies on trial less the same without, in points"),
@@ -247,14 +265,27 @@ FIGURES = {
         Figure("cluster.fast_equals_plan", "`plan()` gives the layouts of its parts, 200 jobs"),
         Figure("cluster.seconds_fast", "processor seconds of the longest simulation by parts", at_most=60),
         Figure("cluster.seconds_plan", "processor seconds of a simulation by `plan()`", at_most=600),
-        Figure("cluster.share25.load09.auto.gpu_hours_ratio", "GPU-hours over those of static", at_most=0.90),
+        Figure("cluster.share25.load09.auto.gpu_hours_ratio", "GPU-hours over those of static, Auto", at_most=0.90),
         Figure("cluster.share100.load09.auto.gpu_hours_ratio", "the same, all elastic jobs freeze", at_most=0.60),
         Figure(
             "cluster.share25.load15.release_starting.queue_ratio",
-            "mean time in the queue over that of static, at a load of 1.5",
+            "mean time in the queue over that of static, at a load of 1.5, Release down to the start's step",
             at_most=0.25,
         ),
-        Figure("cluster.share25.load09.auto.jct_ratio_to_pollux", "mean time to the end over Pollux's", at_most=1),
+        Figure(
+            "cluster.share25.load09.auto.jct_ratio_to_pollux",
+            "mean time to the end over that of Pollux, where nothing freezes",
+            at_most=1,
+        ),
+        Figure(
+            "cluster.share25.load15.auto.jct_elastic_ratio_to_pollux",
+            "load of 1.5: hours to the end of an elastic job over those of Pollux, where nothing freezes",
+            at_most=1,
+        ),
+        Figure(
+            "cluster.share25.load15.pollux_freeze.jct_elastic_ratio_to_pollux",
+            "the same of Pollux with our freezing and cache",
+        ),
         Figure("cluster.share25.load09.*.gpu_hours_ratio", "GPU-hours over those of static"),
         Figure("cluster.share25.load09.*.jct_hours_elastic.mean", "hours to the end of an elastic job, mean"),
         Figure("cluster.share25.load15.*.queue_hours_all.mean", "hours in the queue at a load of 1.5, mean"),
@@ -297,6 +328,11 @@ FIGURES = {
             "runs.n8.speedup_over_best_static", "8 GPUs: time of the best static layout over the elastic", at_least=2.2
         ),
         Figure("runs.n8.offload.speedup_over_best_static", "the same, frozen layers leave the device", at_least=2.4),
+        Figure(
+            "runs.n8.offload_auto.speedup_over_static_auto",
+            "the same, both with `schedule: Auto`",
+            at_least=2.4,
+        ),
         Figure("runs.n8.offload.losses_equal", "their losses are those of the elastic run, to 1e-9"),
         Figure(
             "runs.n8.speedup_over_freeze_only_recut",
@@ -341,6 +377,8 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
     if name in charts.CHARTS:
         yield f"![{charts.CHARTS[name].title}](images/{charts.file_name(name)})\n"
     yield f"`{result['command']}`, {day}, commit `{result['commit'][:10]}`{changed}, {where}.\n"
+    if of_others := sorted(_commits(result) - {result["commit"][:10]}):
+        yield f"Some of these runs are of other commits: {', '.join(of_others)}.\n"
     found = [row for figure in FIGURES.get(name, ()) for row in rows(figure, result)]
     if found:
         yield table(("", "figure", "measured", "aim", ""), found)
@@ -351,19 +389,35 @@ def _result(name: str, result: dict[str, Any]) -> Iterator[str]:
         yield f"![{name}](../benchmarks/results/{name}.png)\n"
 
 
+def _commits(result: Mapping[str, Any]) -> set[str]:
+    """The commits of the runs that a result was made of, where it names them."""
+    return {commit for _, commits, _ in found_at(["runs", "*", "*", "commits"], result) for commit in commits}
+
+
 def rows(figure: Figure, result: Mapping[str, Any]) -> Iterator[list[str]]:
-    """What a figure stands for in a result: its place, meaning, value, aim, and whether that is met."""
-    for place, found, around in found_at(figure.path.split("."), result):
-        if found is None:
-            continue  # such as a bound that too few seeds give
+    """What a figure stands for in a result: its place, meaning, value, aim, and whether that is met.
+
+    A figure with an aim has a row even if the result does not have it: an aim that nobody has tried is not met.
+    """
+    there = [one for one in found_at(figure.path.split("."), result) if one[1] is not None]  # None: too few seeds
+    if not there and (aim := _aim(figure.at_most, figure.at_least)):
+        yield ["", figure.meaning, "", aim, "**not measured**"]
+    for place, found, around in there:
         value = len(found) if isinstance(found, list) else found
         limit = around[figure.at_most] if isinstance(figure.at_most, str) else figure.at_most
-        aim, met = "", True
+        aim, met = _aim(limit, figure.at_least), True
         if isinstance(value, bool):
             aim, met = "yes", value
         elif limit is not None:
-            aim, met = f"at most {limit:.4g}", value <= limit
+            met = value <= limit
         elif figure.at_least is not None:
-            aim, met = f"at least {figure.at_least:.4g}", value >= figure.at_least
+            met = value >= figure.at_least
         shown = ("yes" if value else "no") if isinstance(value, bool) else f"{value:.4g}"
         yield [", ".join(place), figure.meaning, shown, aim, "" if not aim else "met" if met else "**lost**"]
+
+
+def _aim(at_most: float | str | None, at_least: float | None) -> str:
+    """The words of an aim; empty without one. A limit that only the result knows has its name."""
+    if at_most is not None:
+        return f"at most {at_most}" if isinstance(at_most, str) else f"at most {at_most:.4g}"
+    return "" if at_least is None else f"at least {at_least:.4g}"

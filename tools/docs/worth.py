@@ -19,12 +19,13 @@ _COLUMNS = ("instead of ours", "time: its → ours", "GPU time: its → ours", "
 _CASE, _GPUS = "runs.n8", "8 GPUs, each with memory to train 3 of the 12 layers"
 #: Frozen layers leave the GPU by default, so that run stands for us.
 _OURS = "offload"
-#: Runs of `_CASE`.
+#: Runs of `_CASE`, and which of ours each is compared with.
 _RUNS = {
-    "static": f"the best static pipeline ({_GPUS})",
-    "freeze_recut_cache": "the same with our freezing, cache and stages cut again, but no elasticity",
-    "torch_ddp": "DDP, if one GPU held the model",
-    "torch_ddp_freeze_cache": "DDP with freezing and a cache written by hand, if one GPU held the model",
+    "static": (f"the best static 1F1B pipeline ({_GPUS})", _OURS),
+    "static_auto": ("the same with `schedule: Auto`, and ours with it, too", "offload_auto"),
+    "freeze_recut_cache": ("1F1B with our freezing, cache and stages cut again, but no elasticity", _OURS),
+    "torch_ddp": ("DDP, if one GPU held the model", _OURS),
+    "torch_ddp_freeze_cache": ("DDP with freezing and a cache written by hand, if one GPU held the model", _OURS),
 }
 _TASKS = {
     "near": "digits, from MNIST",
@@ -76,7 +77,7 @@ def _one_gpu() -> str:
     for read in found["cache"]:
         block = blocks[read["model"], read["precision"], read["samples"]]
         trained = block["forward"] + block["weight_gradient"] + block["input_gradient"]
-        seconds = (block["frozen"], trained, read["pinned"], read["file"])
+        seconds = (read["forward"], trained, read["pinned"], read["file"])
         rows.append([f"{read['model']}, {read['precision']}", *(f"{1000 * each:.2f} ms" for each in seconds)])
     columns = (
         f"{found['cache'][0]['samples']} samples",
@@ -100,11 +101,9 @@ def _value(path: str, result: Mapping[str, Any]) -> Any:
 
 
 def _runs(result: Mapping[str, Any]) -> Iterator[list[str]]:
-    ours = _value(f"{_CASE}.{_OURS}", result)
-    if ours is None:
-        return
-    for name, words in _RUNS.items():
-        if (run := _value(f"{_CASE}.{name}", result)) is not None:
+    for name, (words, our_run) in _RUNS.items():
+        run, ours = (_value(f"{_CASE}.{one}", result) for one in (name, our_run))
+        if run is not None and ours is not None:
             compared = (f"{run[key]:.0f} → {ours[key]:.0f} {unit}" for key, unit in _UNITS)
             yield [words, *compared, "the same" if name == "freeze_recut_cache" else ""]
 
@@ -126,10 +125,11 @@ def _accuracy(result: Mapping[str, Any]) -> Iterator[list[str]]:
         found, missing = [], []
         for task, name in tasks.items():
             paired = _value(f"accuracy.{task}.recommended_minus_{rival}_at_equal_work", result)
-            if paired is None:
+            if paired is None or paired["low95"] is None:
                 missing.append(name)
             else:
-                found.append(f"{name}: {_points(paired['mean'])} ({_bound(paired)})")
+                computed = _value(f"accuracy.{task}.recommended_minus_{rival}_at_equal_work_without_cache", result)
+                found.append(f"{name}: {_points(paired['mean'])} ({_bound(paired, computed)})")
         if missing:
             found.append(f"too few runs to compare: {', '.join(missing)}")
         if tasks:
@@ -140,9 +140,10 @@ def _points(value: float) -> str:
     return f"{round(value, 1) + 0.0:+.1f} points"  # the sum makes no -0.0
 
 
-def _bound(paired: Mapping[str, Any]) -> str:
-    seeds = len(paired["seeds"])
-    return "1 seed" if paired["low95"] is None else f"{seeds} seeds, 95 %: at least {paired['low95']:+.1f}"
+def _bound(paired: Mapping[str, Any], computed: Mapping[str, Any] | None) -> str:
+    """The seeds and their bound, and the mean if no cache saved work."""
+    without = "" if computed is None else f"; without a cache {computed['mean']:+.1f}"
+    return f"{len(paired['seeds'])} seeds, 95 %: at least {paired['low95']:+.1f}{without}"
 
 
 def _clusters(result: Mapping[str, Any], accuracy: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -151,9 +152,11 @@ def _clusters(result: Mapping[str, Any], accuracy: Mapping[str, Any]) -> Iterato
         rival = _value(f"{_CLUSTER}.{name}", result)
         if ours is None or rival is None:
             continue
-        hours, held = ([one[key]["mean"] for one in (rival, ours)] for key in ("jct_hours_all", "gpu_hours"))
+        keys = ("jct_hours_all", "jct_hours_elastic", "gpu_hours")
+        hours, elastic, held = ([one[key]["mean"] for one in (rival, ours)] for key in keys)
+        time = f"{hours[0]:.2f} → {hours[1]:.2f} h a job; {elastic[0]:.1f} → {elastic[1]:.1f} h a job of 4 or more GPUs"
         costs = "the same" if freezes else _assumed(accuracy)
-        yield [words, f"{hours[0]:.2f} → {hours[1]:.2f} h a job", f"{held[0]:,.0f} → {held[1]:,.0f} GPU-h", costs]
+        yield [words, time, f"{held[0]:,.0f} → {held[1]:,.0f} GPU-h", costs]
 
 
 def _assumed(accuracy: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from tools.docs.results import found_at
 from .case import Case
 from .rivals import RIVALS, Rival
 from .took import Took, worst_difference
-from .way import ELASTIC, OFFLOAD, RECUT_CACHE, STATIC, WAYS, Way
+from .way import ELASTIC, OFFLOAD, OFFLOAD_AUTO, RECUT_CACHE, STATIC, STATIC_AUTO, WAYS, Way
 
 #: Runs of each way, one a round.
 Measured = Mapping[str, Sequence[Took]]
@@ -43,6 +43,10 @@ def figures(case: Case, measured: Measured) -> dict[str, Any]:
     best = OFFLOAD if OFFLOAD.name in measured else ELASTIC
     if {RECUT_CACHE.name, best.name} <= measured.keys():
         found["speedup_over_freeze_only_recut"] = ratio(measured[RECUT_CACHE.name], measured[best.name])
+    if {STATIC_AUTO.name, OFFLOAD_AUTO.name} <= measured.keys():
+        found[OFFLOAD_AUTO.name]["speedup_over_static_auto"] = ratio(
+            measured[STATIC_AUTO.name], measured[OFFLOAD_AUTO.name]
+        )
     if {ELASTIC.name, OFFLOAD.name} <= measured.keys():
         both = [measured[way.name][0].losses for way in (ELASTIC, OFFLOAD)]
         found[OFFLOAD.name]["losses_equal"] = worst_difference(both) <= SAME_LOSS
@@ -79,6 +83,7 @@ def _of_way(case: Case, way: Way | Rival, runs: Sequence[Took]) -> dict[str, Any
     typical = runs[seconds.index(statistics.median_low(seconds))]
     found: dict[str, Any] = {
         "about": way.about,
+        "commits": sorted({run.commit[:10] for run in runs}),
         "seconds": statistics.median(seconds),
         "seconds_of_runs": [round(one, 2) for one in seconds],
         "gpu_seconds": statistics.median(run.gpu_seconds for run in runs),

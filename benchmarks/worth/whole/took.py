@@ -30,6 +30,7 @@ class Took:
         samples_lost: by the ledgers.
         samples_repeated: by the ledgers.
         other_cores: processors that other programs used meanwhile; None if it is not known.
+        commit: of the code that ran; empty if it is not known.
     """
 
     seconds: float
@@ -42,6 +43,7 @@ class Took:
     samples_lost: int = 0
     samples_repeated: int = 0
     other_cores: float | None = None
+    commit: str = ""
 
     @property
     def layout_names(self) -> str:

@@ -1,6 +1,6 @@
 """One way to train the job: what freezes, which layouts it may take, and which parts of the product it uses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
@@ -84,9 +84,13 @@ class Way:
 
 _THIRDS = Freezing.BY_THIRDS
 STATIC = Way("static", "best static layout")
+STATIC_AUTO = Way("static_auto", "best static layout, schedule: Auto", schedule=ScheduleName.AUTO)
 RECUT_CACHE = Way("freeze_recut_cache", "static, freezing, stages cut again, cache", _THIRDS, cache=True)
 ELASTIC = Way("elastic", "ours: AutoPipe, AutoDP, AutoCache", _THIRDS, Shape.ELASTIC, cache=True)
 OFFLOAD = Way("offload", "ours, and frozen layers leave the device", _THIRDS, Shape.ELASTIC, cache=True, offload=True)
+OFFLOAD_AUTO = replace(
+    OFFLOAD, name="offload_auto", about=f"{OFFLOAD.about}, schedule: Auto", schedule=ScheduleName.AUTO
+)
 DDP_FREEZE_CACHE = Way("ddp_freeze_cache", "stages: 1, freezing, cache", _THIRDS, cache=True, fits=True)
 #: All ways through the product, in the order of the table.
 WAYS = (
@@ -100,8 +104,8 @@ WAYS = (
     OFFLOAD,
     Way("paper", "packing: Paper", _THIRDS, Shape.ELASTIC, cache=True, packing=Packing.PAPER),
     Way("top_half", "only the top half trains from the start", Freezing.TOP_HALF_TRAINS, Shape.ELASTIC, cache=True),
-    Way("static_auto", "best static layout, schedule: Auto", schedule=ScheduleName.AUTO),
-    Way("elastic_auto", "elastic, schedule: Auto", _THIRDS, Shape.ELASTIC, cache=True, schedule=ScheduleName.AUTO),
+    STATIC_AUTO,
+    OFFLOAD_AUTO,
     Way("ddp", "stages: 1, if a GPU held the model", fits=True),
     DDP_FREEZE_CACHE,
 )

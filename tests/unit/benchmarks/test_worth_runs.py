@@ -197,6 +197,16 @@ def test_offloaded_layers_change_no_loss_and_count_as_the_best_elastic_run() -> 
     assert found["speedup_over_freeze_only_recut"] == 2.0
 
 
+@pytest.mark.usefixtures("half_a_second_a_step")
+def test_a_run_by_auto_is_compared_with_the_static_one_by_auto() -> None:
+    auto = {"static_auto": [took(40.0), took(44.0)], "offload_auto": [replace(took(20.0), commit="c" * 40), took(20.0)]}
+    found = figures(EIGHT, {**MEASURED, **auto})
+
+    assert found["offload_auto"]["speedup_over_static_auto"] == pytest.approx(2.1)
+    assert found["offload_auto"]["commits"] == ["", "c" * 10]
+    assert found["speedup_over_best_static"] == 2.0, "other runs stay compared with the static one by 1F1B"
+
+
 def test_a_lower_efficiency_is_told_on_as_many_cores_alone() -> None:
     def result(efficiency: float, cores: int = 2) -> dict[str, Any]:
         return {"machine": {"cores": cores}, "runs": {"n8": {"gpus": 8, "static": {"efficiency": efficiency}}}}
@@ -217,7 +227,8 @@ def test_every_figure_with_an_aim_is_found() -> None:
     }
 
     for figure in FIGURES["worth-runs"]:
-        assert list(rows(figure, document)), figure.path
+        found = list(rows(figure, document))
+        assert found and found[0][-1] != "**not measured**", figure.path
 
 
 def test_the_short_form_measures_what_has_an_aim() -> None:
