@@ -39,29 +39,8 @@ from pipetransformer_operator.plan import (
     worker_name,
 )
 from tests.testkit.operator.builders import make_job
-from tests.testkit.operator.controller import KEY, NOW, make_loop
+from tests.testkit.operator.controller import KEY, NOW, Turns, make_loop
 from tests.testkit.operator.shared_cluster import Cluster
-
-
-class Turns(LoopMetrics):
-    """Counts the turns of a loop that the test has not waited for, and notes when the newest one ended."""
-
-    def __init__(self) -> None:
-        self._taken = asyncio.Semaphore(0)
-        self.newest = 0.0
-
-    def on_turned(self, result: TurnResult, seconds: float) -> None:
-        self._taken.release()
-        self.newest = asyncio.get_running_loop().time()
-
-    async def taken(self, count: int = 1) -> None:
-        """Waits until the loop took this many more turns."""
-        for _ in range(count):
-            await self._taken.acquire()
-
-    def none(self) -> bool:
-        """Whether the loop took no other turn."""
-        return self._taken.locked()
 
 
 class Written(Cluster):
