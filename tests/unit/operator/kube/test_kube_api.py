@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiolimiter import AsyncLimiter
 
+from pipetransformer_contract.api.requests import APPLY_PATCH
 from pipetransformer_operator.controller.ports import Conflict, Invalid, Refused, Unavailable
 from pipetransformer_operator.kube.client import api as kube_api
 from pipetransformer_operator.kube.client.api import Api, NotFound
@@ -39,13 +40,18 @@ async def serve(answer: web.Request) -> web.StreamResponse:
         await asyncio.Event().wait()
     if answer.path.startswith("/codes/"):
         return web.json_response({"message": "the webhook is down"}, status=int(answer.path.rpartition("/")[2]))
-    return web.json_response({"host": answer.host, "user": answer.headers.get("Authorization")})
+    if answer.path == "/parts":  # a list of three objects, one an answer
+        number = int(answer.query.get("continue", "1"))
+        following = {} if number == 3 else {"continue": str(number + 1)}
+        return web.json_response({"metadata": following, "items": [number], "asked": dict(answer.query)})
+    about = {"query": dict(answer.query), "type": answer.headers.get("Content-Type")}
+    return web.json_response(about | {"host": answer.host, "user": answer.headers.get("Authorization")})
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
     app = web.Application()
-    app.add_routes([web.get("/{path:.*}", serve), web.post("/{path:.*}", serve)])
+    app.add_routes([web.get("/{path:.*}", serve), web.post("/{path:.*}", serve), web.patch("/{path:.*}", serve)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -239,3 +245,79 @@ async def test_a_watch_that_the_server_refuses_is_unavailable_and_never_opens(po
     finally:
         await api.close()
     assert opened == []
+
+
+async def test_a_list_is_read_part_by_part_to_its_end(port: int, tmp_path: Path) -> None:
+    api = await Api.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    try:
+        parts = [part async for part in api.list("/parts", {"labelSelector": "ours"})]
+    finally:
+        await api.close()
+    assert [part["items"] for part in parts] == [[1], [2], [3]]
+    asked = {"labelSelector": "ours", "limit": "250"}
+    assert [part["asked"] for part in parts] == [asked, asked | {"continue": "2"}, asked | {"continue": "3"}]
+
+
+async def test_a_request_asks_for_strictness_or_ownership_where_it_needs_them(port: int, tmp_path: Path) -> None:
+    api = await Api.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    try:
+        plain = await api.request("POST", "/made", {})
+        strict = await api.request("POST", "/made", {}, strict=True)
+        applied = await api.request("PATCH", "/made", {}, content_type=APPLY_PATCH)
+    finally:
+        await api.close()
+    assert (plain["query"], plain["type"]) == ({}, "application/json")
+    assert strict["query"] == {"fieldValidation": "Strict"}
+    assert applied["query"] == {"fieldManager": kube_api.FIELD_MANAGER, "force": "true"}
+    assert applied["type"] == APPLY_PATCH
+
+
+class Held:
+    """Whether this operator leads."""
+
+    held = False
+
+
+async def test_an_operator_that_does_not_lead_reads_and_writes_nothing(port: int, tmp_path: Path) -> None:
+    leadership = Held()
+    config = kubeconfig(tmp_path, f"http://127.0.0.1:{port}")
+    api = await Api.connect(kubeconfig=config, leadership=leadership)
+    try:
+        assert await api.get("/version")
+        with pytest.raises(Unavailable, match="POST /made: not sent, because this operator does not hold the lease"):
+            await api.request("POST", "/made", {})
+        leadership.held = True
+        assert await api.request("POST", "/made", {})
+    finally:
+        await api.close()
+
+
+class Listener:
+    """Notes the requests that it hears of."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, int | None]] = []
+
+    def on_api_request(self, verb: str, resource: str, code: int | None, seconds: float) -> None:
+        assert 0.0 <= seconds < 60.0
+        self.heard.append((verb, resource, code))
+
+
+async def test_each_request_and_watch_is_told_with_its_answer(port: int, tmp_path: Path) -> None:
+    listener = Listener()
+    api = await Api.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"), listener=listener)
+    try:
+        await api.get("/api/v1/namespaces/a/pods/digits-w0")
+        with pytest.raises(Conflict):
+            await api.request("POST", "/codes/409", {})
+        assert [event async for event in api.watch("/api/v1/pods", "1", 0)] == []
+        with pytest.raises(Unavailable):
+            await api.get("/api/v1/namespaces/slow/pods", timeout=0.05)
+    finally:
+        await api.close()
+    assert listener.heard == [
+        ("get", "pods", 200),
+        ("get", "discovery", 409),
+        ("watch", "pods", 200),
+        ("list", "pods", None),
+    ]

@@ -76,7 +76,9 @@ async def test_a_job_that_the_watch_shows_again_after_its_end_is_a_change() -> N
     assert world.changes == 2
 
 
-async def test_a_job_deleted_during_a_watch_outage_is_gone_after_the_next_list() -> None:
+async def test_a_job_deleted_during_a_watch_outage_is_gone_after_the_next_list(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     others = [job(2, f"other-{number}", JobKey("a", f"other-{number}")) for number in range(3)]
     world = World(Listed(others, 10))
     for one in (job(1), *others):
@@ -85,6 +87,7 @@ async def test_a_job_deleted_during_a_watch_outage_is_gone_after_the_next_list()
     assert world.gone == [KEY]
     assert world.known.of(KEY) is None
     assert len(world.known.keys()) == 3
+    assert caplog.messages == ["a/digits was deleted, but its watch did not show that"]
 
 
 async def test_of_two_jobs_of_one_name_the_newer_counts_whatever_is_said_of_the_other() -> None:
@@ -92,8 +95,10 @@ async def test_of_two_jobs_of_one_name_the_newer_counts_whatever_is_said_of_the_
     world.known.note(job(1))
     world.known.note(job(8, "new"))
     assert world.known.of(KEY) == job(8, "new")
+    assert world.changes == 2
     await world.listed()
     assert world.known.of(KEY) == job(8, "new")
+    assert world.changes == 3, "the newer one has the name for itself now"
     world.known.drop(job(1))
     assert world.known.of(KEY) == job(8, "new")
     assert world.gone == []
@@ -112,12 +117,17 @@ async def test_a_list_says_nothing_of_jobs_that_are_newer_nor_of_other_namespace
     assert world.gone == [JobKey("b", "digits")]
 
 
-async def test_a_list_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_that_fails_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(jobs, "RETRY_SECONDS", 0.0)
     world = World(Unavailable("503"), Unavailable("503"), Listed([], 10))
     world.known.note(job(1))
     await world.listed()
     assert world.gone == [KEY]
+    assert [one for one in caplog.messages if "cannot list" in one] == 2 * [
+        "cannot list jobs: 503; trying again in 0 s"
+    ]
 
 
 async def test_the_first_list_is_not_compared_with_anything() -> None:
