@@ -30,6 +30,7 @@ TRAINER = (sys.executable, "-m", "pipetransformer")
 #: File name that stands for standard input.
 STANDARD_INPUT = Path("-")
 
+_TIME_TO_LIVE = "ttlSecondsAfterFinished"
 _TAG = "tag:yaml.org,2002:"
 #: YAML types that are not in JSON, and PyYAML's type for a `=`.
 _NOT_IN_JSON = {f"{_TAG}{name}" for name in ("timestamp", "binary", "set", "omap", "pairs", "value")}
@@ -62,11 +63,11 @@ class _Loader(yaml.SafeLoader):
             found.add(key.value)
         return node
 
-    def construct_finite(self, node: yaml.ScalarNode) -> float:
+    def construct_finite(self, node: yaml.ScalarNode) -> int | float:
         number = self.construct_yaml_float(node)
         if not math.isfinite(number):
             raise ConstructorError(None, None, f"found {node.value}, but JSON has only finite numbers", node.start_mark)
-        return number
+        return int(number) if number.is_integer() else number  # kubectl sends 1e5 as 100000, and 2.0 as 2
 
 
 for _tag, _pattern in _NUMBERS.items():
@@ -328,5 +329,7 @@ def checked(manifest: Any, source: str) -> dict[str, Any]:
 
 
 def _localised(spec: dict[str, Any], run_dir: Path) -> dict[str, Any]:
+    """The spec with its locations in the run's folder. A local job ends with its run, so it has no time to live."""
     checkpoint = {**(spec.get("checkpoint") or {}), "location": str(run_dir / "checkpoints")}
-    return {**spec, "output": {"location": str(run_dir)}, "checkpoint": checkpoint}
+    policy = {name: value for name, value in (spec.get("runPolicy") or {}).items() if name != _TIME_TO_LIVE}
+    return {**spec, "output": {"location": str(run_dir)}, "checkpoint": checkpoint, "runPolicy": policy}

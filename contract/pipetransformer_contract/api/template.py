@@ -4,6 +4,7 @@ CEL does not see all fields of a template. A new CEL rule would also refuse to s
 the operator and the client make these checks themselves.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,6 +19,19 @@ CHANNEL_FOLDER = "/var/run/pipetransformer"
 def template_errors(spec: JobSpec) -> list[FieldError]:
     """Errors of the pod template that the API server does not find."""
     return [*_second_accelerators(spec), *_hidden_channel(spec)]
+
+
+def repeated_names(spec: JobSpec) -> list[FieldError]:
+    """Containers and init containers whose name another one has. The API server refuses them."""
+    pod = spec.pod_template.spec
+    inits = [str(one.get("name")) for one in _objects((pod.model_extra or {}).get("initContainers"))]
+    named = {"containers": [one.name for one in pod.containers], "initContainers": inits}
+    return [
+        FieldError(f"spec.podTemplate.spec.{field}", f"{name} is the name of {count} containers")
+        for field, names in named.items()
+        for name, count in Counter(names).items()
+        if count > 1
+    ]
 
 
 def lost_locations(spec: JobSpec) -> list[FieldError]:

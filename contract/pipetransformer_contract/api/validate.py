@@ -15,16 +15,20 @@ from typing import Any
 import celpy
 from celpy import celtypes
 from celpy.adapter import json_to_cel
+from celpy.evaluation import CELEvalError
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from .job import GROUP, KIND, VERSION, Metadata, PipeTrainingJob
 from .labels import FieldError, label_errors
 from .schema import Schema, root_schema, with_defaults
-from .template import template_errors
+from .template import repeated_names, template_errors
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_QUALIFIED = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"({_LABEL}(\.{_LABEL})*/)?{_QUALIFIED}")
+_LABEL_VALUE = re.compile(rf"({_QUALIFIED})?")
 
 
 def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
@@ -41,9 +45,11 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
         return [FieldError(_path(detail["loc"]), _words(detail)) for detail in error.errors()]
     return [
         *_name_errors(job.metadata),
+        *_label_errors(job.metadata.labels),
         *_broken_rules(root_schema(), manifest, ""),
         *label_errors(job.metadata.labels, job.spec),
         *template_errors(job.spec),
+        *repeated_names(job.spec),
     ]
 
 
@@ -74,6 +80,18 @@ def _name_errors(metadata: Metadata) -> list[FieldError]:
         " and end with an alphanumeric character"
     )
     return [FieldError("metadata.name", message)]
+
+
+def _label_errors(labels: Mapping[str, str]) -> Iterator[FieldError]:
+    """Errors of labels that the API server refuses."""
+    characters = "letters, digits, '-', '_' and '.', of which the first and the last are a letter or a digit"
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key):
+            yield FieldError(
+                f"metadata.labels[{key}]", f"a key has an optional domain and '/', then 1 to 63 {characters}"
+            )
+        elif not _LABEL_VALUE.fullmatch(value):
+            yield FieldError(f"metadata.labels[{key}]", f"a value has up to 63 {characters}")
 
 
 def _words(detail: ErrorDetails) -> str:
@@ -114,8 +132,12 @@ def _broken_rules(schema: Schema, value: Any, path: str, old: Any = None) -> Ite
 
 
 def _holds(rule: str, schema: Schema, value: Any, old: Any) -> bool:
+    """Whether a value keeps a rule. One that the rule cannot be computed for breaks it, as on the API server."""
     names = {"self": _to_cel(schema, value)} | ({} if old is None else {"oldSelf": _to_cel(schema, old)})
-    return bool(_program(rule).evaluate(names))
+    try:
+        return bool(_program(rule).evaluate(names))
+    except CELEvalError:
+        return False
 
 
 @cache

@@ -108,7 +108,8 @@ _COUNTERS: dict[str, tuple[str, Figure]] = {
         JobStatus.gpu_seconds_saved_at,
     ),
     "failures": (
-        "Failed workers and broken generations since the job was created, without lost nodes.",
+        "Failed workers and broken generations since the job was created. A silent worker counts even if the cluster"
+        " shows later that its node was lost.",
         lambda status, now: status.failures,
     ),
     "redone_steps": (

@@ -49,6 +49,16 @@ def fits(view: View, stages: int, boundary: int) -> bool:
     return view.status.too_short is None or not view.status.too_short.rules_out(stages, boundary)
 
 
+def kept(view: View, workers: int) -> Layout | None:
+    """The present layout; None if that many workers, the spec's ceiling or GPU memory do not allow it.
+
+    It may be below the spec's minimum, because a user may raise the minimum while the job trains. Then a job that
+    replaces a lost worker trains on, and grows once there is room."""
+    present = view.generation.layout
+    allowed = present.workers <= min(workers, view.spec.elastic_policy.ceiling)
+    return present if allowed and fits(view, present.stages, view.boundary) else None
+
+
 def awaited(view: View, present: Layout) -> Layout:
     """The layout that a job with lost workers waits for: the present one, or the spec's if memory is too small."""
     return present if fits(view, present.stages, view.boundary) else bounds_of(view).initial

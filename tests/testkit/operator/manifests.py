@@ -48,6 +48,8 @@ VALID = [
 
 
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+#: Containers of a pod.
+TRAINER, SIDECAR = {"name": "trainer", "image": "trainer"} | GPU, {"name": "logs", "image": "logs"}
 
 
 REFUSED = [
@@ -131,6 +133,11 @@ REFUSED = [
     (make_job().suspended(), "spec.suspend"),
     (make_job().label("kueue.x-k8s.io/queue-name", "team"), "metadata.labels[kueue.x-k8s.io/queue-name]"),
     (make_job().set("acceleratorResource", "nvidia.com/gpu"), "spec.podTemplate.spec.containers"),
+    (
+        causal_job().set("pipeline.schedule", "TeraPipe").set("pipeline.tokenSlices", 2**63),
+        "spec.pipeline.tokenSlices",
+    ),
+    (make_job().set("podTemplate.spec.containers", [TRAINER, SIDECAR, SIDECAR]), "spec.podTemplate.spec.containers"),
     (make_job().set("training.steps", 3), "spec.training"),
     (make_job().set("training.epochs", 0), "spec.training.epochs"),
     (make_job().set("training.epochs", "4"), "spec.training.epochs"),

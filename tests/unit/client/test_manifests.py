@@ -211,6 +211,16 @@ def test_set_reads_values_as_yaml_and_makes_what_a_path_needs() -> None:
     assert validate_manifest({**changed, "spec": {**spec, "training": {"steps": 100}}}) == []
 
 
+def test_whole_numbers_may_be_written_with_an_exponent_or_a_point_as_for_kubectl() -> None:
+    changed = with_fields(make_job().manifest(), ["training.epochs=", "training.steps=1e5", "cache.memoryBytes=4.0e9"])
+    spec = changed["spec"]
+    assert (spec["training"]["steps"], spec["cache"]["memoryBytes"]) == (100_000, 4_000_000_000)
+    assert isinstance(spec["training"]["steps"], int)
+    assert validate_manifest({**changed, "spec": {**spec, "training": {"steps": spec["training"]["steps"]}}}) == []
+    halves = with_fields(make_job().manifest(), ["training.epochs=", "training.steps=1.5"])
+    assert [error.path for error in validate_manifest(halves)] == ["spec.training.steps"]
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

@@ -69,6 +69,38 @@ def test_a_job_that_is_nested_deeper_than_others_can_read_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("a b", "c", "a key has an optional domain and '/', then 1 to 63 letters"),
+        ("/team", "c", "a key has"),
+        ("a/b/c", "d", "a key has"),
+        ("A.b/team", "c", "a key has"),
+        ("x" * 64, "c", "a key has"),
+        ("team", "-c", "a value has up to 63 letters"),
+        ("team", "c d", "a value has"),
+        ("team", "x" * 64, "a value has"),
+    ],
+)
+def test_a_label_that_the_api_server_refuses_is_named(key: str, value: str, words: str) -> None:
+    (error,) = validate_manifest(make_job().label(key, value).manifest())
+    assert error.path == f"metadata.labels[{key}]" and words in error.message
+
+
+@pytest.mark.parametrize(("key", "value"), [("a.b/c-D_e.1", ""), ("t", "x" * 63), ("x" * 63, "A.b-C_0")])
+def test_a_label_that_the_api_server_takes_is_taken(key: str, value: str) -> None:
+    assert validate_manifest(make_job().label(key, value).manifest()) == []
+
+
+def test_two_init_containers_of_one_name_are_refused_as_the_pods_would_be() -> None:
+    inits = [{"name": "fetch", "image": "a"}, {"name": "fetch", "image": "b"}]
+    (error,) = validate_manifest(make_job().set("podTemplate.spec.initContainers", inits).manifest())
+    assert (error.path, error.message) == (
+        "spec.podTemplate.spec.initContainers",
+        "fetch is the name of 2 containers",
+    )
+
+
 def test_a_program_is_refused_numbers_that_json_has_not() -> None:
     for value in (float("inf"), float("nan")):
         with pytest.raises(ValidationError, match="finite number"):

@@ -62,7 +62,7 @@ def recover(draft: Draft) -> None:
     candidates = [*survivors, *draft.view.ready_joiners]
     places = max(0, draft.view.generation.layout.workers - len(candidates))
     candidates += draft.view.idle_leavers[:places]
-    if layout := layouts.best(draft.view, len(candidates)):
+    if layout := layouts.best(draft.view, len(candidates)) or layouts.kept(draft.view, len(candidates)):
         back = ResizeReason.DRAIN if draft.status.too_short == before.too_short else ResizeReason.UNDO
         generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
     else:

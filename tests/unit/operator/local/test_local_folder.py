@@ -174,6 +174,13 @@ def test_a_local_run_keeps_checkpoints_whatever_its_manifest_says(tmp_path: Path
     assert job.spec.checkpoint is not None and job.spec.checkpoint.location == str(tmp_path / "checkpoints")
 
 
+def test_a_local_run_has_no_time_to_live_because_its_late_workers_would_never_hear_of_its_end(tmp_path: Path) -> None:
+    manifest = make_job().set("runPolicy", {"ttlSecondsAfterFinished": 0, "backoffLimit": 7}).manifest()
+    job = local_job(local_manifest(Document("job.yaml", manifest)), tmp_path)
+    policy = job.spec.run_policy
+    assert (policy.ttl_seconds_after_finished, policy.backoff_limit) == (None, 7)
+
+
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """However that ends: the kernel tells the worker."""
     program = "import sys; print('runs', flush=True); sys.stdin.read()"

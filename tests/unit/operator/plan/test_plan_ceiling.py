@@ -58,6 +58,34 @@ def test_a_scale_is_a_ceiling_below_which_the_largest_whole_layout_is_taken(
     assert world.status.failures == 0
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_job_below_a_minimum_that_was_raised_replaces_a_lost_worker_and_grows_once_there_is_room(
+    checkpoint: bool,
+) -> None:
+    builder = make_job().stages(2).workers(2, most=4)
+    world = World(builder.checkpoint() if checkpoint else builder)
+    world.free = world.room = world.reach = 0
+    world.start()
+    world.builder.workers(4, least=4, most=4)
+    world.metadata_generation += 1
+    world.settle()
+    assert world.shape == (2, 1), "there is no room to grow"
+
+    world.end("digits-w0", exit_code=1)
+    world.settle()
+    world.warm_up()
+
+    assert world.shape == (2, 1)
+    assert [member.name for member in world.generation.members] == ["digits-w1", "digits-w2"]
+    world.commit()
+    world.free = world.room = world.reach = 8
+    for _ in range(10):
+        world.wait(60)
+        world.warm_up()
+        world.commit()
+    assert (world.shape, world.status.failures) == ((2, 2), 1)
+
+
 def test_what_a_ceiling_takes_is_not_saved_by_packing() -> None:
     world = World(make_job().stages(4).workers(8, most=4).release())
     world.start()
