@@ -4,17 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
-from pipetransformer_contract.api import JobStatus, PipeTrainingJob
+from pipetransformer_contract.api import JobSpec, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import Share
 from pipetransformer_operator.channel.board import Reporter
 from pipetransformer_operator.channel.limits import pulse
 from pipetransformer_operator.controller.gangs import Place
 from pipetransformer_operator.controller.loop import JobLoop, Pace
-from pipetransformer_operator.plan import Observed, Plan
+from pipetransformer_operator.plan import Observed, Plan, plan
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.controller import KEY, NOW, Turns, make_loop
 from tests.testkit.operator.shared_cluster import Cluster
@@ -54,30 +54,38 @@ async def quiet(turns: Turns) -> None:
         await turns.taken()
 
 
-async def test_accelerators_that_become_free_wake_only_a_job_that_waits_for_some() -> None:
-    async with settled(Cluster(0, make_job().workers(2).job())) as (loop, turns):
+async def wakes(turns: Turns) -> bool:
+    """Whether a turn follows at once. One that the plan asked for comes later."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    return not turns.none()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_accelerators_that_become_free_wake_only_a_job_that_waits_for_some(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
+        return replace(plan(spec, observed, now), waits_for_room=waits)
+
+    monkeypatch.setattr("pipetransformer_operator.controller.loop.plan", decide)
+    async with settled(Cluster(2, make_job().workers(2).job())) as (loop, turns):
         loop.notice_accelerators()
-        await turns.taken()
-    content = Cluster(2, make_job().workers(2).job())
-    async with settled(content) as (loop, turns):
-        assert content.status("digits").waits_for_nodes_since is None
-        loop.notice_accelerators()
-        await asyncio.sleep(0.05)
-        assert turns.none()
+        assert await wakes(turns) is waits
 
 
 async def test_a_new_share_or_place_wakes_a_job_and_a_known_one_does_not() -> None:
     share, place = Share(workers=2, layout_generation=0), Place(preferred_since=NOW)
     async with settled(Cluster(2, make_job().workers(2).job())) as (loop, turns):
         loop.grant(share)
-        await turns.taken()
+        assert await wakes(turns)
+        await quiet(turns)
         loop.take_place(place)
-        await turns.taken()
+        assert await wakes(turns)
         await quiet(turns)
         loop.grant(share)
         loop.take_place(place)
-        await asyncio.sleep(0.05)
-        assert turns.none()
+        assert not await wakes(turns)
 
 
 async def test_a_turn_that_created_workers_is_followed_by_one_that_looks_at_them() -> None:
