@@ -11,10 +11,11 @@ def model() -> list[nn.Module]:
     return [patches, *blocks, nn.Sequential(nn.Flatten(), nn.Linear(16 * 32, 10))]
 
 
-pixels, digits = load_digits(return_X_y=True)
-samples = TensorDataset(tensor(pixels).float() / 16, tensor(digits))
-data = random_split(samples, [0.8, 0.2], Generator().manual_seed(0))
-training = Training(epochs=4, global_batch_size=100)
-freeze = Freeze(policy="PaperSchedule", alpha=0.5, start_after_epochs=1)  # random layers learn first
-result = train(model=model, data=data, training=training, freeze=freeze, pipeline=Pipeline(stages=2))
-print(f"{result.steps} steps, {result.frozen_layers} layers frozen, accuracy {result.metrics['accuracy']}")
+if __name__ == "__main__":  # not where load_model imports this file for its function
+    pixels, digits = load_digits(return_X_y=True)
+    samples = TensorDataset(tensor(pixels).float() / 16, tensor(digits))
+    data = random_split(samples, [0.8, 0.2], Generator().manual_seed(0))
+    training = Training(epochs=4, global_batch_size=100)
+    freeze = Freeze(policy="PaperSchedule", alpha=0.5, start_after_epochs=1)  # random layers learn first
+    result = train(model=model, data=data, training=training, freeze=freeze, pipeline=Pipeline(stages=2))
+    print(f"{result.steps} steps, {result.frozen_layers} layers frozen, accuracy {result.metrics['accuracy']}")

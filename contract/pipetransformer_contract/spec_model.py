@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 from pydantic import ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic.alias_generators import to_camel
@@ -63,11 +63,27 @@ class SpecModel(Wire):
 
         def __init__(self, /, **fields: Any) -> None:
             """Refuses unknown arguments with a `TypeError` that suggests the known argument closest to it."""
-            known = [name for own, info in type(self).model_fields.items() for name in {own, info.alias or own}]
+            known = _arguments(type(self))
             for name in fields:
                 if name not in known:
-                    near = "".join(f' (did you mean "{one}"?)' for one in get_close_matches(name, known, n=1))
-                    raise TypeError(f'{type(self).__name__} has no argument "{name}"{near}')
+                    near = _in_a_part(type(self), name) or get_close_matches(name, known, n=1)
+                    words = "".join(f' (did you mean "{one}"?)' for one in near)
+                    raise TypeError(f'{type(self).__name__} has no argument "{name}"{words}')
             super().__init__(**fields)
 
         __init__.__pydantic_base_init__ = True  # pydantic then skips it when it validates, and reports its own errors
+
+
+def _arguments(kind: type[SpecModel]) -> list[str]:
+    """Names of the arguments of a spec type, each also as in a manifest."""
+    return [name for own, info in kind.model_fields.items() for name in {own, info.alias or own}]
+
+
+def _in_a_part(kind: type[SpecModel], name: str) -> list[str]:
+    """How to pass an argument that a part of this type has, such as `optimizer=Optimizer(learning_rate=...)`."""
+    return [
+        f"{own}={part.__name__}({name}=...)"
+        for own, info in kind.model_fields.items()
+        for part in (info.annotation, *get_args(info.annotation))
+        if isinstance(part, type) and issubclass(part, SpecModel) and name in _arguments(part)
+    ][:1]

@@ -108,7 +108,8 @@ class Teller:
             return
         for callback in self._callbacks:
             try:
-                getattr(callback, method)(*values)
+                # A callback may change its dict, such as by `line.pop("step")`, so each gets its own.
+                getattr(callback, method)(*(dict(value) if isinstance(value, dict) else value for value in values))
             except BaseException as error:
                 name = f"{type(callback).__name__}.{method}"
                 failure = CallbackError(f"{name} failed: {type(error).__name__}: {error}")

@@ -123,7 +123,7 @@ def lengths_of(split: Split, ids: Sequence[int], device: torch.device) -> Tensor
     if not _is_padded(split):
         return None
     with _reading(ids):
-        return read_patiently(lambda: split.lengths(ids)).to(device)
+        return _lengths(split, ids).to(device)
 
 
 #: Maps sample ids to the lengths that they are padded to.
@@ -141,10 +141,28 @@ def padded_lengths(split: Split, info: DataInfo) -> PaddedLengths | None:
 
     def of(ids: Sequence[int]) -> list[int]:
         with _reading(ids):
-            lengths = read_patiently(lambda: padded.lengths(ids)).tolist()
-            return [info.lengths[bisect_left(info.lengths, used)] for used in lengths]
+            lengths = _lengths(padded, ids)
+            if (longest := int(lengths.max())) > info.lengths[-1]:
+                raise ValueError(f"a length is {longest}, but samples have {info.lengths[-1]} positions")
+            return [info.lengths[bisect_left(info.lengths, used)] for used in lengths.tolist()]
 
     return of
+
+
+def _lengths(split: PaddedSplit, ids: Sequence[int]) -> Tensor:
+    """What the split says of its samples' lengths.
+
+    Raises:
+        TypeError: it is not a tensor with a whole number for each sample.
+        ValueError: a length is below 1.
+    """
+    found: object = read_patiently(lambda: split.lengths(ids))
+    if not isinstance(found, Tensor) or found.shape != (len(ids),) or found.is_floating_point():
+        kind = f"a tensor {tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else type(found).__name__
+        raise TypeError(f"lengths returned {kind} for {len(ids)} samples, not a tensor ({len(ids)},) of whole numbers")
+    if (found < 1).any():
+        raise ValueError("a length is below 1")
+    return found
 
 
 @runtime_checkable

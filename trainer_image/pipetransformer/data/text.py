@@ -37,7 +37,8 @@ def load_text(
 ) -> Dataset:
     """Load paragraphs as bytes. Of each class the 1st, 6th, 11th, ... paragraph is held out.
 
-    For the tasks NextToken and MaskedToken, paragraphs longer than a page are cut into pages. So a single long document
+    Shorter paragraphs than 40 characters are left out, except those of a class's folder. For the tasks NextToken and
+    MaskedToken, paragraphs longer than a page are cut into pages. So a single long document
     has both training and held-out samples.
 
     Args:
@@ -61,8 +62,12 @@ def load_text(
         found = [part.strip() for text in sources[name] for part in text.split("\n\n")]
         if target is not Task.CLASS:
             found = [part[start : start + _PAGE] for part in found for start in range(0, len(part), _PAGE)]
-        for number, paragraph in enumerate(part for part in found if len(part) >= _SHORTEST):
+        earlier = len(train)
+        shortest = 1 if path and target is Task.CLASS else _SHORTEST
+        for number, paragraph in enumerate(part for part in found if len(part) >= shortest):
             (train if number % _HELD_OUT_EVERY else test).append((paragraph, label))
+        if target is Task.CLASS and len(train) == earlier:
+            raise ValueError(f"the class {name or _TOP} has no training text: of its paragraphs the first is held out")
     if not train:
         raise ValueError(f"too few paragraphs ({len(test)}): the first is held out. Blank lines separate paragraphs")
     ids: dict[str, Any] = {"pad_id": PAD, "start_id": START, "end_id": END}

@@ -99,6 +99,7 @@ class PolicyCopy:
         try:
             state = self._policy.state_dict()
             json.dumps(state)  # checkpoints and messages store it as JSON
+            _check_keys(state)
         except Exception as error:
             raise self._failed(error) from error
         return {"policy": self._name, "state": state} | (
@@ -108,3 +109,14 @@ class PolicyCopy:
     def _failed(self, error: Exception) -> SpecError:
         message = f"{self._name} failed: {type(error).__name__}: {error}"
         return SpecError("spec.freeze.policy", message, reason="PolicyFailed")
+
+
+def _check_keys(state: object) -> None:
+    """Raises `TypeError` if a dict has a key that JSON would turn into a text: the policy would not find it again."""
+    if isinstance(state, dict):
+        if wrong := [key for key in state if not isinstance(key, str)]:
+            raise TypeError(f"the key {wrong[0]!r} of its state_dict must be a str, because JSON has no other keys")
+        state = list(state.values())
+    if isinstance(state, list | tuple):
+        for each in state:
+            _check_keys(each)

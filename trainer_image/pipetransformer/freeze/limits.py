@@ -47,7 +47,8 @@ def constants(spec: Freeze, model: PipelineModel) -> frozenset[tuple[int, str]]:
 
 
 def limits_of(spec: Freeze, model: PipelineModel) -> Limits:
-    """The limits that follow from `freeze.never` and `freeze.always`.
+    """The limits that follow from `freeze.never` and `freeze.always`. The last unit that trains never freezes, because
+    then nothing would train.
 
     Args:
         spec: the spec's section `freeze`.
@@ -56,11 +57,12 @@ def limits_of(spec: Freeze, model: PipelineModel) -> Limits:
     Raises:
         SpecError: a pattern matches nothing.
     """
-    lowest = 0
-    if spec.always:
-        lowest = max(0, min(unit for unit, _ in _parameters(model)) - 1)
+    trains = {unit for unit, _ in _parameters(model)}
+    lowest = max(0, min(trains) - 1) if spec.always else 0
     # A shared parameter trains until the last unit that holds it freezes.
     never = {model.ties.last_unit(unit, name) for unit, name in _matches(spec.never, model, "spec.freeze.never")}
+    if trains and max(trains) <= model.num_layers:  # the head has nothing to train
+        never.add(max(trains))
     return Limits(lowest, max(0, min(never) - 1) if never else None)
 
 
@@ -80,7 +82,9 @@ def _matches(patterns: Sequence[str], model: PipelineModel, field: str) -> set[t
         if not matched:
             known = sorted({one for name in names.values() for one in _holders(name)})
             close = get_close_matches(pattern, known, n=_SUGGESTED, cutoff=0.0)
-            raise SpecError(field, f"{pattern!r} matches no module or parameter; the closest names: {', '.join(close)}")
+            raise SpecError(
+                field, f"{pattern!r} matches no module or parameter that trains; the closest names: {', '.join(close)}"
+            )
         for unit, name in matched:
             tie = model.ties.find(unit, name)
             found |= {(unit, name), *(() if tie is None else tie.places)}

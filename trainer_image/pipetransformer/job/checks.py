@@ -253,8 +253,8 @@ def _complaint(module: nn.Module) -> str:
             return ", which workers cannot take apart: pass the module from which torch.jit made it"
         case _NormBase() if isinstance(module, _BatchNorm) or module.track_running_stats:
             return (
-                ", whose statistics would depend on the layout: use LayerNorm or GroupNorm, or turn its statistics "
-                "into constants"
+                ", whose statistics would depend on the layout: use LayerNorm or GroupNorm, or a module that computes "
+                "with constant statistics, such as by functional.batch_norm(..., training=False)"
             )
         case nn.TransformerEncoderLayer() | nn.TransformerDecoderLayer() if not module.self_attn.batch_first:
             return (

@@ -142,6 +142,8 @@ class Job:
         if self.whole is not None:
             return self.whole.identity
         training, levels = self.spec.training, self.spec.multi_level
+        # Targets that are drawn anew at each read, as by mixup, have no digest that a later run could compare.
+        targets = {} if self.dataset.targets_change else {"trainingTargets": self.training_digest}
         return {
             "numLayers": self.num_layers,
             "numShards": self.order.num_shards,
@@ -149,7 +151,7 @@ class Job:
             "parameters": sum(parameter.numel() for unit in self.model.units for parameter in unit.parameters()),
             "numHeads": self.spec.model.num_heads,  # no parameter's shape depends on it
             "trainingSamples": len(self.dataset.train),
-            "trainingTargets": self.training_digest,
+            **targets,
             "globalBatchSize": training.global_batch_size,
             "seed": training.seed,
             "optimizer": training.optimizer.name.value,

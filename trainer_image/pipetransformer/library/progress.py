@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TextIO
 
 from pipetransformer.callbacks.callback import Callback
@@ -32,6 +33,7 @@ class ProgressLine(Callback):
         self._stream = stream
         self._clock = clock
         self._layout: tuple[int, int] | None = None
+        self._progress: Progress | None = None
         self._text = ""
         #: The line that was written last, and when.
         self._written, self._written_at = "", -float("inf")
@@ -40,7 +42,7 @@ class ProgressLine(Callback):
 
     def on_step(self, line: Mapping[str, Any]) -> None:
         stages, pipelines = self._layout or (None, None)
-        progress = Progress(
+        self._progress = Progress(
             step=line["step"] + 1,
             total_steps=line["total_steps"],
             seconds_left=line["seconds_left"],
@@ -52,8 +54,14 @@ class ProgressLine(Callback):
             num_layers=line["num_layers"],
             samples_per_second=line["samples_per_second"],
         )
-        self._text = progress.line()
+        self._text = self._progress.line()
         self._show(REDRAW_SECONDS, LINE_SECONDS)
+
+    def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The last line shows the newest evaluation, although no step follows it."""
+        if self._progress is not None and self._progress.held_out is not None:
+            name, _ = self._progress.held_out
+            self._text = replace(self._progress, held_out=(name, metrics[name])).line()
 
     def on_generation(self, step: int, generation: int, stages: int, pipelines: int) -> None:
         self._layout = stages, pipelines

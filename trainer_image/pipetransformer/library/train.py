@@ -32,6 +32,7 @@ from pipetransformer.models import ModelFunction
 from pipetransformer.models.metrics import Metric
 from pipetransformer.schedules import Schedule
 from pipetransformer.state.control import Control
+from pipetransformer.storage import importing_for_model
 from pipetransformer.worker.process import EXIT_STOPPED, WorkerIdentity, refuse, run_worker
 from pipetransformer.worker.trainer import Ending
 from pipetransformer_contract.spec import (
@@ -148,8 +149,7 @@ def train(
         StorageError: a checkpoint or the model cannot be written.
         SystemExit: this process was told to stop, or it is a worker of the operator and did not finish the model.
     """
-    if importing_main():
-        raise RuntimeError("loader processes import this program: call train under `if __name__ == '__main__':`")
+    _refuse_imports()
     with _refusing():
         parts = Parts(_own(model), _own(data), _own(freeze), schedule, metrics, callbacks, processor)
         said = {
@@ -185,6 +185,20 @@ def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) ->
     if ending is Ending.STOPPED:
         raise SystemExit(EXIT_STOPPED)
     return _result(control, run_dir)
+
+
+def _refuse_imports() -> None:
+    """Refuse to train while something only imports the program.
+
+    Raises:
+        RuntimeError: says what imports it.
+    """
+    for importing, who in (
+        (importing_main(), "loader processes import"),
+        (importing_for_model(), "load_model imports"),
+    ):
+        if importing:
+            raise RuntimeError(f"{who} this program: call train under `if __name__ == '__main__':`")
 
 
 @contextmanager

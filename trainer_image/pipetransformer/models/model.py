@@ -166,13 +166,27 @@ class PipelineModel:
             target: (micro-batch, ...) class indices; -100 for a target that is ignored. Or (micro-batch, ..., classes)
                 probabilities of the classes.
             weight: (micro-batch,) 1, or 0 for a sample that only pads the micro-batch.
+
+        Raises:
+            TypeError: targets are neither classes nor probabilities of all classes.
+            ValueError: a target is no class of the outputs.
         """
-        if target.is_floating_point() and target.shape == output.shape:
+        if target.is_floating_point():
+            if target.shape != output.shape:
+                raise TypeError(
+                    f"targets are {target.dtype} of shape {tuple(target.shape)}, but those of a classifier are whole"
+                    f" numbers, or probabilities of the shape of its outputs, {tuple(output.shape)}. For another loss,"
+                    " return a PipelineModel that replaces `loss`"
+                )
             losses = functional.cross_entropy(output.flatten(0, -2), target.flatten(0, -2), reduction="none")
             weights = target_weights(torch.zeros_like(target[..., 0]), weight).flatten()
         else:
-            classes = target if target.is_floating_point() else target.long()  # data may have smaller whole numbers
-            losses = functional.cross_entropy(output.flatten(0, -2), classes.flatten(), reduction="none")
+            classes = target.long()  # data may have smaller whole numbers
+            try:
+                losses = functional.cross_entropy(output.flatten(0, -2), classes.flatten(), reduction="none")
+            except IndexError as error:
+                known = output.shape[-1]
+                raise ValueError(f"{error} The model has {known} outputs, for the classes 0 to {known - 1}") from None
             weights = target_weights(target, weight).flatten()
         return torch.dot(losses, weights.to(losses.dtype)), weights.sum()
 

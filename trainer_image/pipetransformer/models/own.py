@@ -76,7 +76,8 @@ class OwnModel:
                 found = f"a {found} with a {others[0]}" if others else f"a {found} of {len(modules)}"
             raise SpecError(
                 "model",
-                f"the function must return a PipelineModel or a list of modules (embedding, layers, head), not {found}",
+                "the function must return a PipelineModel or a list of at least three modules (embedding, layers,"
+                f" head), not {found}",
             )
         embedding = cast(modules[0], self._dtype).eval()
         lengths = torch.tensor(self._sample.shape[1:2]) if self._sample.dim() > 1 else None

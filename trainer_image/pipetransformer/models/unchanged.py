@@ -182,7 +182,7 @@ def check_loss(loss: Tensor, before: Node | None) -> None:
             raise SpecError(
                 "spec.model",
                 f"the loss computes with a parameter of shape {tuple(parameter.shape)}, which would never train, "
-                f"because no unit holds it: make it a part of the head. {_OTHERWISE}",
+                f"because no unit holds it: let the head compute with it, and return what the loss needs. {_OTHERWISE}",
             )
 
 

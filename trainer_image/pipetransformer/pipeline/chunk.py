@@ -11,7 +11,7 @@ from torch import Tensor
 from pipetransformer.cache import PrefixOutputs
 from pipetransformer.errors import ModelError, RunningModel
 from pipetransformer.models import MicroBatchContext, PipelineModel, check_loss
-from pipetransformer.models.metrics import Metric, name_of
+from pipetransformer.models.metrics import LOSS, Metric, name_of
 from pipetransformer.schedules import RoundShape
 
 _LOSS = RunningModel("loss")
@@ -136,8 +136,9 @@ class Scores:
         """Add the chunk's samples to the sums."""
         assert chunk.labels is not None and chunk.weights is not None
         for index, metric in enumerate(self._metrics):
-            with RunningModel(f"metric {name_of(metric)}"):
-                parts = _scalars(name_of(metric), metric(output, chunk.labels, chunk.weights), output.device)
+            name = name_of(metric)
+            with RunningModel(name if name == LOSS else f"metric {name}"):
+                parts = _scalars(name, metric(output, chunk.labels, chunk.weights), output.device)
                 self.sums[index] += torch.stack([part.double() for part in parts]).cpu()
         return output
 

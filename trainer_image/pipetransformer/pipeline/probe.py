@@ -26,6 +26,11 @@ _REPEATS = 3
 _MIXED = 0.01
 
 
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether elements share memory, as after `expand`. torch lets nobody write such a tensor in place."""
+    return any(size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 @dataclass(frozen=True)
 class Probe:
     """Measures the units of a span.
@@ -175,7 +180,8 @@ class Probe:
     def _without_trace(self) -> Iterator[None]:
         """Restore buffers and the random state, which forwards may change. Other state needs no care: gradients never
         reach the parameters, and a unit in host memory computes with copies of its tensors."""
-        before = [(buffer, buffer.clone()) for unit in self.units if not is_off(unit) for buffer in unit.buffers()]
+        there = (buffer for unit in self.units if not is_off(unit) for buffer in unit.buffers())
+        before = [(buffer, buffer.clone()) for buffer in there if not _is_expanded(buffer)]
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 yield

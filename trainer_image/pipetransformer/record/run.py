@@ -51,7 +51,7 @@ def set_aside(run_dir: Path) -> None:
     while (folder / events.name).exists():  # another run began in the same second
         folder = folder.with_name(f"{folder.name}-2")
     with storing(f"the run's record in {run_dir}"):
-        found = [run_dir / name for name in ("steps.jsonl", "summary.json")]
+        found = [run_dir / name for name in ("steps.jsonl", "summary.json", "model")]
         found += [path for part in ("ledger", "cache") for path in (run_dir / part).glob("*.jsonl")]
         for path in [*found, events]:  # events last: while they exist, the next call continues the move
             if path.exists():

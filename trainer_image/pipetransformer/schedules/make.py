@@ -1,13 +1,12 @@
 """Makes the schedule that a spec names."""
 
-from collections.abc import Hashable
-
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import ScheduleName
 
 from .asynchronous import Asynchronous
 from .flushed import GPipe, OneForwardOneBackward
 from .operations import Schedule, ScheduleError
+from .owners import OwnsSpans
 from .tera import TeraPipe
 
 _DEFAULT_SPANS = 2
@@ -59,6 +58,22 @@ def _own(own: Schedule | type | None, spans_per_worker: int | None) -> Schedule:
         raise SpecError(
             "schedule", f"{own!r} is neither a Schedule (it has no method actions) nor a schedule class of torch"
         )
-    if not isinstance(own, Hashable):
-        raise SpecError("schedule", f"{type(own).__name__} must be hashable: make it a frozen dataclass, for example")
+    try:
+        hash(own)
+    except TypeError as error:
+        advice = "make it a frozen dataclass, for example, and its lists tuples"
+        raise SpecError("schedule", f"{type(own).__name__} must be hashable: {advice} ({error})") from error
+    _check_spans(own, spans_per_worker)
     return own
+
+
+def _check_spans(own: Schedule, spans_per_worker: int | None) -> None:
+    """Check that the program's schedule has a number of spans, and the one that the spec asks for, if it asks."""
+    if not isinstance(own, OwnsSpans):
+        return
+    spans = own.spans
+    if not isinstance(spans, int) or spans < 1:
+        raise SpecError("schedule", f"{type(own).__name__}.spans must be an int of at least 1, not {spans!r}")
+    if spans_per_worker not in (None, spans):
+        message = f"is {spans_per_worker}, but the program's schedule {type(own).__name__} has {spans}: leave it out"
+        raise SpecError("spec.pipeline.spansPerWorker", message)

@@ -74,7 +74,8 @@ def lists_of(schedule: Schedule, shape: RoundShape) -> list[list[Action]]:
     except ScheduleError:
         raise
     except Exception as error:
-        raise SpecError("schedule", f"{schedule}: {type(error).__name__}: {error}") from error
+        asked = f"{schedule} for {len(set(shape.owners))} workers and {shape.chunks} chunks"
+        raise SpecError("schedule", f"{asked}: {type(error).__name__}: {error}") from error
     for action in (each for actions in lists for each in actions):
         if not _is_action(action):
             raise SpecError(

@@ -75,7 +75,11 @@ def fit(
     if reason := _why_not(schedule, stages, spans_per_worker, micro_batches, num_layers):
         return Fitted(ScheduleName.ONE_FORWARD_ONE_BACKWARD, tuple(range(stages)), f"{schedule} {reason}")
     if schedule is ScheduleName.SCRIPT and isinstance(own, OwnsSpans):
-        return Fitted(schedule, _owners_by(own, stages))
+        owners = _owners_by(own, stages)
+        if num_layers < len(owners):
+            reason = f"{schedule} needs a layer for each of the {len(owners)} spans of {own}, not {num_layers}"
+            return Fitted(ScheduleName.ONE_FORWARD_ONE_BACKWARD, tuple(range(stages)), reason)
+        return Fitted(schedule, owners)
     return Fitted(schedule, owners_of(schedule, stages, spans_per_worker))
 
 

@@ -25,7 +25,7 @@ class Control:
         visit: index of the visit that trains (`multilevel.Visit`); 0 without levels.
         visit_done: whether this visit is complete, so that the next regroup begins the next visit.
         boundary: number of frozen layers.
-        boundary_step: committed steps when the boundary last changed.
+        boundary_step: committed steps when the boundary last changed, or when the newest trial ended well.
         fell_step: committed steps when the boundary last fell, 0 if it never did. A layer that was frozen then and is
             frozen now has not changed since.
         on_trial: number of frozen layers that are on trial (`freeze.trial`).
@@ -137,6 +137,11 @@ class Control:
         self.boundary, self.boundary_step = boundary, self.step
         self.cached_layers = min(self.cached_layers, boundary)
         self.awaited_layers = min(self.awaited_layers, boundary)
+
+    def settle(self) -> None:
+        """The layers on trial stay frozen, so layouts count them from now on. A checkpoint from before starts in the
+        layout of the trial's begin, so it does not cover them."""
+        self.boundary_step = self.step
 
     def note_cached(self, layers: int) -> None:
         """Note that the caches hold the outputs of the first `layers` layers for all samples."""

@@ -103,7 +103,7 @@ def names_without_decay(patterns: Sequence[str], model: PipelineModel) -> frozen
         if not matches:
             raise SpecError(
                 "spec.training.optimizer.noDecay",
-                f"{pattern!r} matches no parameter; for example, {names[-1][2]} is one",
+                f"{pattern!r} matches no parameter that trains; for example, {names[-1][2]} is one",
             )
         for index, name, full in matches:
             tie = model.ties.find(index, name)

@@ -1,7 +1,7 @@
 """Files that outlive the workers: checkpoints by unit, and the finished model."""
 
 from .files import Folder
-from .model_folder import Kind, ModelConfig, load_config, load_model, local_copy, write_model
+from .model_folder import Kind, ModelConfig, importing_for_model, load_config, load_model, local_copy, write_model
 from .store import CheckpointInfo, commit, find, latest, load_unit, newest_generation, save_unit
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "ModelConfig",
     "commit",
     "find",
+    "importing_for_model",
     "latest",
     "load_config",
     "load_model",

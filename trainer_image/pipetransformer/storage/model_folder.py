@@ -6,10 +6,12 @@ of other models are in one file, by whole-model name.
 
 import json
 import logging
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
@@ -126,27 +128,50 @@ def write_model(
         info: facts about the training data.
         processor: the tokenizer or image processor that made the inputs.
     """
-    folder = Folder(location)
-    with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        if config.kind is Kind.TRANSFORMERS:
-            huggingface = import_huggingface()
-            huggingface.save_pretrained(config.model, info, tensors, scratch, dtype=config.torch_dtype)
-            if processor is None and config.model.path:
-                huggingface.keep_processor(config.model.path, scratch)
-        else:
-            (scratch / WEIGHTS).write_bytes(to_bytes(tensors, {"format": "pt"}))
-        if processor is not None:
-            processor.save_pretrained(str(scratch))
-        files = tuple(sorted(str(file.relative_to(scratch)) for file in scratch.rglob("*") if file.is_file()))
-        for file in files:
-            folder.write(file, (scratch / file).read_bytes())
+    folder, files = Folder(location), set[str]()
+    if config.kind is not Kind.TRANSFORMERS:  # no temporary file: a full temporary folder must not lose the weights
+        folder.write(WEIGHTS, to_bytes(tensors, {"format": "pt"}))
+        files.add(WEIGHTS)
+    if config.kind is Kind.TRANSFORMERS or processor is not None:
+        with _scratch() as scratch:
+            with _naming_scratch():
+                if config.kind is Kind.TRANSFORMERS:
+                    huggingface = import_huggingface()
+                    huggingface.save_pretrained(config.model, info, tensors, scratch, dtype=config.torch_dtype)
+                    if processor is None and config.model.path:
+                        huggingface.keep_processor(config.model.path, scratch)
+                if processor is not None:
+                    processor.save_pretrained(str(scratch))
+            for path in sorted(path for path in scratch.rglob("*") if path.is_file()):
+                file = str(path.relative_to(scratch))
+                folder.write(file, path.read_bytes())
+                files.add(file)
     _remove_earlier(folder, files)
-    described = _described(config.model_copy(update={"files": files}))
+    described = _described(config.model_copy(update={"files": tuple(sorted(files))}))
     folder.write(CONFIG, json.dumps(described, indent=2).encode())
 
 
-def _remove_earlier(folder: Folder, files: Sequence[str]) -> None:
+@contextmanager
+def _naming_scratch() -> Iterator[None]:
+    """Name the temporary folder in errors of its disk, because a message about the output would mislead."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"the temporary folder {tempfile.gettempdir()} (TMPDIR): {error}") from error
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A context with a new temporary folder."""
+    with _naming_scratch():
+        name = tempfile.mkdtemp()
+    try:
+        yield Path(name)
+    finally:
+        shutil.rmtree(name, ignore_errors=True)
+
+
+def _remove_earlier(folder: Folder, files: Collection[str]) -> None:
     """Remove the files of an earlier model, except `files`. A store that forbids it keeps them, with a warning."""
     try:
         earlier = ModelConfig.model_validate_json(folder.read(CONFIG)).files
@@ -168,6 +193,15 @@ def _described(config: ModelConfig) -> dict[str, object]:
     said["model"] = config.model.model_dump(mode="json", by_alias=True, include=only)
     said["data"] = config.data.to_wire()
     return said
+
+
+#: Whether this thread imports a program to find the function that builds its network.
+_importing = ContextVar("importing", default=False)
+
+
+def importing_for_model() -> bool:
+    """Whether `load_model` imports the running program's module. Its training must not begin again."""
+    return _importing.get()
 
 
 def load_config(location: str) -> ModelConfig:
@@ -206,14 +240,30 @@ def load_model(location: str, model: ModelFunction | None = None) -> PipelineMod
             )
     else:
         built = _built(config, model)
-        weights = from_bytes(Folder(location).read(WEIGHTS))
-        for index, unit in enumerate(built.units):
-            prefix = built.unit_name(index) + "."
-            own = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
-            unit.load_state_dict(own)
+        _load_weights(built, from_bytes(Folder(location).read(WEIGHTS)), location)
     for unit in built.units:
         unit.eval()
     return built
+
+
+def _load_weights(model: PipelineModel, weights: dict[str, Tensor], location: str) -> None:
+    """Load all weights of a folder into the units.
+
+    Raises:
+        RuntimeError: a unit lacks weights, has others, or no unit has a weight of the folder.
+    """
+    changed = "was the function that builds the network changed after the training?"
+    left = dict(weights)
+    for index, unit in enumerate(model.units):
+        prefix = model.unit_name(index) + "."
+        own = {name.removeprefix(prefix): left.pop(name) for name in weights if name.startswith(prefix)}
+        try:
+            unit.load_state_dict(own)
+        except RuntimeError as error:
+            raise RuntimeError(f"the weights in {location} do not fit {prefix[:-1]}; {changed} {error}") from error
+    if left:
+        some = f"{len(left)} weights in {location}, such as {min(left)}"
+        raise RuntimeError(f"the network has no place for {some}; {changed}")
 
 
 @contextmanager
@@ -252,10 +302,13 @@ def _function_of(config: ModelConfig) -> ModelFunction:
     if Path(getattr(main, "__file__", None) or "").stem == module and callable(getattr(main, name, None)):
         found: ModelFunction = getattr(main, name)
         return found
+    before = _importing.set(True)
     try:
         return import_function(config.function, field="model")
     except SpecError as error:
         raise SpecError("model", f"{error}: {how}") from error
+    finally:
+        _importing.reset(before)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -64,7 +64,8 @@ class BetweenRounds:
         check_progress(kit.job, control, began)
 
     def decide(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> bool:
-        """Ask the freeze policy after the newest step, or before the first. Returns whether the boundary moved.
+        """Ask the freeze policy after the newest step, or before the first. Returns whether a checkpoint should follow,
+        because the boundary moved or a trial ended well.
 
         The policy is asked once for each step, even if a generation breaks before the next step. Call this after the
         evaluation, because that may end the training, and then no layers need to freeze.
@@ -77,11 +78,15 @@ class BetweenRounds:
             self._kit.equip(state, member)
             if member.leader is not None:
                 member.leader.on_frozen(control)
-        if member.leader is not None and policy.verdict is not None:
-            logger.info("step %d: %s", control.step, policy.verdict.words)
-            if policy.verdict.kept:
-                member.leader.on_freeze_kept(control, policy.verdict.words)
-        return moved
+        verdict = policy.verdict
+        kept = verdict is not None and verdict.kept
+        if kept:
+            control.settle()
+        if member.leader is not None and verdict is not None:
+            logger.info("step %d: %s", control.step, verdict.words)
+            if kept:
+                member.leader.on_freeze_kept(control, verdict.words)
+        return moved or kept
 
     def offload(self, state: WorkerState, member: Membership) -> None:
         """Move frozen layers to host memory, if the last vote showed that the caches now hold their outputs for all
@@ -220,12 +225,10 @@ class BetweenRounds:
         checkpointer.begin(state, member.layout, member.groups, self._kit.barrier)
 
     def finish(self, state: WorkerState, member: Membership) -> None:
-        """Complete all checkpoints, and write the final model: the best one if it is kept, otherwise the newest. All
-        members call this, and return once the model is durable."""
+        """Write the final model: the best one if it is kept, otherwise the newest. Then complete all checkpoints, and
+        write one of the last step, from which a run with more steps goes on. All members call this, and return once
+        everything is durable. The model comes first, so that a full volume of checkpoints does not lose it."""
         kit, groups, leader, control = self._kit, member.groups, member.leader, state.control
-        _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
-        kit.checkpointer.begin(state, member.layout, groups, kit.barrier)  # one that was requested meanwhile
-        _note_durable(state, member, kit.checkpointer.complete(member.layout, groups, kit.barrier))
         best = control.best_is_kept
         tensors = {} if best else gather_model(kit.job, state, member, kit.watchdog)
 
@@ -235,6 +238,12 @@ class BetweenRounds:
             write_final_model(kit.job, load_best(kit.job) if best else tensors, kit.run_dir, steps=steps)
 
         kit.barrier.pass_after(None if leader is None else write, groups)
+        checkpointer = kit.checkpointer
+        _note_durable(state, member, checkpointer.complete(member.layout, groups, kit.barrier))
+        if not checkpointer.due(control.step):  # otherwise the last step requested it
+            checkpointer.want()
+        checkpointer.begin(state, member.layout, groups, kit.barrier)
+        _note_durable(state, member, checkpointer.complete(member.layout, groups, kit.barrier))
         if leader is not None:
             leader.on_finished(control)
 

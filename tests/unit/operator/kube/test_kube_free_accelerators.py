@@ -370,6 +370,56 @@ async def test_a_pod_of_others_that_went_unseen_holds_nothing_after_the_next_lis
     assert (others.listed, free.room_by_node(ONE_GPU)) == (True, {"a": 3})
 
 
+class Freed(ClusterListener):
+    """Counts how often it heard that accelerators became free."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def on_accelerators_released(self, by: JobKey | None) -> None:
+        assert by is None, "no job of ours released them"
+        self.times += 1
+
+
+def test_a_pod_of_others_that_ends_or_shrinks_frees_accelerators_and_says_so() -> None:
+    free, freed = FreeAccelerators(), Freed()
+    free.note_node(node("a", 4))
+    others = OtherPods(ScriptedApi(), free, events=freed)
+    others.note(pod("1", "a", 2))
+    others.note(pod("2", "a", 1))
+    assert (free.room_by_node(ONE_GPU), freed.times) == ({"a": 1}, 0)
+    others.note(pod("1", "a", 2, "Succeeded") | {"metadata": {"uid": "1", "resourceVersion": "2"}})
+    assert (free.room_by_node(ONE_GPU), freed.times) == ({"a": 3}, 1)
+    others.note(pod("2", "a"), deleted=True)
+    assert (free.room_by_node(ONE_GPU), freed.times) == ({"a": 4}, 2)
+    others.note(pod("3"), deleted=True)
+    assert freed.times == 2, "a pod that held nothing frees nothing"
+
+
+def test_a_pod_of_others_that_finds_a_node_waits_no_more() -> None:
+    seconds = 0.0
+    others = OtherPods(ScriptedApi(), FreeAccelerators(), lambda: seconds)
+    waiting = scheduler_says("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "1")
+    others.note(waiting)
+    seconds = 60.0
+    assert [(one.uid, one.priority) for one in others.waiting()] == [("1", 0)]
+    others.note(pod("1", "a") | {"metadata": {"uid": "1", "resourceVersion": "2"}})
+    assert others.waiting() == []
+
+
+async def test_a_waiting_pod_of_others_that_went_unseen_waits_no_more_after_the_next_list() -> None:
+    seconds, freed = 0.0, Freed()
+    free = FreeAccelerators()
+    free.note_node(node("a", 4))
+    waiting = scheduler_says("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "1")
+    api = ScriptedApi(Listed([waiting, pod("2", "a")]), Unavailable("410"), Listed([]))
+    others = OtherPods(api, free, lambda: seconds, freed)
+    await api.answer(others.run())
+    seconds = 60.0
+    assert others.waiting() == []
+    assert (free.room_by_node(ONE_GPU), freed.times) == ({"a": 4}, 1)
+
+
 async def test_a_node_that_went_unseen_has_nothing_free_after_the_next_list() -> None:
     class Free(FreeAccelerators):
         def __init__(self) -> None:

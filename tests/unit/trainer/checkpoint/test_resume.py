@@ -1,6 +1,9 @@
 """A run that goes on from the checkpoint of one before, and what keeps it from that."""
 
+import errno
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +105,8 @@ def test_a_run_that_goes_on_with_fewer_steps_than_it_has_evaluates_the_model_tha
 ) -> None:
     checkpoint, evaluation = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=3), Evaluation(every_steps=2)
     run(tmp_path, checkpoint=checkpoint, evaluation=evaluation, training=Training(steps=4, global_batch_size=16))
+    (last,) = (tmp_path / "checkpoint").glob("step-*4-*")
+    shutil.rmtree(last)  # as if the run had died before it
     log = Log()
 
     arguments: dict[str, Any] = {"training": Training(steps=2, global_batch_size=16), "callbacks": [log]}
@@ -291,8 +296,60 @@ def test_modules_may_share_weights_and_have_some_that_never_train_and_a_head_may
 
     result = run(tmp_path, model=build, freeze=freeze, checkpoint=checkpoint)
 
-    assert (result.steps, result.frozen_layers) == (8, 3)
+    assert (result.steps, result.frozen_layers) == (8, 2), (
+        "the last layer trains, because the head has nothing to train"
+    )
     trained = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert torch.equal(trained["blocks.1.fixed.weight"], built[2].get_buffer("fixed.weight"))
     assert torch.equal(trained["blocks.1.up.weight"], trained["blocks.1.down.weight"])
     assert not torch.equal(trained["blocks.1.up.weight"], built[2].get_parameter("up.weight"))
+
+
+def durable(folder: Path) -> list[int]:
+    """Steps of the durable checkpoints."""
+    return sorted(json.loads(marker.read_text())["step"] for marker in folder.glob("step-*/DONE.json"))
+
+
+@pytest.mark.parametrize("every", [None, 3, 4])
+def test_a_run_that_completed_goes_on_with_more_steps_where_it_ended(every: int | None, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=every)
+    run(tmp_path, checkpoint=checkpoint, training=Training(steps=4, global_batch_size=16))
+    assert durable(tmp_path / "checkpoint")[-1] == 4
+
+    log = Log()
+    result = run(tmp_path, checkpoint=checkpoint, training=Training(steps=6, global_batch_size=16), callbacks=[log])
+
+    assert (log.of("step"), result.steps) == ([4, 5], 6)
+
+
+def test_a_full_volume_of_checkpoints_does_not_lose_the_finished_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pipetransformer.checkpoint.checkpointer.commit", full)
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=100)
+
+    with pytest.raises(StorageError, match=r"spec\.checkpoint\.location: .*No space left"):
+        run(tmp_path, checkpoint=checkpoint, training=Training(steps=2, global_batch_size=16))
+
+    assert (tmp_path / "run" / "model" / "pipetransformer.json").exists()
+
+
+class Mixing(TensorDataset):
+    """Targets that are drawn anew at each read, as by mixup."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs = self.tensors[0][index]
+        share = torch.rand(())
+        return inputs, torch.stack([share, 1 - share])
+
+
+def test_a_run_with_targets_that_are_drawn_anew_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    data = Mixing(*samples(64, 0).tensors), samples(20, 1)
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"), every_steps=1)
+    run(tmp_path, data=data, checkpoint=checkpoint, training=Training(steps=2, global_batch_size=16))
+    log = Log()
+    run(tmp_path, data=data, checkpoint=checkpoint, training=Training(steps=4, global_batch_size=16), callbacks=[log])
+    assert log.of("step") == [2, 3]

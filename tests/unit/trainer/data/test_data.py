@@ -372,7 +372,7 @@ class Failing(TensorSplit):
 
 
 def failing(*failures: Exception) -> Failing:
-    split = Failing(torch.zeros(4, 1), torch.ones(4))
+    split = Failing(torch.zeros(4, 1), torch.ones(4, dtype=torch.long))
     vars(split)["failures"] = list(failures)
     return split
 
@@ -690,3 +690,15 @@ def test_facts_about_data_are_plain_values_whatever_they_come_from() -> None:
     for lengths in ((3, 1), (1, 3, 3), (1, 2), (1, 2, 4)):  # samples would be cut, or take the wrong length
         with pytest.raises(ValueError, match="they must ascend to that of input_shape"):
             DataInfo((3,), 2, lengths=lengths)
+
+
+def test_short_texts_of_a_class_count_and_a_class_without_training_text_is_refused(tmp_path: Path) -> None:
+    for name, number in (("good", 10), ("bad", 5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("\n\n".join(["fine"] * number))
+    data = Data(name="text", path=str(tmp_path), options={"task": "Class"})
+    dataset = load_dataset(data, dtype=torch.float32)
+    assert dataset.train.batch(range(len(dataset.train)))[1].bincount().tolist() == [4, 8]
+    (tmp_path / "bad" / "a.txt").write_text("only one")
+    with pytest.raises(SpecError, match="the class bad has no training text: of its paragraphs the first is held out"):
+        load_dataset(data, dtype=torch.float32)

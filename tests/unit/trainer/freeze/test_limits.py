@@ -133,3 +133,15 @@ def test_a_plan_knows_when_a_policy_of_the_user_freezes_if_the_policy_says_so(
     assert forecast.boundaries() == [(0, 1), (7, 2), (14, 3)]
     monkeypatch.setattr(OneMore, "known_ahead", False)
     assert forecast.boundaries() is None
+
+
+@pytest.mark.parametrize("head", [nn.Identity(), nn.Flatten()])
+def test_a_head_with_nothing_to_train_leaves_the_last_layer_that_has_something(head: nn.Module) -> None:
+    plain = PipelineModel(nn.Linear(3, 3), [nn.Linear(3, 3) for _ in range(LAYERS)], head, (3,))
+    assert limits_of(Freeze(), plain) == Limits(0, LAYERS - 1)
+    last = PipelineModel(nn.Linear(3, 3), [nn.Linear(3, 3), nn.ReLU(), nn.Identity()], head, (3,))
+    assert limits_of(Freeze(), last) == Limits(0, 0)
+
+
+def test_a_head_that_never_trains_counts_as_one_without_parameters() -> None:
+    assert limits({"always": ["head"]}) == Limits(0, LAYERS - 1)

@@ -69,6 +69,16 @@ class Forgetful(FreezePolicy):
         return {"norms": torch.zeros(2)}
 
 
+class Counting(FreezePolicy):
+    """Counts by layer, in a dict whose keys JSON would turn into texts."""
+
+    def decide(self, observation: FreezeObservation) -> int:
+        return observation.boundary
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": [{3: 1}]}
+
+
 class Numbers(FreezePolicy):
     """Remembers a number of numpy, but only from its second decision on."""
 
@@ -103,6 +113,29 @@ class Loose:
 @dataclass
 class Changing:
     """A schedule that cannot be hashed."""
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return []
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A frozen schedule that cannot be hashed, because it holds a list."""
+
+    numbers: list[int]
+
+    def actions(self, shape: RoundShape) -> list[list[Action]]:
+        return []
+
+
+@dataclass(frozen=True)
+class Spanning:
+    """A schedule that says who owns its spans."""
+
+    spans: Any
+
+    def owners(self, workers: int) -> tuple[int, ...]:
+        return tuple(range(workers)) * int(self.spans)
 
     def actions(self, shape: RoundShape) -> list[list[Action]]:
         return []
@@ -465,7 +498,7 @@ class Unreadable(TorchDataset[Any]):
         (
             {"model": Scaled},
             SpecError,
-            r"the loss computes with a parameter of shape \(2,.* make it a part of the head",
+            r"the loss computes with a parameter of shape \(2,.* let the head compute with it",
         ),
         ({"model": of_kind(Penalised)}, ModelError, "loss computes with a parameter of the model, .* in the head"),
         ({"model": of_kind(Unweighted)}, SpecError, "samples of weight 0, which only pad a micro-batch, count"),
@@ -497,7 +530,7 @@ class Unreadable(TorchDataset[Any]):
             "spec.evaluation.patience: needs held-out samples, but the data have none",
         ),
         ({"model": build_nothing}, SpecError, "model: cannot be built: ValueError: no weights"),
-        ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of modules"),
+        ({"model": lambda: [nn.Linear(4, 2)]}, SpecError, "a list of at least three modules .* not a list of 1"),
         ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
         ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
@@ -541,7 +574,18 @@ class Unreadable(TorchDataset[Any]):
         ({"model": around(NoWayBack(8, 8), NoWayBack(8, 8))}, ModelError, "backward failed: RuntimeError: no way back"),
         ({"model": around(Fails(OUT_OF_BOUNDS))}, ModelError, r"forward of blocks\.0 failed: .* device-side assert"),
         ({"model": around(Fails(BROKEN))}, DeviceError, r"AcceleratorError: CUDA .* ECC"),
-        ({"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))}, ModelError, "loss failed: IndexError"),
+        (
+            {"data": TensorDataset(torch.zeros(8, 4), torch.full((8,), 7))},
+            ModelError,
+            r"loss failed: ValueError: Target 7 .* The model has 2 outputs, for the classes 0 to 1",
+        ),
+        (
+            {"data": TensorDataset(torch.zeros(8, 4), torch.zeros(8))},
+            ModelError,
+            r"loss failed: TypeError: targets are torch\.float32 of shape \(\d+,\), .* return a PipelineModel that",
+        ),
+        ({"model": lambda: [nn.Linear(4, 8), nn.Linear(8, 2)]}, SpecError, "list of at least three modules .* of 2"),
+        ({"freeze": Counting()}, SpecError, "Counting failed: TypeError: the key 3 of its state_dict must be a str"),
         (
             {"model": lambda: NoScalar(nn.Linear(4, 8), [nn.Linear(8, 8)], nn.Linear(8, 2), (8,))},
             ModelError,
@@ -650,7 +694,14 @@ class Unreadable(TorchDataset[Any]):
         ({"freeze": Forgetful()}, SpecError, "Forgetful failed: TypeError: Object of type Tensor is not JSON"),
         ({"freeze": Numbers()}, SpecError, "Numbers failed: TypeError: Object of type int64 is not JSON"),
         ({"schedule": Changing()}, SpecError, "schedule: Changing must be hashable: make it a frozen dataclass"),
-        ({"schedule": Clumsy()}, SpecError, r"schedule: Clumsy\(\): IndexError: list index out of range"),
+        ({"schedule": Clumsy()}, SpecError, r"schedule: Clumsy\(\) for 1 workers and 2 chunks: IndexError: list index"),
+        ({"schedule": Listed([1])}, SpecError, r"schedule: Listed must be hashable: .* its lists tuples \(unhashable"),
+        ({"schedule": Spanning("2")}, SpecError, r"schedule: Spanning\.spans must be an int of at least 1, not '2'"),
+        (
+            {"schedule": Spanning(3), "pipeline": Pipeline(spans_per_worker=2)},
+            SpecError,
+            r"spec\.pipeline\.spansPerWorker: is 2, but the program's schedule Spanning has 3: leave it out",
+        ),
         *(
             (
                 {"schedule": Odd(action)},

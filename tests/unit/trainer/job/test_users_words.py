@@ -145,6 +145,9 @@ def test_a_misspelt_argument_is_told_what_may_have_been_meant(
 
 def test_a_misspelt_field_of_a_type_of_the_spec_is_told_what_may_have_been_meant() -> None:
     misspelt: dict[str, Any] = {"epoch": 3}
+    of_a_part = 'Training has no argument "learning_rate" (did you mean "optimizer=Optimizer(learning_rate=...)"?)'
+    with pytest.raises(TypeError, match=re.escape(of_a_part)):
+        Training(steps=1, learning_rate=0.1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=re.escape('Training has no argument "epoch" (did you mean "epochs"?)')):
         Training(**misspelt)
     spelt_as_in_a_manifest: dict[str, Any] = {"globalBatchSize": 8}

@@ -19,6 +19,7 @@ import pipetransformer
 from pipetransformer import DataInfo, Dataset, SpecError, Training, current_micro_batch, load_model, train
 from pipetransformer.data import TensorSplit, load_dataset
 from pipetransformer.data.tokens import encode_bytes
+from pipetransformer.errors import StorageError
 from pipetransformer.library import predict
 from pipetransformer_contract.spec import Data, Model
 from tests.testkit.hub import pictures, reviews, save_splits, save_tokenizer, small_options
@@ -382,3 +383,58 @@ def test_the_command_says_that_there_are_no_held_out_samples(tmp_path: Path) -> 
 def test_the_command_says_that_samples_of_a_program_have_to_be_given(tmp_path: Path) -> None:
     ended = predicted(finish(tmp_path / "run", model=build, data=(squares(), squares())))
     assert ended.returncode == 1 and "give inputs by --inputs" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_weights_of_another_number_of_layers_are_refused(tmp_path: Path) -> None:
+    def of(layers: int) -> Any:
+        return lambda: [nn.Linear(4, 8), *(nn.Linear(8, 8) for _ in range(layers)), nn.Linear(8, 2)]
+
+    folder = finish(tmp_path / "run", model=of(3), data=(squares(), squares()))
+
+    assert "blocks.2.bias" in load_model(folder, model=of(3)).state_dict()
+    with pytest.raises(RuntimeError, match=r"no place for 2 weights in .*, such as blocks\.2\.bias; was the function"):
+        load_model(folder, model=of(2))
+    with pytest.raises(RuntimeError, match=r"(?s)do not fit blocks\.3; was the function .* changed .*Missing key"):
+        load_model(folder, model=of(4))
+
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from pipetransformer import Training, train
+
+def model():
+    return [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
+
+data = TensorDataset(torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 2)
+train(model=model, data=(data, data), training=Training(steps=2, global_batch_size=8), run_dir="run")
+"""
+
+
+def test_loading_a_model_does_not_train_it_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True, capture_output=True)
+    loading = [sys.executable, "-c", "from pipetransformer import load_model; load_model('run/model')"]
+
+    refused = subprocess.run(loading, cwd=tmp_path, capture_output=True, text=True)
+
+    assert refused.returncode == 1
+    assert "load_model imports this program: call train under `if __name__ == '__main__':`" in refused.stderr
+    assert not (tmp_path / "run" / "earlier").exists()
+    guarded = PROGRAM.replace("data = ", "if __name__ == '__main__':\n    data = ").replace("\ntrain(", "\n    train(")
+    (tmp_path / "program.py").write_text(guarded)
+    subprocess.run(loading, cwd=tmp_path, check=True, capture_output=True)
+
+
+def test_a_temporary_folder_that_fails_loses_no_weights_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    folder = finish(tmp_path / "run", model=build, data=(squares(), squares()))
+    assert "head.bias" in load_model(folder).state_dict()
+
+    options = {"text": "text", "label": "label", "length": 6}
+    data = Data(name="huggingface", path=save_splits(tmp_path / "data", reviews()), options=options)
+    with pytest.raises(StorageError, match=r"the temporary folder .*missing \(TMPDIR\): \[Errno 2\]"):
+        finish(tmp_path / "other", model=transformer("bert"), data=data)

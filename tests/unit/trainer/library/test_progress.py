@@ -126,3 +126,19 @@ def test_a_line_without_a_total_or_metrics_is_short() -> None:
 )
 def test_a_duration_has_two_units_at_most(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_the_last_line_shows_the_last_evaluation() -> None:
+    pipe = io.StringIO()
+    shown = ProgressLine(pipe, lambda: 0.0)
+    shown.on_step(line(399))
+    shown.on_step(line(400))
+    shown.on_evaluate(400, {"loss": 0.25, "accuracy": 0.875})
+    shown.on_end({})
+    assert "held-out accuracy 0.8750" in pipe.getvalue().splitlines()[-1]
+
+
+def test_an_evaluation_before_any_step_shows_nothing() -> None:
+    pipe = io.StringIO()
+    ProgressLine(pipe).on_evaluate(0, {"loss": 0.25})
+    assert pipe.getvalue() == ""

@@ -439,6 +439,8 @@ def test_a_new_job_from_the_start_sets_the_record_of_another_aside(tmp_path: Pat
         step=0, epoch=0, layout_generation=1, pipelines=1, counts={"hits": 1, "advanced": 0, "computed": 0}
     )
     RunRecord(tmp_path).finish(metrics={}, model_step=NUM_STEPS, num_steps=NUM_STEPS, order=ORDER)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"weights")
     before = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(before) > 5
 

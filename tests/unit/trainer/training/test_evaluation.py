@@ -68,6 +68,34 @@ def test_what_a_callback_does_with_metrics_is_its_own(tmp_path: Path) -> None:
     assert result.metrics.keys() == result.best.keys() == {"loss", "accuracy"}
 
 
+def test_each_callback_gets_a_line_of_its_own(tmp_path: Path) -> None:
+    class Popping(Callback):
+        def on_step(self, line: Mapping[str, Any]) -> None:
+            assert isinstance(line, dict)
+            line.pop("step")
+
+    log = Log()
+    run(tmp_path, callbacks=[Popping(), log])
+    assert log.of("step") == list(range(8))
+
+
+class Masked(nn.Linear):
+    """Has a buffer whose elements share memory, as masks have that were expanded."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.register_buffer("mask", torch.ones(1, 8).expand(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.get_buffer("mask")[0]
+
+
+def test_a_model_may_have_a_buffer_that_was_expanded(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(location=str(tmp_path / "checkpoint"))
+    result = run(tmp_path, model=lambda: [nn.Linear(4, 8), Masked(), nn.Linear(8, 2)], checkpoint=checkpoint)
+    assert result.steps == 8
+
+
 def test_a_boundary_that_holds_from_the_first_step_on_is_told_too(tmp_path: Path) -> None:
     log = Log()
     boundaries = [FreezePoint(step=0, boundary=2), FreezePoint(step=3, boundary=1)]
@@ -318,7 +346,7 @@ def test_a_metric_may_give_numbers(tmp_path: Path) -> None:
 
 def test_what_fails_in_an_evaluation_fails_before_the_first_step(tmp_path: Path) -> None:
     unknown = TensorDataset(torch.zeros(20, 4), torch.full((20,), 7))
-    with pytest.raises(ModelError, match="metric loss failed: IndexError: Target 7 is out of bounds"):
+    with pytest.raises(ModelError, match=r"^loss failed: ValueError: Target 7 is out of bounds"):
         run(tmp_path, data=(samples(64, 0), unknown))
     assert not (tmp_path / "run" / "steps.jsonl").exists()
 

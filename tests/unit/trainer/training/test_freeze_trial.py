@@ -141,6 +141,8 @@ def test_a_freeze_that_is_kept_stays_in_all_layouts_and_the_record_says_so_once(
     kept = run.events("FreezeKept")
     assert [(event["step"], event["frozenLayers"]) for event in kept] == [(THAWED_AT, 2)]
     assert kept[0]["why"].startswith("layers 0-1 stay frozen: training loss ")
+    since = {report.boundary_step for report in alone.reports if report.step > THAWED_AT}
+    assert since == {THAWED_AT}, "a checkpoint from the trial starts in its layout, so it covers no smaller one"
 
 
 NOT_THE_MIDDLE = spec_of(

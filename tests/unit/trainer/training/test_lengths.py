@@ -1,13 +1,17 @@
 """Padded samples of a few lengths: each length is one static stage, and nothing that is computed changes."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.data import EpochOrder, deal, load_dataset, padded_lengths
+from pipetransformer.data import DataInfo, EpochOrder, deal, load_dataset, padded_lengths
+from pipetransformer.data.dataset import lengths_of
 from pipetransformer.errors import SpecError
 from pipetransformer_contract.spec import Data, TrainerSpec
 from tests.testkit.trainer.harness import Ran, Scripted, run_job
@@ -113,3 +117,40 @@ def test_a_padded_sample_gets_the_shortest_length_that_it_fits() -> None:
 def test_lengths_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_dataset(Data.model_validate({"name": "text", "options": {"packages": ["json"], **options}}), dtype=None)  # type: ignore[arg-type]
+
+
+class Padded:
+    """Three samples of six positions, whose split says these lengths."""
+
+    def __init__(self, says: object) -> None:
+        self._says = says
+
+    def __len__(self) -> int:
+        return 3
+
+    def batch(self, ids: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.zeros(len(ids), 6), torch.zeros(len(ids), dtype=torch.long)
+
+    def lengths(self, ids: Sequence[int]) -> Any:
+        return self._says
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ([1, 2, 3], r"lengths returned list for 3 samples, not a tensor \(3,\) of whole numbers"),
+        (torch.tensor([1, 2]), r"lengths returned a tensor \(2,\) of torch.int64 for 3 samples"),
+        (torch.tensor([1.0, 2.0, 3.0]), r"a tensor \(3,\) of torch.float32 for 3 samples"),
+        (torch.tensor([1, 0, 3]), "a length is below 1"),
+    ],
+)
+def test_lengths_of_a_split_that_are_none_are_refused(says: object, words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        lengths_of(Padded(says), [0, 1, 2], torch.device("cpu"))
+
+
+def test_a_length_beyond_the_longest_is_refused() -> None:
+    lengths = padded_lengths(Padded(torch.tensor([1, 7, 3])), DataInfo((6,), 2, lengths=(3, 6)))
+    assert lengths is not None
+    with pytest.raises(SpecError, match="a length is 7, but samples have 6 positions"):
+        lengths([0, 1, 2])

@@ -63,10 +63,8 @@ def make_config(spec: Model, info: DataInfo) -> tuple[Any, Architecture]:
             setattr(config, name, value)
     _check_task(architecture, info.task)
     if architecture.task is Task.CLASS:  # other tasks have a label for each token of the vocabulary
-        if info.num_classes < 1:
-            raise SpecError("spec.data", f"has an unknown number of classes, but {architecture.name} needs it")
-        config.num_labels = info.num_classes
-        if info.labels:
+        config.num_labels = _num_labels(architecture, options.get("num_labels"), info)
+        if len(info.labels) == config.num_labels:
             config.id2label = dict(enumerate(info.labels))
             config.label2id = {label: number for number, label in enumerate(info.labels)}
     config._attn_implementation = NAME
@@ -215,6 +213,17 @@ def _from_data(config: Any, architecture: Architecture, info: DataInfo) -> dict[
     return {}
 
 
+def _num_labels(architecture: Architecture, asked: int | None, info: DataInfo) -> int:
+    """The number of a classifier's outputs: that of the classes, or a larger one that the options ask for."""
+    if asked is None and info.num_classes < 1:
+        message = f"has an unknown number of classes, but {architecture.name} needs it: set model.options.num_labels"
+        raise SpecError("spec.data", message)
+    if asked is not None and asked < info.num_classes:
+        message = f"is {asked}, but the data have {info.num_classes} classes"
+        raise SpecError("spec.model.options.num_labels", message)
+    return info.num_classes if asked is None else asked
+
+
 def _check(config: Any, architecture: Architecture, spec: Model, info: DataInfo) -> None:
     if config.num_hidden_layers != spec.num_layers:
         raise SpecError(
@@ -223,7 +232,11 @@ def _check(config: Any, architecture: Architecture, spec: Model, info: DataInfo)
     wants_tokens = not hasattr(config, "image_size")
     if wants_tokens != bool(info.vocab_size):
         kind = "tokens" if wants_tokens else "images"
-        raise SpecError("spec.data.name", f"{config.model_type} needs {kind}, not samples of {info.input_shape}")
+        how = ". If they are tokens, use a table with the column input_ids, or a Dataset with DataInfo(vocab_size=...)"
+        raise SpecError(
+            "spec.data",
+            f"{config.model_type} needs {kind}, not samples of {info.input_shape}{how if wants_tokens else ''}",
+        )
     if not wants_tokens:
         shape = (config.num_channels, *_pair(config.image_size))
         if shape != info.input_shape:
