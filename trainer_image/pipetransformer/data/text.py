@@ -37,9 +37,9 @@ def load_text(
 ) -> Dataset:
     """Load paragraphs as bytes. Of each class the 1st, 6th, 11th, ... paragraph is held out.
 
-    Shorter paragraphs than 40 characters are left out, except those of a class's folder. For the tasks NextToken and
-    MaskedToken, paragraphs longer than a page are cut into pages. So a single long document
-    has both training and held-out samples.
+    Paragraphs of fewer than 40 characters are left out, except those of a class's folder. For the tasks NextToken and
+    MaskedToken, paragraphs longer than a page are cut into pages. So a single long document has both training and
+    held-out samples.
 
     Args:
         path: a folder of .txt, .md and .rst files, whose sub-folders are the classes; empty to read `packages`.
