@@ -25,6 +25,7 @@ def candidate_object(candidate: "Candidate") -> dict[str, Any]:
         "spansPerWorker": candidate.option.spans_per_worker,
         "microBatches": candidate.micro_batches,
         "microBatchSize": None if candidate.cut is None else candidate.cut.micro_batch_size,
+        "unitsOfSpans": None if candidate.cut is None else [len(span) for span in candidate.cut.spans],
         "frozenTogether": candidate.together,
         "aheadWorkers": candidate.holders,
         "leastStepSeconds": candidate.least_seconds,

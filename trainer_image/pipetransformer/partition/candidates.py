@@ -1,8 +1,8 @@
 """Finds the fastest way to run one layout that fits the memory: a schedule, a cut and a micro-batch size.
 
 BaPipe (arXiv 2012.12544) explores the schedule together with the partition and the micro-batches. Here each candidate
-gets the best cut for its number of spans and its micro-batches. It is simulated only if its lower bound is below the
-best time so far.
+has a cut whose slowest stage is as fast as possible, or whose workers have about as much to do. It is simulated only
+if its lower bound is below the best time so far.
 """
 
 import math
@@ -16,10 +16,10 @@ from pipetransformer_contract.spec import ScheduleName
 from .contiguous import MemoryBound, MemoryBoundError
 from .cut import Cut
 from .predict import Bound, Predicted, Step, UnitWork, peak_chunks
-from .spans import cut_units
+from .spans import cut_units, cuts_by_worker
 
 #: At most this many candidates of a layout are simulated. If none of them fits the memory, more are.
-_MOST_SIMULATED = 12
+_MOST_SIMULATED = 24
 #: Times count as equal if they differ by at most this share.
 _EQUAL = 1e-9
 #: Schedules that compute the two halves of a backward (for the input, for the weights) at different times.
@@ -117,7 +117,7 @@ class Search:
     in_place: bool = True
     ahead: bool = False
     copies_limit: int | None = None
-    kept: dict[object, Kept] = field(default_factory=dict)
+    kept: dict[object, list[Kept]] = field(default_factory=dict)
 
     def best_first(self, options: Sequence[Option]) -> list[Candidate]:
         """All candidates: the choice, then the other simulated ones from the fastest to the slowest, then the rest.
@@ -164,8 +164,8 @@ class Search:
         return within and not candidate.holders and option.schedule is not ScheduleName.SCRIPT
 
     def _candidates(self, option: Option, size: int, errors: list[MemoryBoundError]) -> Iterator[Candidate]:
-        """The candidates of one option at one micro-batch size: one for each `_Prefix`. Appends to `errors` why
-        candidates do not fit the memory."""
+        """The candidates of one option at one micro-batch size: one for each cut with each `_Prefix`. Appends to
+        `errors` why candidates do not fit the memory."""
         step = self.steps[size]
         candidate = Candidate(option, step.micro_batches)
         num_layers = len(step.state_bytes) - 2
@@ -188,16 +188,18 @@ class Search:
         for prefix in prefixes:
             found = replace(candidate, together=prefix.together, holders=prefix.holders)
             try:
-                kept = self._cut(option, size, fitted.owners, prefix)
+                cuts = self._cuts(option, size, fitted.owners, prefix)
             except MemoryBoundError as error:
                 errors.append(error)
                 yield replace(found, why_not=str(error))
+                continue
             except ScheduleError as error:
                 yield replace(found, why_not=str(error))
-            else:
-                cut = Cut(kept.spans, size, fitted.owners, option.schedule)
-                steps = step.steps_of(self.schedules[option])
-                least = kept.bound.at(step.micro_batches * steps) / steps
+                continue
+            steps = step.steps_of(self.schedules[option])
+            for each in cuts:
+                cut = Cut(each.spans, size, fitted.owners, option.schedule)
+                least = each.bound.at(step.micro_batches * steps) / steps
                 if prefix.holders:
                     cut = replace(cut, ahead_units=step.units.first_active, holders=tuple(range(prefix.holders)))
                 yield replace(found, cut=cut, least_seconds=least)
@@ -215,8 +217,9 @@ class Search:
             yield _Prefix(together=True, holders=self.stages)
             yield _Prefix(together=True, holders=1)
 
-    def _cut(self, option: Option, size: int, owners: tuple[int, ...], prefix: _Prefix) -> Kept:
-        """Cut so that the slowest span is as fast as possible. With one span a worker the cut also respects the memory.
+    def _cuts(self, option: Option, size: int, owners: tuple[int, ...], prefix: _Prefix) -> list[Kept]:
+        """Cuts that may be the fastest. With one span a worker it is the one whose slowest span is as fast as possible,
+        within the memory. With several spans the memory of these cuts is not known before they are simulated.
 
         Raises:
             MemoryBoundError: no cut fits.
@@ -234,13 +237,15 @@ class Search:
         key = (size, owners, halves, units.boundary, units.miss_share, step.off_units, prefix, peaks, made_bytes)
         if key not in self.kept:
             seconds = units.cached_seconds if prefix.together else units.seconds
-            spans = cut_units(
-                units.active_seconds if prefix.holders else seconds,
-                len(owners),
-                self._memory(step, peaks, prefix) if peaks else None,
-                1 if not prefix.together else units.first_active if prefix.holders else units.boundary,
-            )
-            self.kept[key] = Kept(spans, units.of_spans(owners, spans, prefix.holders).bound(halves=halves))
+            seconds = units.active_seconds if prefix.holders else seconds
+            together = 1 if not prefix.together else units.first_active if prefix.holders else units.boundary
+            if len(owners) > self.stages:
+                cuts = cuts_by_worker(seconds, owners, together)
+            else:
+                cuts = [cut_units(seconds, self.stages, self._memory(step, peaks, prefix) if peaks else None, together)]
+            self.kept[key] = [
+                Kept(spans, units.of_spans(owners, spans, prefix.holders).bound(halves=halves)) for spans in cuts
+            ]
         return self.kept[key]
 
     def _memory(self, step: Step, peaks: Sequence[int], prefix: _Prefix) -> MemoryBound:

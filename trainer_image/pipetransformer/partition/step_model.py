@@ -65,7 +65,7 @@ class StepModel:
     recompute: bool = False
     _schedules: dict[Option, Schedule] = field(default_factory=dict, init=False, repr=False)
     _units: dict[tuple[int, int, float], UnitWork] = field(default_factory=dict, init=False, repr=False)
-    _kept: dict[object, Kept] = field(default_factory=dict, init=False, repr=False)
+    _kept: dict[object, list[Kept]] = field(default_factory=dict, init=False, repr=False)
 
     def cut(self, boundary: int, stages: int, pipelines: int) -> Cut:
         """The fastest cut of a layout that fits the workers' memory, with its schedule.

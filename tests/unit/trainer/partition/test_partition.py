@@ -1,5 +1,6 @@
 """Partition, memory rule and offers."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -26,6 +27,7 @@ from pipetransformer.partition import (
     spans,
     training_seconds,
 )
+from pipetransformer.partition.spans import cuts_by_worker
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
@@ -144,6 +146,50 @@ def test_spans_cover_all_units_with_a_block_in_every_stage(num_layers: int, data
 
 def test_an_unfrozen_model_is_cut_evenly() -> None:
     assert [len(span) for span in spans(12, 0, 4)] == [4, 3, 3, 4]
+
+
+def loads_of(spans: Sequence[range], owners: Sequence[int], costs: Sequence[float]) -> list[float]:
+    """What each worker has to do, the busiest first."""
+    loads = [0.0] * (max(owners) + 1)
+    for owner, span in zip(owners, spans, strict=True):
+        loads[owner] += sum(costs[unit] for unit in span)
+    return sorted(loads, reverse=True)
+
+
+@given(st.lists(st.integers(0, 30), min_size=8, max_size=16), st.integers(2, 4), st.booleans(), st.data())
+def test_no_shift_of_a_border_makes_a_busy_worker_less_busy(
+    costs: list[int], workers: int, there_and_back: bool, data: st.DataObject
+) -> None:
+    workers = min(workers, (len(costs) - 2) // 2)
+    once = tuple(range(workers))
+    owners = once + (once[::-1] if there_and_back else once)
+    prefix = data.draw(st.integers(1, len(costs) - 1 - len(owners)))
+
+    even, *others = cuts_by_worker(costs, owners, prefix)
+
+    assert even == cut_units(costs, len(owners), prefix=prefix)
+    for cut in (even, *others):
+        assert [unit for span in cut for unit in span] == list(range(len(costs)))
+        assert cut[0].stop > prefix and cut[-1].start < len(costs) - 1
+        assert all(cut)
+    for cut in others:
+        loads = loads_of(cut, owners, costs)
+        for at, by in itertools.product(range(len(cut) - 1), (-1, 1)):
+            border = cut[at].stop + by
+            left, right = range(cut[at].start, border), range(border, cut[at + 1].stop)
+            if len(left) > (prefix if at == 0 else 0) and len(right) > (at == len(cut) - 2):
+                assert loads_of([*cut[:at], left, right, *cut[at + 2 :]], owners, costs) >= loads
+
+
+def test_workers_of_several_spans_have_equal_loads_where_their_spans_cannot_be_equal() -> None:
+    """Twelve layers in eight spans: with spans as equal as possible, a worker has four layers and another has two."""
+    costs, owners = [0.0, *[1.0] * 12, 0.0], (0, 1, 2, 3, 3, 2, 1, 0)
+    costs[0] = costs[-1] = 0.125
+
+    even, *others = cuts_by_worker(costs, owners)
+
+    assert loads_of(even, owners, costs) == [4, 3, 3, 2.25]
+    assert [3.25, 3, 3, 3] in [loads_of(each, owners, costs) for each in others]
 
 
 @pytest.mark.parametrize(("stages", "fits_from"), [(2, 8), (1, 11)])
