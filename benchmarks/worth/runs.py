@@ -41,7 +41,7 @@ FULL = {
     Case(4, 3): (*_MAIN, rivals.DDP_FREEZE_CACHE.name),
     Case(16, 3): (*_MAIN, rivals.DDP_FREEZE_CACHE.name),
     Case(16, 2): _MAIN,
-    Case(8, 3, dilate=4): (STATIC.name, ELASTIC.name),
+    Case(8, 3, dilate=4): (STATIC.name, ELASTIC.name, *_AUTO),
 }
 _FULL_ROUNDS = 5
 #: Processors that other programs may use during a run.
