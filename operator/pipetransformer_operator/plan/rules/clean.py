@@ -14,8 +14,8 @@ from pipetransformer_operator.plan.quota import quota
 from pipetransformer_operator.plan.sharing.claim import target
 
 
-def under_way(draft: Draft) -> bool:
-    """Releases the leavers that may go. Returns whether some still wait for a checkpoint."""
+def advance(draft: Draft) -> bool:
+    """Releases the leavers that may go. Returns whether this phase is not over, because some wait for a checkpoint."""
     status, generation = draft.status, draft.view.generation
     draining = draft.view.wanted.among(draft.view.leaving_ids).draining
     _release(draft, draining.ids, "and on a node that is being drained")

@@ -31,8 +31,10 @@ MISSED_IN_A_ROW = 3
 _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
-def under_way(draft: Draft) -> bool:
-    """Publishes another generation if the present one broke. Returns whether the newest one is not confirmed yet."""
+def advance(draft: Draft) -> bool:
+    """Publishes another generation if the present one broke, or undoes it if it is late.
+
+    Returns whether this phase is not over, because the newest generation is not confirmed yet."""
     generation = draft.view.generation
     since = draft.view.broken_since
     if since is not None:

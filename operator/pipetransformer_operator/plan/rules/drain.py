@@ -18,7 +18,7 @@ from pipetransformer_operator.plan.types import NO_DISRUPTION_BUDGET, Disruption
 from pipetransformer_operator.plan.view import View
 
 from . import undeleted
-from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
+from .prepare import cancel, end_other_preparation, enter, is_late, try_at_once, why_not_ready
 
 
 def replace(draft: Draft) -> bool:
@@ -33,7 +33,7 @@ def replace(draft: Draft) -> bool:
         return False
     if draft.view.sleeps() or undeleted.leaks(draft):
         return False
-    begin(draft, ResizeReason.DRAIN)
+    end_other_preparation(draft, ResizeReason.DRAIN)
     _, fresh = parted(draft.view.ready_joiners, cordoned)  # a joiner may also be on a drained node
     late = is_late(draft)
     pairs = _pairs(draft.view, draft.view.ids_of(going), draft.view.ids_of(fresh))

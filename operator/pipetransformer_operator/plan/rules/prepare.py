@@ -83,7 +83,7 @@ def _follow_release(draft: Draft, *, reclaimed: bool, is_limited: bool) -> None:
 def prepare(draft: Draft) -> None:
     """Creates the workers of the next layout, and cancels the attempt if they are not ready by its deadline."""
     generation = draft.view.generation
-    begin(draft, ResizeReason.CLAIM)  # drops the replacements of a drain that is over
+    end_other_preparation(draft, ResizeReason.CLAIM)  # drops the replacements of a drain that is over
     if is_late(draft):
         cancel(draft, *why_not_ready(draft.view))
     to = target(draft)
@@ -111,8 +111,8 @@ def _count_spares(draft: Draft, kept: Sequence[int]) -> None:
         draft.update(releasing_ids=sorted({*draft.status.releasing_ids, *spares.difference(kept)}))
 
 
-def begin(draft: Draft, reason: ResizeReason) -> None:
-    """Ends a preparation that has another reason, so that the time of the new preparation counts from now."""
+def end_other_preparation(draft: Draft, reason: ResizeReason) -> None:
+    """Ends the present preparation if it has another reason, so that the time of the new one counts from now."""
     prepared = draft.view.preparation
     if prepared is not None and prepared.reason is not reason:
         draft.update(resize=None)

@@ -28,8 +28,8 @@ from .incident import Incident
 from .lost_steps import forget_generation
 from .prepare import (
     back_off,
-    begin,
     cancel,
+    end_other_preparation,
     enter,
     is_late,
     is_recovery,
@@ -210,7 +210,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
     else:
         workforce.want(draft, [*kept, *draft.view.joining_ids][:most], most)
-    begin(draft, ResizeReason.FAILURE)
+    end_other_preparation(draft, ResizeReason.FAILURE)
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return

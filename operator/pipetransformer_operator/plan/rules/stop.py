@@ -113,7 +113,7 @@ def _regroup_survivors(draft: Draft) -> None:
     generation = draft.view.generation
     lost = recover.find_lost(draft, generation)
     if not lost:
-        commit.under_way(draft)
+        commit.advance(draft)
         return
     whys = {key: lost[name] for key in draft.status.worker_ids if (name := draft.view.name_of(key)) in lost}
     draft.keep_workers(draft.view.wanted_ids - whys.keys(), whys)
