@@ -61,7 +61,7 @@ def _advance(draft: Draft) -> None:
     _try_an_edit_at_once(draft)
     prepare.wake(draft)
     queue.follow(draft)
-    if queue.sends_back(draft):
+    if queue.release_if_reclaimed(draft):
         return
     recover.recover(draft)
     if draft.status.finished:
@@ -75,7 +75,7 @@ def _advance(draft: Draft) -> None:
         layout = start.take_size(draft)
         if layout is None:
             start.wait(draft)
-        elif queue.admits(draft, layout.workers):
+        elif queue.await_admission(draft, layout.workers):
             start.start(draft, layout)
     queue.tidy(draft)
 

@@ -56,8 +56,8 @@ def _without_gone(draft: Draft, request: QuotaRequest, there: Set[int]) -> Quota
     return request.model_copy(update={"worker_ids": kept, "returned": returned})
 
 
-def admits(draft: Draft, needed: int) -> bool:
-    """Whether the job has quota to start with `needed` workers, or has no queue. If not, asks the queue for it."""
+def await_admission(draft: Draft, needed: int) -> bool:
+    """Asks the queue for quota for `needed` workers if the job needs it. Returns whether the job may start."""
     queue, status = draft.observed.queue, draft.status
     name = draft.observed.labels.get(QUEUE_LABEL, "")
     asked = [(first.queue, first.granted) for first in status.quota_requests[:1]]
@@ -75,10 +75,10 @@ def admits(draft: Draft, needed: int) -> bool:
     return False
 
 
-def sends_back(draft: Draft) -> bool:
+def release_if_reclaimed(draft: Draft) -> bool:
     """Releases all workers if the queue reclaims quota that the job cannot train without. Returns whether it does.
 
-    Other reclaimed requests are dropped once no worker uses them."""
+    Drops other reclaimed requests once no worker uses them."""
     requests, lost = draft.status.quota_requests, quota.lost(draft.status, draft.observed)
     if not requests:
         return False

@@ -19,7 +19,7 @@ from pipetransformer_operator.plan import budget, generations, layouts, workforc
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import blames_device, describe, says_succeeded, words
 from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.sharing.claim import would_fail_again
+from pipetransformer_operator.plan.sharing.claim import postpones_hopeless_attempt
 from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType
 from pipetransformer_operator.plan.view import View
 
@@ -200,7 +200,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     staying = [*kept, *status.leaving_ids]
     whole = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
     to = _attainable(draft, whole)
-    asleep = draft.view.sleeps() or would_fail_again(draft, to.workers)
+    asleep = draft.view.sleeps() or postpones_hopeless_attempt(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
@@ -235,7 +235,7 @@ def _attainable(draft: Draft, whole: Layout) -> Layout:
     if draft.view.joining_ids and is_recovery(draft.view):
         assert prepared is not None
         workers = min(prepared.to.layout.workers, whole.workers)  # keep the target that this attempt began with
-    elif would_fail_again(draft, whole.workers):
+    elif postpones_hopeless_attempt(draft, whole.workers):
         assert reach is not None
         workers = draft.view.num_placed + reach
     else:

@@ -15,7 +15,7 @@ from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.sharing import share
-from pipetransformer_operator.plan.sharing.claim import would_fail_again
+from pipetransformer_operator.plan.sharing.claim import postpones_hopeless_attempt
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
@@ -106,7 +106,7 @@ def _give_way(draft: Draft) -> None:
 
 def _waits_for_room(draft: Draft, layout: Layout) -> bool:
     """Returns whether the start waits because nodes lack room for all its workers. If so, the condition says it."""
-    if not would_fail_again(draft, layout.workers):
+    if not postpones_hopeless_attempt(draft, layout.workers):
         return False
     draft.waits_for_room = True
     assert draft.observed.reach is not None

@@ -26,7 +26,9 @@ def target(draft: Draft) -> Layout:
     """The next larger layout to try.
 
     It is the present layout if no larger one is better, or if the job waits after a failed attempt. It is also the
-    present layout while the cluster refuses to delete workers of the failed attempt."""
+    present layout while the cluster refuses to delete workers of the failed attempt.
+
+    Also sets `draft.waits_for_room` if the layout may be larger once nodes have more room."""
     current = draft.view.generation.layout
     if draft.view.sleeps() or undeleted.leaks(draft):
         return current
@@ -88,12 +90,12 @@ def _most_own(draft: Draft) -> int:
     return draft.view.num_placed + reach
 
 
-def would_fail_again(draft: Draft, workers: int) -> bool:
-    """Whether an attempt of a job that does not train would probably fail again to get this many workers.
+def postpones_hopeless_attempt(draft: Draft, workers: int) -> bool:
+    """Postpones an attempt of a job that does not train, if it would probably fail again to get this many workers.
 
-    That is so if nodes cannot take them all, even by preemption. Such an attempt would preempt workers of other jobs
-    and use none. The job still tries once at first, and then once a day, because only a pending pod makes an
-    autoscaler add nodes."""
+    Returns whether it does, and sets `status.nextResizeTime`, from which the day counts. An attempt is hopeless if
+    nodes cannot take all its workers, even by preemption. It would preempt workers of other jobs and use none. The
+    job still tries once at first, and then once a day, because only a pending pod makes an autoscaler add nodes."""
     granted, failed = draft.status.share, bool(draft.status.resize_failures)
     if not failed or not _lacks_room(draft, workers):
         return False

@@ -16,7 +16,7 @@ from pipetransformer_operator.plan.types import Observed, Worker
 
 from . import share
 from .allocate import CLAIMED_PRIORITY, Demand, Pool
-from .claim import would_fail_again
+from .claim import postpones_hopeless_attempt
 
 #: Time that the scheduler needs. A worker that has no node after this waits until other jobs release workers.
 PATIENCE = timedelta(seconds=10)
@@ -58,7 +58,7 @@ def _starting(draft: Draft) -> Demand | None:
     outlook = _Outlook.of(draft)
     if outlook.stays:
         return None
-    waiting = outlook.waiting or would_fail_again(draft, layout.workers)
+    waiting = outlook.waiting or postpones_hopeless_attempt(draft, layout.workers)
     if not waiting and draft.view.on_pack is not OnPack.AUTO:
         return None
     return _demand(draft, outlook, speeds={}, needs=layout.workers, waiting=waiting)
