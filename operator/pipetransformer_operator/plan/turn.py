@@ -45,7 +45,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
         stop.end_finished(draft)
         finish.clean(draft)
     else:
-        drain.limit(draft)
+        drain.set_disruption_budget(draft)
     checkpoint_now.follow(draft)
     accounting.count(draft)
     conditions.describe(draft)
@@ -74,7 +74,7 @@ def _advance(draft: Draft) -> None:
     else:
         layout = start.take_size(draft)
         if layout is None:
-            start.wait(draft)
+            start.refuse_start(draft)
         elif queue.await_admission(draft, layout.workers):
             start.start(draft, layout)
     queue.tidy(draft)

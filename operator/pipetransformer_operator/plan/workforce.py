@@ -70,7 +70,7 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
         elif part > kind.granted + kind.waiting:
             ask_queue(draft, queue, part - kind.granted - kind.waiting, own=is_own)
     if base > own.granted:  # return unused quota of claims: the queue may have no other room for the starting size
-        draft.update(quota_requests=quota.give_back(draft.status, claims.free - (missing - base), own=False))
+        draft.update(quota_requests=quota.after_return(draft.status, claims.free - (missing - base), own=False))
     if not may_create:
         return 0, 0
     now = min(base, own.free)

@@ -92,7 +92,7 @@ def release_if_reclaimed(draft: Draft) -> bool:
             f"Queue {base.queue} reclaims the job's quota: {quota.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
-    stop.give_back(draft, f"queue {base.queue} reclaims the job's quota")
+    stop.release_workers(draft, f"queue {base.queue} reclaims the job's quota")
     if not draft.observed.workers:
         kept = _base_that_waits_again(draft, base) if base in lost else _own_that_stays(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
@@ -183,11 +183,11 @@ def _return_excess(draft: Draft) -> None:
     """Returns quota that exceeds the starting size, because replacements of cordoned workers have separate quota."""
     status = draft.status
     excess = of_kind(status, admitted(status), own=True).granted - status.initial_workers
-    draft.update(quota_requests=quota.give_back(status, excess, own=True))
+    draft.update(quota_requests=quota.after_return(status, excess, own=True))
 
 
 def _return_claims(draft: Draft) -> None:
     """Returns unused quota of claims, and withdraws requests for claims that the queue has not admitted."""
     draft.update(quota_requests=quota.without_waiting(draft.status, own=False))
     free = Requests(draft.status.quota_requests).free
-    draft.update(quota_requests=quota.give_back(draft.status, free, own=False))
+    draft.update(quota_requests=quota.after_return(draft.status, free, own=False))

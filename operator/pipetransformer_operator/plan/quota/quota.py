@@ -73,7 +73,7 @@ def without_waiting(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
     return [*status.quota_requests[:1], *Requests(status.quota_requests[1:]).without(withdrawn)]
 
 
-def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
+def after_return(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
     """The job's requests after up to `most` workers' unused quota of one kind was returned.
 
     Requests without remaining quota are left out, except the first request, which always stays."""

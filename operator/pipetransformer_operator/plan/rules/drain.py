@@ -29,7 +29,7 @@ def replace(draft: Draft) -> bool:
     cordoned = draft.view.wanted.draining.names
     going, staying = parted(generation.members, cordoned)
     if not going:
-        _give_up_replacements(draft)
+        _release_replacements(draft)
         return False
     if draft.view.sleeps() or undeleted.leaks(draft):
         return False
@@ -54,7 +54,7 @@ def replace(draft: Draft) -> bool:
     return True
 
 
-def _give_up_replacements(draft: Draft) -> None:
+def _release_replacements(draft: Draft) -> None:
     """Deletes replacements that are no longer needed, because the drained nodes accept pods again.
 
     They cannot stay as claims, because they have the priority and quota of the starting size."""
@@ -80,7 +80,7 @@ def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tup
     return pairs
 
 
-def limit(draft: Draft) -> None:
+def set_disruption_budget(draft: Draft) -> None:
     """Sets how many workers evictions must leave (the PodDisruptionBudget).
 
     It covers claimed workers only while these are needed. If it always did, the scheduler would preempt other pods

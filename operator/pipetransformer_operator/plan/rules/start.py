@@ -49,7 +49,7 @@ def take_size(draft: Draft) -> Layout | None:
     return layouts.starting(draft.view)
 
 
-def wait(draft: Draft) -> None:
+def refuse_start(draft: Draft) -> None:
     """Releases all workers and tells the user that the limits of spec and checkpoint allow no layout for a start."""
     bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
     *others, last = lengths
