@@ -17,7 +17,7 @@ from pipetransformer_operator.plan.rules.prepare import FIRST_BACKOFF, LONGEST_B
 from pipetransformer_operator.plan.rules.reports import PROGRESS_INTERVAL
 from pipetransformer_operator.plan.sharing.allocate import Demand, allocate
 from pipetransformer_operator.plan.sharing.demand import MAX_WIDTHS, PATIENCE
-from pipetransformer_operator.plan.sharing.share import REST
+from pipetransformer_operator.plan.sharing.share import RELEASE_SIT_OUT
 
 from .engine import Cluster, Driver, Run
 from .policies import Policy
@@ -270,7 +270,7 @@ class Elastic(Rigid):
         self._chosen_for = self.run.frozen.boundary
         if shrinks and limited:
             self._back_off()
-            self._next_grant = max(self._next_grant, self.cluster.now + REST.total_seconds())
+            self._next_grant = max(self._next_grant, self.cluster.now + RELEASE_SIT_OUT.total_seconds())
             self._drop_joiners(0)
         self.cluster.regroup(self.run, layout)
         return True

@@ -116,7 +116,7 @@ class View:
         """Whether the job waits before its next attempt to start or resize, because the last one failed."""
         return self.clock.is_ahead(self.status.next_resize_time)
 
-    def sleeps(self) -> bool:
+    def asleep_and_wakes(self) -> bool:
         """Like `asleep`, and asks for another turn at the end of the wait."""
         return self.clock.awaits(self.status.next_resize_time)
 

@@ -232,7 +232,7 @@ def _above_the_ceiling(view: View, generation: Generation) -> str:
 
 def _pause(view: View, generation: Generation) -> str:
     """Until when a job does not try to grow; empty if it may try, or has as many workers as its spec allows."""
-    if generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.sleeps():
+    if generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.asleep_and_wakes():
         return ""
     begins = f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
     return f"the last resize failed, or the job lost or released workers: {begins}"

@@ -31,7 +31,7 @@ def replace(draft: Draft) -> bool:
     if not going:
         _release_replacements(draft)
         return False
-    if draft.view.sleeps() or undeleted.leaks(draft):
+    if draft.view.asleep_and_wakes() or undeleted.leaks(draft):
         return False
     end_other_preparation(draft, ResizeReason.DRAIN)
     _, fresh = parted(draft.view.ready_joiners, cordoned)  # a joiner may also be on a drained node

@@ -26,7 +26,7 @@ _WORST = (Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY)
 FIRST_BACKOFF = timedelta(seconds=60)
 LONGEST_BACKOFF = timedelta(hours=1)
 #: The same for a job that does not train. It tries more often, because it has nothing else to do.
-LONGEST_SLEEP = timedelta(minutes=5)
+LONGEST_START_BACKOFF = timedelta(minutes=5)
 #: How often the time of a preparation may restart because the cluster removed a joiner.
 RENEWALS = 4
 
@@ -43,7 +43,7 @@ def publish(draft: Draft) -> bool:
     number = len(staying) + len(joining)
     layout = layouts.best(draft.view, layouts.limited(draft.view, number)) or layouts.best(draft.view, number)
     unchanged = layout == generation.layout and not going and not layouts.pays_to_recut(draft.view)
-    if layout is None or unchanged or snoozed(draft.view, layout):
+    if layout is None or unchanged or recently_not_committed(draft.view, layout):
         return False
     candidates = [*leavers.last(draft.view, staying, layout.workers), *joining]
     is_limited = layouts.limited(draft.view, len(generation.members)) < len(generation.members)
@@ -75,7 +75,7 @@ def _follow_release(draft: Draft, *, reclaimed: bool, is_limited: bool) -> None:
         return
     back_off(draft)
     if not reclaimed:
-        share.rest(draft)
+        share.sit_out_after_release(draft)
     kept = draft.view.wanted_ids - set(draft.view.joining_ids)
     draft.keep_workers(kept, "the job releases workers, so no new ones join")
 
@@ -136,7 +136,7 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
     """
     if reason is Reason.UNSCHEDULABLE:
         share.note_no_nodes(draft)
-    wait = sleep(draft, reason) if is_recovery(draft.view) else back_off(draft)
+    wait = back_off_start(draft, reason) if is_recovery(draft.view) else back_off(draft)
     if not (is_recovery(draft.view) and draft.status.checkpoint):
         draft.update(resize=None)
     message = f"cancelled: {why}; next attempt in {wait.total_seconds():.0f} s"
@@ -166,11 +166,11 @@ def back_off(draft: Draft) -> timedelta:
     return _back_off(draft, LONGEST_BACKOFF)
 
 
-def sleep(draft: Draft, reason: Reason) -> timedelta:
+def back_off_start(draft: Draft, reason: Reason) -> timedelta:
     """Like `back_off`, for a job that does not train. Its longest wait is shorter. Returns the wait.
 
     If the attempt failed because no nodes were free (`reason`), `wake` ends the wait once accelerators are released."""
-    wait = _back_off(draft, LONGEST_SLEEP)
+    wait = _back_off(draft, LONGEST_START_BACKOFF)
     if reason in (Reason.UNSCHEDULABLE, Reason.GAVE_WAY):
         draft.update(waits_for_nodes_since=draft.now)
     return wait
@@ -300,6 +300,6 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
     return draft.view.counted_from(resize.start_time) + timedelta(seconds=seconds)
 
 
-def snoozed(view: View, layout: Layout) -> bool:
+def recently_not_committed(view: View, layout: Layout) -> bool:
     """Whether the workers recently failed to commit this layout, and the wait after that is not over."""
-    return view.status.not_committed == LayoutSize.of(layout) and view.sleeps()
+    return view.status.not_committed == LayoutSize.of(layout) and view.asleep_and_wakes()

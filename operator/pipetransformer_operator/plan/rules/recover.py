@@ -28,13 +28,13 @@ from .incident import Incident
 from .lost_steps import forget_generation
 from .prepare import (
     back_off,
+    back_off_start,
     cancel,
     end_other_preparation,
     enter,
     is_late,
     is_recovery,
     renew,
-    sleep,
     try_at_once,
     why_not_ready,
 )
@@ -200,7 +200,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     staying = [*kept, *status.leaving_ids]
     whole = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
     to = _attainable(draft, whole)
-    asleep = draft.view.sleeps() or postpones_hopeless_attempt(draft, to.workers)
+    asleep = draft.view.asleep_and_wakes() or postpones_hopeless_attempt(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
@@ -220,7 +220,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying, f"too few replacements joined in time: {why}")
         return
     try_at_once(draft)  # the next start creates other workers, maybe on other nodes
-    wait = sleep(draft, reason)
+    wait = back_off_start(draft, reason)
     message = f"too few workers were left to train, all are released: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)

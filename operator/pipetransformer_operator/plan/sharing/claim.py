@@ -30,7 +30,7 @@ def target(draft: Draft) -> Layout:
 
     Also sets `draft.waits_for_room` if the layout may be larger once nodes have more room."""
     current = draft.view.generation.layout
-    if draft.view.sleeps() or undeleted.leaks(draft):
+    if draft.view.asleep_and_wakes() or undeleted.leaks(draft):
         return current
     best = _larger(draft, current, share.ceiling(draft))
     if best is None:

@@ -56,7 +56,7 @@ def _starting(draft: Draft) -> Demand | None:
     if layout is None or not share.has_quota(draft):
         return None
     outlook = _Outlook.of(draft)
-    if outlook.stays:
+    if outlook.cannot_grow:
         return None
     waiting = outlook.waiting or postpones_hopeless_attempt(draft, layout.workers)
     if not waiting and draft.view.on_pack is not OnPack.AUTO:
@@ -69,7 +69,7 @@ def _training(draft: Draft) -> Demand | None:
     if not speeds:
         return None
     outlook, held, needs = _Outlook.of(draft), draft.view.num_placed, min(speeds)
-    if outlook.stays:
+    if outlook.cannot_grow:
         speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, needs)}
     wants_more = draft.observed.free is not None and max(speeds) > held
     return _demand(draft, outlook, speeds=speeds, needs=needs, waiting=outlook.waiting or wants_more)
@@ -82,22 +82,23 @@ class _Outlook(NamedTuple):
         sits_out: for a while no job makes room for this one, because it could not use such room before.
         asleep: the job waits before its next attempt, because the last one found too few nodes.
         waiting: the job is `asleep`, or some of its workers have no node.
-        stays: more workers would not help the job now.
+        cannot_grow: more workers would not help the job now.
     """
 
     sits_out: bool
     asleep: bool
     waiting: bool
-    stays: bool
+    cannot_grow: bool
 
     @classmethod
     def of(cls, draft: Draft) -> "_Outlook":
         if share.sits_out(draft):
-            return cls(sits_out=True, asleep=False, waiting=False, stays=True)
-        sleeps = draft.view.asleep and not _awaits_replacement(draft)
-        asleep = sleeps and _lacked_workers(draft)
-        stays = share.is_refused(draft) or (sleeps and not asleep) or _cannot_take_joiners(draft)
-        return cls(sits_out=False, asleep=asleep, waiting=asleep or _lacks_nodes(draft), stays=stays)
+            return cls(sits_out=True, asleep=False, waiting=False, cannot_grow=True)
+        asleep = draft.view.asleep and not _awaits_replacement(draft)
+        lacked_nodes = asleep and _lacked_workers(draft)
+        cannot_grow = share.is_refused(draft) or (asleep and not lacked_nodes) or _cannot_take_joiners(draft)
+        waiting = lacked_nodes or _lacks_nodes(draft)
+        return cls(sits_out=False, asleep=lacked_nodes, waiting=waiting, cannot_grow=cannot_grow)
 
 
 def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs: int, waiting: bool) -> Demand:

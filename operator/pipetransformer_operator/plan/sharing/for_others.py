@@ -13,7 +13,7 @@ from datetime import datetime
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules.prepare import snoozed
+from pipetransformer_operator.plan.rules.prepare import recently_not_committed
 from pipetransformer_operator.plan.types import Observed
 
 
@@ -113,7 +113,7 @@ def _all_stay(draft: Draft) -> bool:
 def _smaller(draft: Draft, workers: int, base: int) -> int | None:
     """Workers of the next smaller layout than `workers`; None if it is below `base`, or recently was not committed."""
     layout = layouts.best(draft.view, workers - 1)
-    if layout is None or layout.workers < base or snoozed(draft.view, layout):
+    if layout is None or layout.workers < base or recently_not_committed(draft.view, layout):
         return None
     return layout.workers
 

@@ -19,7 +19,7 @@ from pipetransformer_operator.plan.quota.requests import admitted
 FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
 #: How long other jobs make no room for a job that has just released workers for another job.
-REST = timedelta(minutes=10)
+RELEASE_SIT_OUT = timedelta(minutes=10)
 
 
 def take(draft: Draft) -> None:
@@ -94,9 +94,9 @@ def note_no_nodes(draft: Draft) -> None:
     draft.update(grants_in_vain=times + 1, next_grant_time=draft.now + wait)
 
 
-def rest(draft: Draft) -> None:
+def sit_out_after_release(draft: Draft) -> None:
     """Lets the job sit out for a while, because it just released workers for another."""
-    before, until = draft.status.next_grant_time, draft.now + REST
+    before, until = draft.status.next_grant_time, draft.now + RELEASE_SIT_OUT
     draft.update(next_grant_time=until if before is None else max(before, until))
 
 
