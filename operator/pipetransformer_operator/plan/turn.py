@@ -7,7 +7,6 @@ from pipetransformer_contract.api.status import Reason
 
 from . import budget
 from .draft import Draft
-from .quota import queue
 from .rules import (
     accounting,
     checkpoint_now,
@@ -15,14 +14,15 @@ from .rules import (
     drain,
     finish,
     prepare,
+    queue,
     recover,
     reports,
     resize,
+    share,
     start,
     stop,
     suspend,
 )
-from .sharing import share
 from .types import Observed, Plan
 
 

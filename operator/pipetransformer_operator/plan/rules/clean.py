@@ -11,7 +11,8 @@ from pipetransformer_contract.api.status import ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.quota import quota
-from pipetransformer_operator.plan.sharing.claim import target
+
+from .claim import target
 
 
 def advance(draft: Draft) -> bool:

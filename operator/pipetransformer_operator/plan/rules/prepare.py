@@ -16,10 +16,11 @@ from pipetransformer_operator.plan import generations, layouts, leavers, workfor
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.members import names, parted
 from pipetransformer_operator.plan.quota import quota, requests
-from pipetransformer_operator.plan.sharing import share
-from pipetransformer_operator.plan.sharing.claim import is_claim, target
 from pipetransformer_operator.plan.types import EventType, Worker
 from pipetransformer_operator.plan.view import View
+
+from . import share
+from .claim import is_claim, target
 
 #: Reasons why joiners are not ready. The condition shows the first of them that holds for any joiner.
 _WORST = (Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY)

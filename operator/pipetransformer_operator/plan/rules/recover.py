@@ -19,11 +19,11 @@ from pipetransformer_operator.plan import budget, generations, layouts, workforc
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import blames_device, describe, says_succeeded, words
 from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.sharing.claim import postpones_hopeless_attempt
 from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType
 from pipetransformer_operator.plan.view import View
 
 from . import start
+from .claim import postpones_hopeless_attempt
 from .incident import Incident
 from .lost_steps import forget_generation
 from .prepare import (

@@ -14,12 +14,11 @@ from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.sharing import share
-from pipetransformer_operator.plan.sharing.claim import postpones_hopeless_attempt
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
-from . import undeleted
+from . import share, undeleted
+from .claim import postpones_hopeless_attempt
 from .prepare import back_off_start, forget_failures, why_not_ready
 
 LONGEST_RETRY = timedelta(minutes=4)

@@ -12,11 +12,11 @@ from pipetransformer_contract.choose import OnPack, choices
 from pipetransformer_contract.layout import Layout
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.rules import share
+from pipetransformer_operator.plan.rules.claim import postpones_hopeless_attempt
 from pipetransformer_operator.plan.types import Observed, Worker
 
-from . import share
 from .allocate import CLAIMED_PRIORITY, Demand, Pool
-from .claim import postpones_hopeless_attempt
 
 #: Time that the scheduler needs. A worker that has no node after this waits until other jobs release workers.
 PATIENCE = timedelta(seconds=10)

@@ -17,9 +17,9 @@ from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.layout import Layout
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.rules import share
 from pipetransformer_operator.plan.types import Observed
 
-from . import share
 from .allocate import Pool, by_pool
 from .demand import PATIENCE, pool_of
 

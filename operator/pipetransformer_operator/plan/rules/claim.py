@@ -14,9 +14,8 @@ from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules import undeleted
 
-from . import share
+from . import share, undeleted
 
 #: Time between two attempts to start while nodes have too little room. Their pending pods make an autoscaler add nodes.
 LONGEST_WAIT = timedelta(days=1)

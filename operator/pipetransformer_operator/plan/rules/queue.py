@@ -15,12 +15,12 @@ from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules import stop
-from pipetransformer_operator.plan.rules.prepare import cancel, is_recovery, queue_says
+from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.quota.requests import Requests, admitted, of_kind
 from pipetransformer_operator.plan.types import Answer, EventType, Queue
 
-from . import quota
-from .requests import Requests, admitted, of_kind
+from . import stop
+from .prepare import cancel, is_recovery, queue_says
 
 
 def follow(draft: Draft) -> None:
