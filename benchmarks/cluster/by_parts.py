@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pipetransformer_contract.choose import Bounds, Packing, Present, choices, choose, pays_to_recut
 from pipetransformer_contract.layout import Layout
-from pipetransformer_operator.plan.rules.prepare import FIRST_BACKOFF, LONGEST_BACKOFF
+from pipetransformer_operator.plan.rules.attempts import FIRST_BACKOFF, LONGEST_BACKOFF
 from pipetransformer_operator.plan.rules.reports import PROGRESS_INTERVAL
 from pipetransformer_operator.plan.rules.share import RELEASE_SIT_OUT
 from pipetransformer_operator.plan.sharing.allocate import Demand, allocate

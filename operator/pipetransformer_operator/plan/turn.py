@@ -9,11 +9,11 @@ from . import budget
 from .draft import Draft
 from .rules import (
     accounting,
+    attempts,
     checkpoint_now,
     conditions,
     drain,
     finish,
-    prepare,
     queue,
     recover,
     reports,
@@ -59,7 +59,7 @@ def _advance(draft: Draft) -> None:
     suspend.resume(draft)
     share.take(draft)
     _try_an_edit_at_once(draft)
-    prepare.wake(draft)
+    attempts.wake(draft)
     queue.follow(draft)
     if queue.release_if_reclaimed(draft):
         return
@@ -69,7 +69,7 @@ def _advance(draft: Draft) -> None:
     if draft.status.generation is not None:
         resize.resize(draft)
     elif draft.view.spec_errors:
-        prepare.try_at_once(draft)
+        attempts.try_at_once(draft)
         start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.view.spec_errors)))
     else:
         layout = start.take_size(draft)
@@ -83,4 +83,4 @@ def _advance(draft: Draft) -> None:
 def _try_an_edit_at_once(draft: Draft) -> None:
     """If the user edited the spec, forgets failed attempts, so that the next attempt begins at once."""
     if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
-        prepare.forget_failures(draft)
+        attempts.forget_failures(draft)

@@ -17,7 +17,7 @@ from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
-from .prepare import back_off
+from .attempts import back_off
 from .stall import last_words
 
 #: Longest wait before the next generation while generations break without a step. It is 2 s at first, and doubles.

@@ -24,7 +24,7 @@ from pipetransformer_operator.plan.types import Queue
 from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted, unsaved
-from .prepare import queue_says, why_not_ready
+from .readiness import queue_says, why_not_ready
 from .stall import all_silent, stall_time, stall_timeout, why_broken
 
 _STATES = (

@@ -18,7 +18,9 @@ from pipetransformer_operator.plan.types import NO_DISRUPTION_BUDGET, Disruption
 from pipetransformer_operator.plan.view import View
 
 from . import undeleted
-from .prepare import cancel, end_other_preparation, enter, is_late, try_at_once, why_not_ready
+from .attempts import try_at_once
+from .prepare import cancel, end_other_preparation, enter, is_late
+from .readiness import why_not_ready
 
 
 def replace(draft: Draft) -> bool:

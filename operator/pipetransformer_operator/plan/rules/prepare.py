@@ -1,35 +1,27 @@
 """The first phase of a resize: new workers warm up while the old layout trains; then a generation is published.
 
-A preparation that is not done by its deadline is cancelled. An event says why, and the operator tries again later. The
-wait before each attempt is twice as long as the last one.
+A preparation that is not done by its deadline is cancelled. An event says why, and `attempts` decides when the next
+attempt begins.
 """
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from pipetransformer_contract.api.status import ConditionType, LayoutSize, Reason, Resize, ResizePhase
+from pipetransformer_contract.api.status import ConditionType, Reason, Resize, ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Member, ResizeReason
-from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import generations, layouts, leavers, workforce
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.members import names, parted
-from pipetransformer_operator.plan.quota import quota, requests
-from pipetransformer_operator.plan.types import EventType, Worker
+from pipetransformer_operator.plan.members import parted
+from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 from . import share
+from .attempts import back_off, back_off_start, recently_not_committed
 from .claim import is_claim, target
-
-#: Reasons why joiners are not ready. The condition shows the first of them that holds for any joiner.
-_WORST = (Reason.UNSCHEDULABLE, Reason.IMAGE_PULL, Reason.NOT_READY)
-FIRST_BACKOFF = timedelta(seconds=60)
-LONGEST_BACKOFF = timedelta(hours=1)
-#: The same for a job that does not train. It tries more often, because it has nothing else to do.
-LONGEST_START_BACKOFF = timedelta(minutes=5)
-#: How often the time of a preparation may restart because the cluster removed a joiner.
-RENEWALS = 4
+from .readiness import why_not_ready
 
 
 def publish(draft: Draft) -> bool:
@@ -145,65 +137,6 @@ def cancel(draft: Draft, reason: Reason, why: str) -> None:
     draft.tell(reason, f"Resize {message}", EventType.WARNING)
 
 
-def renew(draft: Draft) -> None:
-    """Restarts the time of a preparation, because the cluster removed joiners and new ones replace them.
-
-    This happens at most `RENEWALS` times."""
-    prepared = draft.view.preparation
-    assert prepared is not None
-    if may_renew(draft.view):
-        draft.update(resize=prepared.model_copy(update={"renewals": prepared.renewals + 1}))
-        draft.restart_preparation(draft.now)
-
-
-def may_renew(view: View) -> bool:
-    """Whether a job that trains prepares a resize, and its time may restart once more."""
-    prepared = view.prepared_resize
-    return prepared is not None and prepared.renewals < RENEWALS
-
-
-def back_off(draft: Draft) -> timedelta:
-    """Postpones the next attempt to resize. The wait doubles with each failed attempt in a row. Returns the wait."""
-    return _back_off(draft, LONGEST_BACKOFF)
-
-
-def back_off_start(draft: Draft, reason: Reason) -> timedelta:
-    """Like `back_off`, for a job that does not train. Its longest wait is shorter. Returns the wait.
-
-    If the attempt failed because no nodes were free (`reason`), `wake` ends the wait once accelerators are released."""
-    wait = _back_off(draft, LONGEST_START_BACKOFF)
-    if reason in (Reason.UNSCHEDULABLE, Reason.GAVE_WAY):
-        draft.update(waits_for_nodes_since=draft.now)
-    return wait
-
-
-def _back_off(draft: Draft, longest: timedelta) -> timedelta:
-    failures = draft.status.resize_failures
-    wait = min(longest, FIRST_BACKOFF * (1 << min(failures, 16)))
-    draft.update(resize_failures=failures + 1, next_resize_time=draft.now + wait, waits_for_nodes_since=None)
-    return wait
-
-
-def wake(draft: Draft) -> None:
-    """Ends the wait of a job that found no free nodes, if accelerators became free or other jobs give way to it."""
-    since, observed = draft.status.waits_for_nodes_since, draft.observed
-    if since is None or not draft.view.asleep:
-        return
-    if observed.preferred_since or (observed.released or since) > since:
-        draft.update(next_resize_time=None, waits_for_nodes_since=None)
-
-
-def try_at_once(draft: Draft) -> None:
-    """Ends the wait after failed attempts, because the next attempt has another purpose."""
-    draft.update(resize_failures=0, next_resize_time=None, waits_for_nodes_since=None)
-
-
-def forget_failures(draft: Draft) -> None:
-    """Forgets failed attempts, because one succeeded or the job's spec changed."""
-    try_at_once(draft)
-    draft.update(not_committed=None, slow_starts=0, grants_in_vain=0, next_grant_time=None)
-
-
 def reason_of(view: View, before: Layout, after: Layout) -> ResizeReason:
     """The reason of a generation that changes the layout from `before` to `after`."""
     if after == before:
@@ -219,61 +152,9 @@ def reason_of(view: View, before: Layout, after: Layout) -> ResizeReason:
     return ResizeReason.SPEC
 
 
-def why_not_ready(view: View) -> tuple[Reason, str]:
-    """Why joiners are not ready: the worst reason, and words about each joiner that is not ready."""
-    if view.observed.refusal:
-        return Reason.CREATION_REFUSED, view.observed.refusal
-    if view.awaits_quota:
-        return Reason.WAITING_FOR_QUOTA, queue_says(view)
-    late = _why_late(view)
-    worst = min((reason for reason, _ in late.values()), key=_WORST.index, default=Reason.NOT_READY)
-    words = "; ".join([f"{name}: {why}" for name, (_, why) in late.items()][:8])
-    if worst is Reason.UNSCHEDULABLE and view.observed.nodes.avoided:
-        words += f"; avoiding nodes whose accelerators failed: {', '.join(sorted(view.observed.nodes.avoided)[:8])}"
-    return worst, words or _why_none_is_awaited(view)
-
-
-def _why_late(view: View) -> dict[str, tuple[Reason, str]]:
-    """Reason and words for each joiner that is not ready, by its name."""
-    ready = names(view.ready_joiners)
-    if view.status.generation is not None:  # a joiner on a cordoned node replaces no worker
-        ready -= view.joiners.draining.names
-    late = {key: view.name_of(key) for key in view.joining_ids if view.name_of(key) not in ready}
-    workers = view.joiners.by_id
-    return {name: _why(workers.get(key)) for key, name in late.items()}
-
-
-def _why_none_is_awaited(view: View) -> str:
-    ceiling = view.spec.elastic_policy.ceiling
-    if view.asleep:
-        return f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
-    if view.status.quota_requests:
-        return "quota becomes free once the pods of earlier workers are gone"
-    if len(view.status.worker_ids) >= ceiling:
-        return f"spec.elasticPolicy.maxWorkers allows no more than {counted(ceiling, 'worker')}"
-    return "no new worker is pending"
-
-
 def _held(view: View) -> int:
     """How many workers `onPack: Hold` keeps, spares included: the starting size, or `maxWorkers` if that is less."""
     return min(view.status.initial_workers, view.spec.elastic_policy.ceiling)
-
-
-def queue_says(view: View) -> str:
-    """Which requests the queue has not granted yet, and the queue's messages about them, in words."""
-    waiting = requests.waiting(view.status)
-    asked = ", ".join(f"queue {one.queue} was asked for {counted(one.granted, 'worker')}" for one in waiting)
-    return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
-
-
-def _why(worker: Worker | None) -> tuple[Reason, str]:
-    if worker is None:
-        return Reason.NOT_READY, "is not created yet"
-    if not worker.scheduled:
-        return Reason.UNSCHEDULABLE, worker.waiting or "has no node: no scheduler has reported on it yet"
-    if worker.lacks_image:
-        return Reason.IMAGE_PULL, worker.waiting
-    return Reason.NOT_READY, worker.waiting or ("is on a cordoned node" if worker.draining else "runs and is not ready")
 
 
 def is_late(draft: Draft) -> bool:
@@ -299,8 +180,3 @@ def _deadline(draft: Draft, resize: Resize) -> datetime:
     if claims and not draft.view.joiners_placed:
         seconds = min(seconds, policy.claim_timeout_seconds)
     return draft.view.counted_from(resize.start_time) + timedelta(seconds=seconds)
-
-
-def recently_not_committed(view: View, layout: Layout) -> bool:
-    """Whether the workers recently failed to commit this layout, and the wait after that is not over."""
-    return view.status.not_committed == LayoutSize.of(layout) and view.asleep_and_wakes()

@@ -20,7 +20,8 @@ from pipetransformer_operator.plan.quota.requests import Requests, admitted, of_
 from pipetransformer_operator.plan.types import Answer, EventType, Queue
 
 from . import stop
-from .prepare import cancel, is_recovery, queue_says
+from .prepare import cancel, is_recovery
+from .readiness import queue_says
 
 
 def follow(draft: Draft) -> None:

@@ -23,21 +23,12 @@ from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, Event
 from pipetransformer_operator.plan.view import View
 
 from . import start
+from .attempts import back_off, back_off_start, renew, try_at_once
 from .claim import postpones_hopeless_attempt
 from .incident import Incident
 from .lost_steps import forget_generation
-from .prepare import (
-    back_off,
-    back_off_start,
-    cancel,
-    end_other_preparation,
-    enter,
-    is_late,
-    is_recovery,
-    renew,
-    try_at_once,
-    why_not_ready,
-)
+from .prepare import cancel, end_other_preparation, enter, is_late, is_recovery
+from .readiness import why_not_ready
 from .stall import suspicion
 
 _NO_REPLACEMENTS = "too few workers are left to train, and the next attempt to replace the lost ones begins later"

@@ -18,8 +18,9 @@ from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 from . import share, undeleted
+from .attempts import back_off_start, forget_failures
 from .claim import postpones_hopeless_attempt
-from .prepare import back_off_start, forget_failures, why_not_ready
+from .readiness import why_not_ready
 
 LONGEST_RETRY = timedelta(minutes=4)
 #: How often the time of a start may restart because workers ended. The other workers hold their nodes meanwhile.

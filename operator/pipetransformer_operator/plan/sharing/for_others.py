@@ -13,7 +13,7 @@ from datetime import datetime
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules.prepare import recently_not_committed
+from pipetransformer_operator.plan.rules.attempts import recently_not_committed
 from pipetransformer_operator.plan.types import Observed
 
 
