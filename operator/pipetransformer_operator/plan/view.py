@@ -121,7 +121,7 @@ class View:
         return self.clock.awaits(self.status.next_resize_time)
 
     @property
-    def granted(self) -> int | None:
+    def share_workers(self) -> int | None:
         """The job's share in workers, from `allocate`. None without one, or if it makes room for other owners."""
         share = self.status.share
         return None if share is None or share.for_others else share.workers

@@ -67,7 +67,7 @@ def most_idle(draft: Draft) -> int | None:
     if room is None or not _claims_idle(draft):
         return None
     if draft.observed.free is None and share.is_open(draft):
-        return draft.view.granted
+        return draft.view.share_workers
     return draft.view.num_placed + room
 
 
@@ -95,10 +95,10 @@ def postpones_hopeless_attempt(draft: Draft, workers: int) -> bool:
     Returns whether it does, and sets `status.nextResizeTime`, from which the day counts. An attempt is hopeless if
     nodes cannot take all its workers, even by preemption. It would preempt workers of other jobs and use none. The
     job still tries once at first, and then once a day, because only a pending pod makes an autoscaler add nodes."""
-    granted, failed = draft.status.share, bool(draft.status.resize_failures)
+    given, failed = draft.status.share, bool(draft.status.resize_failures)
     if not failed or not _lacks_room(draft, workers):
         return False
-    if granted is not None and granted.workers >= workers:
+    if given is not None and given.workers >= workers:
         return False
     begin = draft.status.next_resize_time or draft.now  # if another rule ended the wait, the day begins now
     draft.update(next_resize_time=begin)

@@ -95,7 +95,7 @@ def release_if_reclaimed(draft: Draft) -> bool:
         )
     stop.release_workers(draft, f"queue {base.queue} reclaims the job's quota")
     if not draft.observed.workers:
-        kept = _base_that_waits_again(draft, base) if base in lost else _own_that_stays(draft, lost)
+        kept = _base_that_waits_again(draft, base) if base in lost else _starting_quota_that_stays(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
     return True
 
@@ -132,7 +132,7 @@ def _tidy_start(draft: Draft) -> None:
 
 def _tidy_training(draft: Draft) -> None:
     if draft.view.asleep:
-        draft.update(quota_requests=quota.without_waiting(draft.status, own=True))
+        draft.update(quota_requests=quota.without_waiting(draft.status, starting=True))
         _return_excess(draft)
         _return_claims(draft)
         return
@@ -147,7 +147,7 @@ def _is_vital(draft: Draft, lost: Requests) -> bool:
     if base in lost and base.granted:
         return True
     if generation is None:
-        return of_kind(draft.status, lost, own=True).granted > 0 and not _own_that_stays(draft, lost)
+        return of_kind(draft.status, lost, starting=True).granted > 0 and not _starting_quota_that_stays(draft, lost)
     leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
     return bool(leaving) and layouts.best(draft.view, len(generation.members) - len(leaving)) is None
 
@@ -163,9 +163,9 @@ def _base_that_waits_again(draft: Draft, base: QuotaRequest) -> list[QuotaReques
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
 
 
-def _own_that_stays(draft: Draft, lost: Requests) -> list[QuotaRequest]:
+def _starting_quota_that_stays(draft: Draft, lost: Requests) -> list[QuotaRequest]:
     """Requests for the starting size that the queue does not reclaim; empty if they are too few for a start."""
-    own = of_kind(draft.status, admitted(draft.status), own=True).without(lost.names)
+    own = of_kind(draft.status, admitted(draft.status), starting=True).without(lost.names)
     layout = layouts.starting(draft.view)
     return list(own) if layout is not None and layout.workers <= own.granted else []
 
@@ -183,12 +183,12 @@ def _drop_joiners(draft: Draft) -> None:
 def _return_excess(draft: Draft) -> None:
     """Returns quota that exceeds the starting size, because replacements of cordoned workers have separate quota."""
     status = draft.status
-    excess = of_kind(status, admitted(status), own=True).granted - status.initial_workers
-    draft.update(quota_requests=quota.after_return(status, excess, own=True))
+    excess = of_kind(status, admitted(status), starting=True).granted - status.initial_workers
+    draft.update(quota_requests=quota.after_return(status, excess, starting=True))
 
 
 def _return_claims(draft: Draft) -> None:
     """Returns unused quota of claims, and withdraws requests for claims that the queue has not admitted."""
-    draft.update(quota_requests=quota.without_waiting(draft.status, own=False))
+    draft.update(quota_requests=quota.without_waiting(draft.status, starting=False))
     free = Requests(draft.status.quota_requests).free
-    draft.update(quota_requests=quota.after_return(draft.status, free, own=False))
+    draft.update(quota_requests=quota.after_return(draft.status, free, starting=False))

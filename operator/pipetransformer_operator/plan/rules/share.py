@@ -49,8 +49,8 @@ def _grow_into(draft: Draft, workers: int, before: Share | None) -> None:
     """If the share allows more workers than the job has, ends its wait. If the share grew, restarts a preparation."""
     if workers > len(draft.view.members):
         draft.update(next_resize_time=None)
-    granted = before.workers if before and not before.for_others else 0
-    if workers > granted and is_open(draft):
+    so_far = before.workers if before and not before.for_others else 0
+    if workers > so_far and is_open(draft):
         draft.restart_preparation(draft.now)  # other jobs make room from now on
 
 
@@ -75,14 +75,14 @@ def is_refused(draft: Draft) -> bool:
 
 def ceiling(draft: Draft) -> int:
     """How many workers the job may grow to: `maxWorkers`, or its share with `onPack: Auto`."""
-    most, granted = draft.spec.elastic_policy.ceiling, draft.view.granted
-    return most if granted is None or draft.view.on_pack is not OnPack.AUTO else min(most, granted)
+    most, share = draft.spec.elastic_policy.ceiling, draft.view.share_workers
+    return most if share is None or draft.view.on_pack is not OnPack.AUTO else min(most, share)
 
 
 def is_open(draft: Draft) -> bool:
     """Whether the job has fewer workers with nodes than its share allows."""
-    granted = draft.view.granted
-    return granted is not None and draft.view.num_placed < granted
+    share = draft.view.share_workers
+    return share is not None and draft.view.num_placed < share
 
 
 def note_no_nodes(draft: Draft) -> None:

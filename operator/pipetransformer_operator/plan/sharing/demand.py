@@ -108,7 +108,7 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
         pool=pool_of(draft.spec, observed.namespace),
         speeds=speeds,
         held=draft.view.num_placed,
-        share=_granted(draft, outlook),
+        share=_last_share(draft, outlook),
         needs=needs,
         starting=status.generation is None,
         waiting=waiting,
@@ -122,12 +122,12 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
     )
 
 
-def _granted(draft: Draft, outlook: _Outlook) -> int | None:
+def _last_share(draft: Draft, outlook: _Outlook) -> int | None:
     """The job's last share; None without one. While the job sits out, at most the number of workers that it holds."""
-    granted = draft.status.share
-    if granted is None:
+    last = draft.status.share
+    if last is None:
         return None
-    return min(granted.workers, draft.view.num_placed) if outlook.sits_out else granted.workers
+    return min(last.workers, draft.view.num_placed) if outlook.sits_out else last.workers
 
 
 def pool_of(spec: JobSpec, namespace: str) -> Pool:

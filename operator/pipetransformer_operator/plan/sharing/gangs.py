@@ -42,7 +42,7 @@ class Gang:
         since: when the job first asked for its workers.
         competes: the scheduler finds no node for some of the job's pods, and gives them nodes that other pods release.
         eligible: as far as the operator knows, only missing nodes hold up the start.
-        granted: training jobs make room for all of its workers.
+        room_is_made: training jobs make room for all of its workers.
         fresh: the start may still complete without help, so the job gives way to no other.
     """
 
@@ -54,7 +54,7 @@ class Gang:
     since: datetime
     competes: bool
     eligible: bool
-    granted: bool = False
+    room_is_made: bool = False
     fresh: bool = False
 
     @property
@@ -91,7 +91,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
         since=since,
         competes=attempt.lacks_nodes,
         eligible=_is_eligible(draft, attempt),
-        granted=_is_granted(draft, layout),
+        room_is_made=_is_room_made(draft, layout),
         fresh=_is_fresh(draft, attempt),
     )
 
@@ -121,9 +121,9 @@ def _is_eligible(draft: Draft, attempt: _Attempt) -> bool:
     return not draft.view.asleep or draft.status.waits_for_nodes_since is not None
 
 
-def _is_granted(draft: Draft, layout: Layout) -> bool:
-    granted = draft.view.granted
-    return granted is not None and granted >= layout.workers
+def _is_room_made(draft: Draft, layout: Layout) -> bool:
+    share_workers = draft.view.share_workers
+    return share_workers is not None and share_workers >= layout.workers
 
 
 def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
@@ -164,7 +164,7 @@ def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
 
 def _can_complete(gang: Gang, pool: Sequence[Gang], preferred: Sequence[Gang]) -> bool:
     """Whether the gang gets all its workers if other gangs give way, after what already preferred gangs need."""
-    return gang.granted or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred)
+    return gang.room_is_made or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred)
 
 
 def _give_way(order: Sequence[Gang], preferred: Sequence[Gang]) -> dict[str, str]:
