@@ -117,7 +117,7 @@ def observe(
         message=_message(status, ended),
         scheduled=bool(node),
         lingers=ended is not None and holds,
-        waiting=_waiting(status),
+        why_pending=_why_pending(status),
         priority=int(pod["spec"].get("priority") or 0),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
         rejected=rejected,
@@ -150,7 +150,7 @@ def _condition(status: Object, kind: str) -> Object:
     return next((condition for condition in status.get("conditions", []) if condition["type"] == kind), {})
 
 
-def _waiting(status: Object) -> str:
+def _why_pending(status: Object) -> str:
     """Why the pod does not run yet: no node takes it, or one of its containers cannot start."""
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":

@@ -39,10 +39,12 @@ def _why(worker: Worker | None) -> tuple[Reason, str]:
     if worker is None:
         return Reason.NOT_READY, "is not created yet"
     if not worker.scheduled:
-        return Reason.UNSCHEDULABLE, worker.waiting or "has no node: no scheduler has reported on it yet"
+        return Reason.UNSCHEDULABLE, worker.why_pending or "has no node: no scheduler has reported on it yet"
     if worker.lacks_image:
-        return Reason.IMAGE_PULL, worker.waiting
-    return Reason.NOT_READY, worker.waiting or ("is on a cordoned node" if worker.draining else "runs and is not ready")
+        return Reason.IMAGE_PULL, worker.why_pending
+    return Reason.NOT_READY, worker.why_pending or (
+        "is on a cordoned node" if worker.draining else "runs and is not ready"
+    )
 
 
 def _why_none_is_awaited(view: View) -> str:

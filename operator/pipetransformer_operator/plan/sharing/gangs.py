@@ -23,7 +23,7 @@ from pipetransformer_operator.plan.types import Observed
 from .allocate import Pool, by_pool
 from .demand import PATIENCE, pool_of
 
-#: `Worker.waiting` begins with this if the scheduler found no node for the pod.
+#: `Worker.why_pending` begins with this if the scheduler found no node for the pod.
 UNSCHEDULABLE = "Unschedulable"
 #: How long a start may still complete although containers do not start: a registry may answer at the next attempt.
 PATIENCE_WITH_CONTAINERS = timedelta(seconds=60)
@@ -105,7 +105,7 @@ class _Attempt(NamedTuple):
     @classmethod
     def of(cls, draft: Draft) -> "_Attempt":
         unplaced = draft.view.joiners.unplaced
-        lacks_nodes = any(worker.waiting.startswith(UNSCHEDULABLE) for worker in unplaced)
+        lacks_nodes = any(worker.why_pending.startswith(UNSCHEDULABLE) for worker in unplaced)
         return cls(lacks_nodes, share.is_refused(draft))
 
 
