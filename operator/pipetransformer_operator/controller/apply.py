@@ -75,7 +75,7 @@ class Applier:
         outcome = _Outcome(self.conflicts & wanted - attempted)  # a postponed start resumes under other names
 
         self._pool.doubt(job, decided.doubted, decided.unfit)
-        self._pool.blame(decided.broken)
+        self._pool.blame(decided.failed_devices)
         # The cluster itself deletes what protects the workers of a deleted job.
         stays = job.metadata.deletion_timestamp is None
         if stays and (not decided.status.finished or decided.disruption_budget is not None):

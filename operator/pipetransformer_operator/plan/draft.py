@@ -44,7 +44,7 @@ class Draft:
         waits_for_room: see `Plan`.
         spared_ids: ids of workers that the job no longer wants, but whose pods stay for now.
         suspects: why members are lost although their pods look alive, by name of the member.
-        broken: see `Plan`.
+        failed_devices: see `Plan`.
         failures: see `Plan`.
         unfit: names of nodes that rejected workers, or whose accelerator failed.
         explained_ids: ids of workers whose loss another event explains, so their deletion needs no event.
@@ -58,7 +58,7 @@ class Draft:
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
         self.failures: list[NodeFailure] = []
-        self.broken: dict[str, str] = {}
+        self.failed_devices: dict[str, str] = {}
         self.explained_ids: frozenset[int] = frozenset()
         self.said: set[ConditionType] = set()
         self.disruption_budget: DisruptionBudget | None = None
@@ -185,7 +185,7 @@ class Draft:
             waits_for_room=self.waits_for_room,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit - {""}, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
-            broken=self.broken,
+            failed_devices=self.failed_devices,
             failures=tuple(self.failures),
         )
 

@@ -348,7 +348,7 @@ class Plan:
             once none of its workers holds an accelerator.
         doubted: nodes whose workers fell silent, and until when the cluster may not know whether the nodes are lost.
         unfit: nodes that rejected workers or whose accelerator failed, and until when the job avoids them.
-        broken: the nodes of workers whose accelerator failed, by uid of the worker.
+        failed_devices: the nodes of workers whose accelerator failed, by uid of the worker.
         failures: workers that failed and nodes that were lost, for the metrics.
         waits_for_room: the operator should plan again once accelerators become free.
         expired: `ttlSecondsAfterFinished` has passed, so the operator must delete the job itself.
@@ -363,7 +363,7 @@ class Plan:
     disruption_budget: DisruptionBudget | None = None
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
-    broken: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    failed_devices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     failures: tuple[NodeFailure, ...] = ()
     waits_for_room: bool = False
 

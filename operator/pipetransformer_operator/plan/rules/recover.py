@@ -115,9 +115,9 @@ def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
 def _blame_nodes(draft: Draft, incident: Incident) -> None:
     """Notes nodes that rejected workers, or whose accelerators failed. Tells which nodes are avoided from now on."""
     gone = incident.lost_workers
-    broken = gone.that(blames_device)
-    draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *broken.nodes])
-    draft.broken = {worker.uid: worker.node for worker in broken if worker.node}
+    failed = gone.that(blames_device)
+    draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *failed.nodes])
+    draft.failed_devices = {worker.uid: worker.node for worker in failed if worker.node}
     _tell_avoided(draft)
 
 
@@ -157,8 +157,8 @@ def _count(draft: Draft, incident: Incident) -> None:
 
 def _tell_avoided(draft: Draft) -> None:
     """Tells which nodes new workers avoid from now on, because more than one accelerator failed there."""
-    for node in dict.fromkeys(draft.broken.values()):
-        failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
+    for node in dict.fromkeys(draft.failed_devices.values()):
+        failed = draft.observed.nodes.failures.get(node, 0) + list(draft.failed_devices.values()).count(node)
         if failed > FAILURES_ALLOWED:
             until = f"no worker of any job is sent there before {draft.now + AVOIDED:%Y-%m-%dT%H:%M:%SZ}"
             draft.tell(Reason.NODE_AVOIDED, f"Node {node}: {failed} accelerators failed; {until}", EventType.WARNING)
