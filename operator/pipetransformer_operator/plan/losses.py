@@ -11,7 +11,7 @@ from operator import attrgetter
 from pipetransformer_contract.api.status import MAX_CONDITION_REASON, Reason
 from pipetransformer_contract.messages import Outcome
 
-from .last_words import MAX_WORDS, report_in
+from .last_words import MAX_WORKER_CHARACTERS, report_in
 from .types import FailureCause, Worker
 
 #: Exit code of a trainer that refuses the job's spec, because it cannot do what the spec says.
@@ -44,7 +44,7 @@ def words(worker: Worker) -> str:
     if worker.exit_code == 0 and not _text(worker, "outcome"):
         return "it did not report the end of training; the command of the pod template must call train()"
     reason, message = termination(worker)
-    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
+    return ": ".join(filter(None, [reason, message[:MAX_WORKER_CHARACTERS]]))
 
 
 def says_succeeded(worker: Worker | None) -> bool:

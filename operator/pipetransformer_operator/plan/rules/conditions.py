@@ -25,7 +25,7 @@ from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted, unsaved
 from .readiness import queue_says, why_not_ready
-from .stall import all_silent, stall_time, stall_timeout, why_broken
+from .stall import all_silent, stall_time, stall_timeout, why_no_group_lasts
 
 _STATES = (
     (ConditionType.FAILED, ConditionStatus.TRUE, State.FAILED),
@@ -137,7 +137,7 @@ def _set_running(draft: Draft) -> None:
     elif _recovering(draft.view, generation):
         message = "too few workers are left to train; they keep their state and wait for replacements: "
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft.view)[1])
-    elif broken := why_broken(draft.view):
+    elif broken := why_no_group_lasts(draft.view):
         draft.set_condition(ConditionType.RUNNING, False, Reason.GROUP_BROKEN, broken)
     elif not generation.confirmed_generation:
         message = (
@@ -281,7 +281,7 @@ def _awaited(view: View, resize: Resize) -> str:
 
 def _set_stalled(draft: Draft) -> None:
     stall, before = stall_time(draft.view), draft.status.condition(ConditionType.STALLED)
-    if broken := why_broken(draft.view):
+    if broken := why_no_group_lasts(draft.view):
         draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
     elif stall is None:
         if before is not None:
