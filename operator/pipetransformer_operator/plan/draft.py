@@ -22,7 +22,7 @@ from pipetransformer_contract.api.status import (
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 
-from .clock import Clock
+from .clock import TurnClock
 from .deletions import DECIDED_BEFORE, ENDED, deletion_of, events_of
 from .types import Deletion, DisruptionBudget, EventType, NodeFailure, Observed, Plan, PlanEvent
 from .view import View
@@ -79,7 +79,7 @@ class Draft:
         return self.view.status
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> TurnClock:
         return self.view.clock
 
     @property

@@ -6,7 +6,7 @@ from pipetransformer_contract.api.status import QuotaRequest, Reason
 from pipetransformer_contract.words import counted
 
 from .draft import Draft
-from .quota import quota
+from .quota import balance
 from .view import View
 
 
@@ -34,7 +34,7 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
     if missing:
         if draft.status.quota_requests:
             for part, starting in ((created[:base], True), (created[base:], False)):
-                draft.update(quota_requests=quota.assign(draft.status, draft.observed, part, starting=starting))
+                draft.update(quota_requests=balance.assign(draft.status, draft.observed, part, starting=starting))
         draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
         draft.tell(Reason.WORKERS_CREATED, f"Creating workers: {missing}, {len(ids) + missing} in all")
     draft.keep_workers(
@@ -61,18 +61,18 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
     """
     stuck = draft.view.workers.that(draft.view.is_stuck).ids
     own, claims = (
-        quota.available(draft.status, draft.observed, stuck, starting=starting) for starting in (True, False)
+        balance.available(draft.status, draft.observed, stuck, starting=starting) for starting in (True, False)
     )
     base = min(missing, max(least, min(own.granted, most)))
     queue, may_create = draft.status.quota_requests[0].queue, True
     for kind, part, starting in ((own, base, True), (claims, missing - base, False)):
         may_create = may_create and part <= kind.granted
         if part <= kind.granted:
-            draft.update(quota_requests=quota.without_waiting(draft.status, starting=starting))
+            draft.update(quota_requests=balance.without_waiting(draft.status, starting=starting))
         elif part > kind.granted + kind.waiting:
             ask_queue(draft, queue, part - kind.granted - kind.waiting, starting=starting)
     if base > own.granted:  # return unused quota of claims: the queue may have no other room for the starting size
-        draft.update(quota_requests=quota.after_return(draft.status, claims.free - (missing - base), starting=False))
+        draft.update(quota_requests=balance.after_return(draft.status, claims.free - (missing - base), starting=False))
     if not may_create:
         return 0, 0
     now = min(base, own.free)

@@ -10,7 +10,7 @@ from collections.abc import Set
 from pipetransformer_contract.api.status import ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.quota import balance
 
 from .claim import target
 
@@ -35,7 +35,7 @@ def advance(draft: Draft) -> bool:
 
 def _spares(draft: Draft) -> set[int]:
     generation, status = draft.view.generation, draft.status
-    may_stay = draft.view.leaving_ids.difference(status.surplus_ids, quota.lost_ids(status, draft.observed))
+    may_stay = draft.view.leaving_ids.difference(status.surplus_ids, balance.lost_ids(status, draft.observed))
     living = set(draft.view.wanted.among(may_stay).alive.ids)
     if draft.view.on_pack is OnPack.HOLD:
         return living

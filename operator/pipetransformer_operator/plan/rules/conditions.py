@@ -18,7 +18,7 @@ from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import says_succeeded
-from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.quota import balance
 from pipetransformer_operator.plan.quota.requests import admitted
 from pipetransformer_operator.plan.types import Queue
 from pipetransformer_operator.plan.view import View
@@ -94,9 +94,9 @@ def _set_admitted(draft: Draft) -> None:
 
 def _set_admitted_by_queue(draft: Draft, queue: Queue) -> None:
     requests = draft.status.quota_requests
-    lost = quota.lost(draft.status, draft.observed)
+    lost = balance.lost(draft.status, draft.observed)
     if lost and (draft.status.stop is not None or not draft.status.worker_ids):
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, balance.words(lost, queue))
     elif requests and requests[0].admitted:
         granted = counted(admitted(draft.status).granted, "worker")
         message = f"queue {requests[0].queue} grants quota for {granted}"
@@ -124,7 +124,7 @@ def _set_running(draft: Draft) -> None:
     generation = status.generation
     if status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.RUNNING, False, status.reason(ConditionType.SUSPENDED))
-    elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
+    elif status.stop is not None or (not status.worker_ids and balance.lost(status, draft.observed)):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft.view))
     elif generation is None:
         refusal = draft.observed.refusal or draft.observed.unprotected

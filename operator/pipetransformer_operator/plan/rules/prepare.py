@@ -14,7 +14,7 @@ from pipetransformer_contract.messages import Member, ResizeReason
 from pipetransformer_operator.plan import generations, layouts, leavers, workforce
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.quota import balance
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
@@ -31,7 +31,7 @@ def publish(draft: Draft) -> bool:
     quota the queue reclaims leave. Returns whether it published a generation.
     """
     generation = draft.view.generation
-    going, staying = parted(generation.members, draft.view.names_of(quota.lost_ids(draft.status, draft.observed)))
+    going, staying = parted(generation.members, draft.view.names_of(balance.lost_ids(draft.status, draft.observed)))
     joining = _joining_now(draft)
     number = len(staying) + len(joining)
     layout = layouts.best(draft.view, layouts.limited(draft.view, number)) or layouts.best(draft.view, number)

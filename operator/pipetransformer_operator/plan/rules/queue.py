@@ -15,7 +15,7 @@ from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.quota import balance
 from pipetransformer_operator.plan.quota.requests import Requests, admitted, of_kind
 from pipetransformer_operator.plan.types import Answer, EventType, Queue
 
@@ -80,7 +80,7 @@ def release_if_reclaimed(draft: Draft) -> bool:
     """Releases all workers if the queue reclaims quota that the job cannot train without. Returns whether it does.
 
     Drops other reclaimed requests once no worker uses them."""
-    requests, lost = draft.status.quota_requests, quota.lost(draft.status, draft.observed)
+    requests, lost = draft.status.quota_requests, balance.lost(draft.status, draft.observed)
     if not requests:
         return False
     if draft.status.stop is None and not _is_vital(draft, lost):
@@ -90,7 +90,7 @@ def release_if_reclaimed(draft: Draft) -> bool:
     if draft.status.is_true(ConditionType.ADMITTED):
         draft.tell(
             Reason.QUOTA_LOST,
-            f"Queue {base.queue} reclaims the job's quota: {quota.words(lost, draft.observed.queue)}",
+            f"Queue {base.queue} reclaims the job's quota: {balance.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
     stop.release_workers(draft, f"queue {base.queue} reclaims the job's quota")
@@ -132,7 +132,7 @@ def _tidy_start(draft: Draft) -> None:
 
 def _tidy_training(draft: Draft) -> None:
     if draft.view.asleep:
-        draft.update(quota_requests=quota.without_waiting(draft.status, starting=True))
+        draft.update(quota_requests=balance.without_waiting(draft.status, starting=True))
         _return_excess(draft)
         _return_claims(draft)
         return
@@ -148,7 +148,7 @@ def _is_vital(draft: Draft, lost: Requests) -> bool:
         return True
     if generation is None:
         return of_kind(draft.status, lost, starting=True).granted > 0 and not _starting_quota_that_stays(draft, lost)
-    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
+    leaving = set(balance.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
     return bool(leaving) and layouts.best(draft.view, len(generation.members) - len(leaving)) is None
 
 
@@ -172,11 +172,13 @@ def _starting_quota_that_stays(draft: Draft, lost: Requests) -> list[QuotaReques
 
 def _drop_joiners(draft: Draft) -> None:
     """Deletes joiners whose quota the queue reclaims, and cancels the resize that needs them."""
-    going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
+    going = balance.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
     if draft.view.prepared_resize:
-        cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
+        cancel(
+            draft, Reason.QUOTA_LOST, balance.words(balance.lost(draft.status, draft.observed), draft.observed.queue)
+        )
     draft.keep_workers(set(draft.status.worker_ids) - going, "the queue reclaims their quota before they joined")
 
 
@@ -184,11 +186,11 @@ def _return_excess(draft: Draft) -> None:
     """Returns quota that exceeds the starting size, because replacements of cordoned workers have separate quota."""
     status = draft.status
     excess = of_kind(status, admitted(status), starting=True).granted - status.initial_workers
-    draft.update(quota_requests=quota.after_return(status, excess, starting=True))
+    draft.update(quota_requests=balance.after_return(status, excess, starting=True))
 
 
 def _return_claims(draft: Draft) -> None:
     """Returns unused quota of claims, and withdraws requests for claims that the queue has not admitted."""
-    draft.update(quota_requests=quota.without_waiting(draft.status, starting=False))
+    draft.update(quota_requests=balance.without_waiting(draft.status, starting=False))
     free = Requests(draft.status.quota_requests).free
-    draft.update(quota_requests=quota.after_return(draft.status, free, starting=False))
+    draft.update(quota_requests=balance.after_return(draft.status, free, starting=False))

@@ -3,7 +3,7 @@
 from pipetransformer_contract.api.status import Reason
 from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan.members import names
-from pipetransformer_operator.plan.quota import quota, requests
+from pipetransformer_operator.plan.quota import balance, requests
 from pipetransformer_operator.plan.types import Worker
 from pipetransformer_operator.plan.view import View
 
@@ -62,4 +62,4 @@ def queue_says(view: View) -> str:
     """Which requests the queue has not granted yet, and the queue's messages about them, in words."""
     waiting = requests.waiting(view.status)
     asked = ", ".join(f"queue {one.queue} was asked for {counted(one.granted, 'worker')}" for one in waiting)
-    return ": ".join(filter(None, [asked, quota.words(waiting, view.observed.queue)]))
+    return ": ".join(filter(None, [asked, balance.words(waiting, view.observed.queue)]))
