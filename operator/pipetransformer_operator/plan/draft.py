@@ -48,7 +48,7 @@ class Draft:
         failures: see `Plan`.
         unfit: names of nodes that rejected workers, or whose accelerator failed.
         explained_ids: ids of workers whose loss another event explains, so their deletion needs no event.
-        said: conditions that a rule set in this turn. The other conditions are from earlier turns.
+        conditions_set: types of conditions that a rule set in this turn. The other conditions are from earlier turns.
     """
 
     def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
@@ -60,7 +60,7 @@ class Draft:
         self.failures: list[NodeFailure] = []
         self.failed_devices: dict[str, str] = {}
         self.explained_ids: frozenset[int] = frozenset()
-        self.said: set[ConditionType] = set()
+        self.conditions_set: set[ConditionType] = set()
         self.disruption_budget: DisruptionBudget | None = None
         self.waits_for_room = False
         self._events: list[PlanEvent] = []
@@ -98,7 +98,7 @@ class Draft:
 
     def set_condition(self, kind: ConditionType, status: bool | None, reason: str, message: str = "") -> None:
         """Sets a condition; status None means Unknown. The transition time changes only if the status changes."""
-        self.said.add(kind)
+        self.conditions_set.add(kind)
         value = _CONDITION_STATUS[status]
         before = self.status.condition(kind)
         condition = Condition(

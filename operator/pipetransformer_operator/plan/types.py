@@ -221,8 +221,8 @@ class Observed:
         room: how many of `free` other jobs have not reserved; 0 if unknown, None if unlimited.
         reach: like `free`, plus workers that would find a node by preempting pods of lower priority; None if unknown.
         room_unknown: why `free` is unknown, in words.
-        since: when this operator began to listen to the job's workers: at its own start, or when it heard from workers
-            again after all were silent. If a worker was silent before that, this proves nothing.
+        listening_since: when this operator began to listen to the job's workers: at its own start, or when it heard
+            from workers again after all were silent. If a worker was silent before that, this proves nothing.
     """
 
     uid: str
@@ -251,7 +251,7 @@ class Observed:
     preferred_since: datetime | None = None
     checkpoint_now: str = ""
     nonce: str = ""
-    since: datetime = NEVER
+    listening_since: datetime = NEVER
     nodes: NodeFacts = UNSEEN
     sees_drains: bool = True
     free: int | None = None

@@ -109,7 +109,7 @@ class View:
 
     def counted_from(self, time: datetime) -> datetime:
         """`time`, or when this operator began to listen, whichever is later: it must first hear from workers."""
-        return max(time, self.observed.since)
+        return max(time, self.observed.listening_since)
 
     @property
     def asleep(self) -> bool:

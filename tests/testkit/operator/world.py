@@ -123,7 +123,7 @@ class World:
             share=self.share,
             queue=self.queue.look(self.status) if self.queue else None,
             labels=self.builder.job().metadata.labels,
-            since=self.since,
+            listening_since=self.since,
             released=self.released,
             gives_way_to=self.gives_way_to,
             preferred_since=self.preferred_since,

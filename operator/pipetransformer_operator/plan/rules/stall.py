@@ -98,7 +98,7 @@ def all_silent(view: View) -> bool:
 
 def _last_heard(view: View, member: Member) -> datetime:
     """When the member last sent anything, or when this operator began to listen, whichever is later."""
-    return max(view.observed.heard.get(member.uid, NEVER), view.observed.since)
+    return max(view.observed.heard.get(member.uid, NEVER), view.observed.listening_since)
 
 
 def suspicion(view: View, member: Member) -> str:
@@ -159,7 +159,7 @@ class _Suspect:
         """
         broken = self.view.broken_since
         due = self.heard + self.view.patience(self.member.uid, NAMED_SILENCE if self.named_by_peers else SILENCE)
-        was_heard = self.view.observed.heard.get(self.member.uid, NEVER) >= self.view.observed.since
+        was_heard = self.view.observed.heard.get(self.member.uid, NEVER) >= self.view.observed.listening_since
         had_to_beat = self.named_by_peers and self.worker.node_lost and was_heard
         return min(due, max(broken, self.heard) + SILENCE) if broken is not None and had_to_beat else due
 
