@@ -1,4 +1,4 @@
-"""Counts failures against the job's budget (`runPolicy.backoffLimit`), and lost nodes, which are no failures.
+"""Counts failures against the job's budget (`runPolicy.backoffLimit`), and lost nodes, which do not count as failures.
 
 A failure is forgotten after `forgetFailuresAfterSteps` more steps, so old failures do not end a long run. A silent
 worker may hang, or its node may be dead; the cluster knows which about a minute later. Until then the status keeps a

@@ -5,7 +5,7 @@ from the wanted workers. `losses` says which losses are failures of the job. A j
 replaced like a joiner that ended.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipetransformer_contract.api.status import (
     ConditionStatus,
@@ -40,22 +40,26 @@ def recover(draft: Draft) -> None:
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     before = draft.status
-    counted = _drop(draft, lost)
+    incident = Incident(draft.view, lost, draft.suspects)
+    if incident.why:
+        _drop_lost(draft, incident)
     if draft.status.finished or not lost:
         return
     survivors = _survivors(draft.view)
     if not survivors:
         forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
-        draft.keep_workers(draft.view.joiners.ids, "no worker holds the job's state any longer")
+        draft.keep_workers(draft.view.joiners.ids, "no worker is left that holds the job's state")
         return
     # Ready joiners and idle leavers take the places of lost members.
     candidates = [*survivors, *draft.view.ready_joiners]
     places = max(0, draft.view.generation.layout.workers - len(candidates))
     candidates += draft.view.idle_leavers[:places]
     if layout := layouts.best(draft.view, len(candidates)) or layouts.kept(draft.view, len(candidates)):
-        back = ResizeReason.DRAIN if draft.status.too_short == before.too_short else ResizeReason.UNDO
-        generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
+        # If nothing was lost in this turn, replacements join for members that were lost in an earlier one.
+        is_failure = incident.counts or not incident.why
+        uncounted_reason = ResizeReason.DRAIN if draft.status.too_short == before.too_short else ResizeReason.UNDO
+        generations.publish(draft, layout, candidates, ResizeReason.FAILURE if is_failure else uncounted_reason)
     else:
         if draft.view.names_of(before.worker_ids) & lost.keys():
             try_at_once(draft)  # the present wait follows another attempt, such as a claim
@@ -93,14 +97,8 @@ def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
     return suspect
 
 
-def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
-    """Stops wanting lost members and lost joiners, and reacts to them. All losses of one turn are one incident.
-
-    `lost` says why members are lost, by their names. Returns whether the incident is a failure of the job.
-    """
-    incident = Incident(draft.view, lost, draft.suspects)
-    if not incident.why:
-        return bool(lost)
+def _drop_lost(draft: Draft, incident: Incident) -> None:
+    """Stops wanting lost members and lost joiners, and reacts to them. All losses of one turn are one incident."""
     _note_too_short(draft, incident)
     _blame_nodes(draft, incident)
     _follow_up(draft, incident)
@@ -109,7 +107,6 @@ def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
     _count(draft, incident)
     if incident.starting and not draft.status.finished:
         start.replace(draft, incident.described, incident.retry)
-    return incident.counts
 
 
 def _blame_nodes(draft: Draft, incident: Incident) -> None:
