@@ -27,6 +27,7 @@ def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers on drained nodes, or prepares their replacements.
 
     Returns whether it did either."""
+    # Which members must leave their nodes.
     generation = draft.view.generation
     cordoned = draft.view.wanted.draining.names
     going, staying = parted(generation.members, cordoned)
@@ -35,6 +36,7 @@ def replace(draft: Draft) -> bool:
         return False
     if draft.view.asleep_and_wakes() or undeleted.leaks(draft):
         return False
+    # Warm replacements take the places of all members that leave; after the deadline, of as many as they can.
     end_other_preparation(draft, ResizeReason.DRAIN)
     _, fresh = parted(draft.view.ready_joiners, cordoned)  # a joiner may also be on a drained node
     late = is_late(draft)
@@ -46,9 +48,11 @@ def replace(draft: Draft) -> bool:
         generations.publish(draft, generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
         try_at_once(draft)
         return True
+    # Without a warm replacement the attempt ends at its deadline.
     if late:
         cancel(draft, *why_not_ready(draft.view))
         return False
+    # Until then the job keeps the members that leave, and wants a replacement for each.
     moving = draft.view.ids_of(going)
     joiners = sorted(new for _, new in _pairs(draft.view, moving, draft.view.joining_ids))
     workforce.want(draft, [*draft.view.ids_of(staying), *joiners], len(generation.members), moving)

@@ -58,7 +58,7 @@ def clean(draft: Draft) -> None:
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _deletes(draft.view, one, had_time=had_time)).ids
     holding = draft.view.workers.holding
-    # Evictions may remove workers that stay. Without any the budget is still written for a while: a write may fail.
+    # Evictions may remove workers that stay. If none does, the budget is still written for a while: a write may fail.
     if holding or not had_time:
         draft.disruption_budget = NO_DISRUPTION_BUDGET
     if not holding:
