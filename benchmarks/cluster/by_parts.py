@@ -1,6 +1,6 @@
 """Decides by `choose()` and `allocate()` alone, with the waits of the operator's rules: quick, and without pods.
 
-It follows `plan/rules` (prepare, commit, clean) and `plan/sharing` (demand, claim, share), for workers that neither
+It follows `plan/rules` (prepare, commit, clean, claim, share) and `plan/sharing` (demand), for workers that neither
 fail nor wait for a node. A test shows that `by_plan` gives the same layouts.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 from pipetransformer_contract.choose import Bounds, Packing, Present, choices, choose, pays_to_recut
 from pipetransformer_contract.layout import Layout
-from pipetransformer_operator.plan.rules.prepare import FIRST_BACKOFF, LONGEST_BACKOFF
+from pipetransformer_operator.plan.rules.attempts import FIRST_BACKOFF, LONGEST_BACKOFF
 from pipetransformer_operator.plan.rules.reports import PROGRESS_INTERVAL
+from pipetransformer_operator.plan.rules.share import RELEASE_SIT_OUT
 from pipetransformer_operator.plan.sharing.allocate import Demand, allocate
 from pipetransformer_operator.plan.sharing.demand import MAX_WIDTHS, PATIENCE
-from pipetransformer_operator.plan.sharing.share import REST
 
 from .engine import Cluster, Driver, Run
 from .policies import Policy
@@ -270,7 +270,7 @@ class Elastic(Rigid):
         self._chosen_for = self.run.frozen.boundary
         if shrinks and limited:
             self._back_off()
-            self._next_grant = max(self._next_grant, self.cluster.now + REST.total_seconds())
+            self._next_grant = max(self._next_grant, self.cluster.now + RELEASE_SIT_OUT.total_seconds())
             self._drop_joiners(0)
         self.cluster.regroup(self.run, layout)
         return True

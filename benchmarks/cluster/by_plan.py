@@ -178,7 +178,7 @@ class Planned(World):
         if not names:
             return
         for name in names:
-            self.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
+            self.change(name, scheduled=True, phase=WorkerPhase.RUNNING, why_pending="")
         self.cluster.take(self.run, len(names), lambda: self._warm(names))
         self._act()
 

@@ -72,10 +72,10 @@ class Applier:
         undeleted = self._deletions.refused
         attempted = {worker_name(self._key.name, worker_id) for worker_id in decided.create}
         wanted = {worker_name(self._key.name, worker_id) for worker_id in decided.status.worker_ids}
-        outcome = _Outcome(self.conflicts & wanted - attempted)  # a start that was put off resumes under other names
+        outcome = _Outcome(self.conflicts & wanted - attempted)  # a postponed start resumes under other names
 
         self._pool.doubt(job, decided.doubted, decided.unfit)
-        self._pool.blame(decided.broken)
+        self._pool.blame(decided.failed_devices)
         # The cluster itself deletes what protects the workers of a deleted job.
         stays = job.metadata.deletion_timestamp is None
         if stays and (not decided.status.finished or decided.disruption_budget is not None):

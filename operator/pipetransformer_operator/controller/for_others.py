@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from pipetransformer_contract.api.status import Share
-from pipetransformer_operator.plan import Claims, Waiting, choose_claim
+from pipetransformer_operator.plan import Claims, PendingPod, choose_claim
 
 
 class WaitingPods(Protocol):
     """Knows the pods of other owners."""
 
-    def waiting(self) -> Sequence[Waiting]:
+    def waiting(self) -> Sequence[PendingPod]:
         """Pods that have waited for a node for some time."""
         ...
 
@@ -41,11 +41,11 @@ class ReleaseForOthers:
             self._asked = None
         if self._asked is None and (found := choose_claim(waiting, claims, self._given)):
             claim, uid = found.claim, found.pod.uid
-            assert claim.fewer is not None
+            assert claim.next_smaller is not None
             share = Share(
-                workers=claim.fewer, layout_generation=claim.layout_generation, for_others=True, node=found.node
+                workers=claim.next_smaller, layout_generation=claim.layout_generation, for_others=True, node=found.node
             )
-            self._asked = _Asked(uid, claim.key, claim.workers - claim.fewer, share)
+            self._asked = _Asked(uid, claim.key, claim.workers - claim.next_smaller, share)
             self._given[uid] = self._given.get(uid, 0) + self._asked.workers
         return {self._asked.key: self._asked.share} if self._asked else {}
 

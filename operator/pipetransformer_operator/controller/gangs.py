@@ -35,7 +35,7 @@ class Gangs:
 
     def look(self, gangs: Sequence[Gang], now: datetime) -> dict[str, Place]:
         """Returns the place of each job that gives way or is preferred, by its key."""
-        there = {gang.key for gang in gangs if gang.eligible or gang.fresh}
+        there = {gang.key for gang in gangs if gang.keeps_preference}
         before = {key: since for key, since in self._preferred.items() if key in there}
         giving = prefer(gangs, before)
         self._preferred = {key: before.get(key, now) for key in {*before, *giving.values()}}

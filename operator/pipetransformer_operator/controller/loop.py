@@ -261,7 +261,7 @@ class JobLoop:
             preferred_since=self._place.preferred_since,
             checkpoint_now=job.metadata.annotations.get(CHECKPOINT_NOW_ANNOTATION, "")[:MAX_TOKEN],
             nonce=self._token(16),
-            since=self.board.since,
+            listening_since=self.board.since,
             nodes=self._pool.nodes,
             sees_drains=self._pool.sees_drains,
             free=room.free,

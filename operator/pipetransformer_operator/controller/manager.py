@@ -111,7 +111,7 @@ class Controller:
     def wake_waiting(self, by: JobKey | None) -> None:
         """There is more room for workers: wakes the jobs that wait for it, except the one that made it.
 
-        It ends no sleep after a failed attempt, because the jobs whose attempts failed would wake each other."""
+        It does not end the wait after a failed attempt, because such jobs would wake each other."""
         for key, loop in self._loops.items():
             if key != by:
                 loop.notice_accelerators()

@@ -152,9 +152,10 @@ class WorkerPool(Protocol):
         Until the time given the job's workers avoid them. Other jobs avoid unfit nodes for a shorter time."""
         ...
 
-    def blame(self, broken: Mapping[str, str]) -> None:
-        """Notes failed accelerators. `broken` has the node by UID of the worker. A node with two failures gets no
-        worker for an hour."""
+    def blame(self, failed_devices: Mapping[str, str]) -> None:
+        """Notes failed accelerators. `failed_devices` has the node by UID of the worker.
+
+        A node with two failures gets no worker for an hour."""
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

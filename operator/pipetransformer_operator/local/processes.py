@@ -167,7 +167,7 @@ class ProcessPool:
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """See `WorkerPool`. There is no other machine."""
 
-    def blame(self, broken: Mapping[str, str]) -> None:
+    def blame(self, failed_devices: Mapping[str, str]) -> None:
         """See `WorkerPool`. There is no other machine."""
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:

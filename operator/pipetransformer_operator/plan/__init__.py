@@ -2,7 +2,7 @@
 
 from .sharing.allocate import Demand, allocate
 from .sharing.demand import demand_of, may_demand
-from .sharing.for_others import Claims, Waiting, choose_claim, claims_of
+from .sharing.for_others import Claims, PendingPod, choose_claim, claims_of
 from .sharing.gangs import Gang, gang_of, prefer
 from .turn import plan
 from .types import (
@@ -44,10 +44,10 @@ __all__ = [
     "NodeFacts",
     "NodeFailure",
     "Observed",
+    "PendingPod",
     "Plan",
     "PlanEvent",
     "Queue",
-    "Waiting",
     "Worker",
     "WorkerPhase",
     "allocate",

@@ -1,4 +1,4 @@
-"""Counts failures against the job's budget (`runPolicy.backoffLimit`), and lost nodes, which are no failures.
+"""Counts failures against the job's budget (`runPolicy.backoffLimit`), and lost nodes, which do not count as failures.
 
 A failure is forgotten after `forgetFailuresAfterSteps` more steps, so old failures do not end a long run. A silent
 worker may hang, or its node may be dead; the cluster knows which about a minute later. Until then the status keeps a
@@ -16,7 +16,7 @@ from .types import FailureCause, NodeFailure, Worker
 from .view import NAMED_SILENCE, OVERDUE, View
 
 #: Maximum length of the description of a loss that the status keeps until the cause is known, in characters.
-MAX_WORDS = 1024
+MAX_SILENCE_CHARACTERS = 1024
 #: How long the status keeps the note of a lost node after its last worker fell silent.
 KEPT = timedelta(minutes=30)
 
@@ -63,7 +63,7 @@ def note(draft: Draft, workers: Iterable[Worker], described: str) -> None:
     `described` says what was lost, for the event that follows once the cause is known."""
     known = {silence.node: silence for silence in draft.status.silences}
     for node in dict.fromkeys(worker.node for worker in workers):
-        new = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_WORDS])
+        new = NodeSilence(node=node, time=draft.now, newest=draft.now, words=described[:MAX_SILENCE_CHARACTERS])
         known[node] = known.get(node, new).model_copy(update={"newest": draft.now})
     draft.update(silences=list(known.values()))
     judge(draft)

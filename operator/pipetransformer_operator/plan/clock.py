@@ -3,7 +3,7 @@
 from datetime import datetime
 
 
-class Clock:
+class TurnClock:
     """The time of one turn. It stands still during the turn, and notes when the next turn is due.
 
     Attributes:

@@ -22,7 +22,7 @@ from pipetransformer_contract.api.status import (
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 
-from .clock import Clock
+from .clock import TurnClock
 from .deletions import DECIDED_BEFORE, ENDED, deletion_of, events_of
 from .types import Deletion, DisruptionBudget, EventType, NodeFailure, Observed, Plan, PlanEvent
 from .view import View
@@ -44,11 +44,11 @@ class Draft:
         waits_for_room: see `Plan`.
         spared_ids: ids of workers that the job no longer wants, but whose pods stay for now.
         suspects: why members are lost although their pods look alive, by name of the member.
-        broken: see `Plan`.
+        failed_devices: see `Plan`.
         failures: see `Plan`.
         unfit: names of nodes that rejected workers, or whose accelerator failed.
         explained_ids: ids of workers whose loss another event explains, so their deletion needs no event.
-        said: conditions that a rule set in this turn. The other conditions are from earlier turns.
+        conditions_set: types of conditions that a rule set in this turn. The other conditions are from earlier turns.
     """
 
     def __init__(self, spec: JobSpec, observed: Observed, now: datetime) -> None:
@@ -58,9 +58,9 @@ class Draft:
         self.suspects: dict[str, str] = {}
         self.unfit: frozenset[str] = frozenset()
         self.failures: list[NodeFailure] = []
-        self.broken: dict[str, str] = {}
+        self.failed_devices: dict[str, str] = {}
         self.explained_ids: frozenset[int] = frozenset()
-        self.said: set[ConditionType] = set()
+        self.conditions_set: set[ConditionType] = set()
         self.disruption_budget: DisruptionBudget | None = None
         self.waits_for_room = False
         self._events: list[PlanEvent] = []
@@ -79,7 +79,7 @@ class Draft:
         return self.view.status
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> TurnClock:
         return self.view.clock
 
     @property
@@ -98,7 +98,7 @@ class Draft:
 
     def set_condition(self, kind: ConditionType, status: bool | None, reason: str, message: str = "") -> None:
         """Sets a condition; status None means Unknown. The transition time changes only if the status changes."""
-        self.said.add(kind)
+        self.conditions_set.add(kind)
         value = _CONDITION_STATUS[status]
         before = self.status.condition(kind)
         condition = Condition(
@@ -185,7 +185,7 @@ class Draft:
             waits_for_room=self.waits_for_room,
             doubted=dict.fromkeys(self._silent_nodes(), self.now + DOUBT),
             unfit=dict.fromkeys(self.unfit - {""}, max(self.now, self.status.next_resize_time or self.now) + DOUBT),
-            broken=self.broken,
+            failed_devices=self.failed_devices,
             failures=tuple(self.failures),
         )
 

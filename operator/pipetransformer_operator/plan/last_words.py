@@ -8,7 +8,7 @@ import re
 from itertools import dropwhile
 
 #: Maximum characters about one worker in a message about several workers.
-MAX_WORDS = 200
+MAX_WORKER_CHARACTERS = 200
 #: Exit codes of a process that a signal killed, for example because it used too much memory. Such a process cannot say
 #: why. Local processes have negative codes.
 _KILLED = (137, 143, -9, -15)
@@ -27,7 +27,7 @@ def report_in(message: str) -> dict[str, object]:
 
 
 def last_words(left: str, exit_code: int) -> str:
-    """The trainer's report unchanged, or the end of its log in one line of at most `MAX_WORDS` characters.
+    """The trainer's report unchanged, or the end of its log in one line of at most `MAX_WORKER_CHARACTERS` characters.
 
     If the log has a traceback, the result is the traceback's error. Otherwise it is as many of the last lines as fit.
     It is empty if a signal killed the trainer.
@@ -43,7 +43,7 @@ def last_words(left: str, exit_code: int) -> str:
     lines = list(filter(None, map(str.rstrip, left.splitlines())))
     if error := _error(lines):
         return _cut(error)
-    while len(lines) > 1 and len(_cut(lines, None)) > MAX_WORDS:
+    while len(lines) > 1 and len(_cut(lines, None)) > MAX_WORKER_CHARACTERS:
         lines.pop(0)
     return _cut(lines)
 
@@ -55,5 +55,5 @@ def _error(lines: list[str]) -> list[str]:
     return list(dropwhile(lambda line: line.startswith(" "), after_frames))
 
 
-def _cut(lines: list[str], most: int | None = MAX_WORDS) -> str:
+def _cut(lines: list[str], most: int | None = MAX_WORKER_CHARACTERS) -> str:
     return " ".join(" ".join(lines).split())[:most]

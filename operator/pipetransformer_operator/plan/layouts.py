@@ -8,7 +8,7 @@ from pipetransformer_contract.choose import pays_to_recut as cut_pays
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 
-from .quota import quota
+from .quota import balance
 from .view import View
 
 
@@ -69,7 +69,7 @@ def starting(view: View) -> Layout | None:
 
     It has as many stages as the durable checkpoint needs, otherwise as the spec says. It has as many pipelines as the
     spec's limits and the queue's quota allow."""
-    bounds, own = bounds_of(view), quota.usable(view.status, view.observed, own=True)
+    bounds, own = bounds_of(view), balance.usable(view.status, view.observed, starting=True)
     most = min(bounds.initial.workers, own.granted) if own else bounds.initial.workers
     for stages, workers in product(starting_lengths(view), (most, bounds.initial.workers)):
         offers, of_this_length = _of_one_length(stages, bounds)

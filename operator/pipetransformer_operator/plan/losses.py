@@ -11,7 +11,7 @@ from operator import attrgetter
 from pipetransformer_contract.api.status import MAX_CONDITION_REASON, Reason
 from pipetransformer_contract.messages import Outcome
 
-from .last_words import MAX_WORDS, report_in
+from .last_words import MAX_WORKER_CHARACTERS, report_in
 from .types import FailureCause, Worker
 
 #: Exit code of a trainer that refuses the job's spec, because it cannot do what the spec says.
@@ -44,7 +44,7 @@ def words(worker: Worker) -> str:
     if worker.exit_code == 0 and not _text(worker, "outcome"):
         return "it did not report the end of training; the command of the pod template must call train()"
     reason, message = termination(worker)
-    return ": ".join(filter(None, [reason, message[:MAX_WORDS]]))
+    return ": ".join(filter(None, [reason, message[:MAX_WORKER_CHARACTERS]]))
 
 
 def says_succeeded(worker: Worker | None) -> bool:
@@ -101,39 +101,37 @@ def _text(worker: Worker, field: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One row of the table: a way to lose a worker.
+    """What follows from the loss of a worker.
 
     Attributes:
-        fits: whether the worker ended in this way.
         counts: whether the loss is a failure of the job and counts against `runPolicy.backoffLimit`.
         retry: how long a start waits before it replaces the worker; None to replace it at once.
         told: description for messages, which append the worker's own words. `{code}` stands for its exit code, and
             `{phase}` for its pod's phase.
     """
 
-    fits: Callable[[Worker], bool]
     counts: bool
     retry: timedelta | None
     told: str
 
 
 _TAKEN_AWAY = "taken away"
-_GONE = Loss(bool, counts=False, retry=None, told="its pod is gone")
-_PACKED_TOO_TIGHT = Loss(bool, counts=False, retry=None, told="exit code {code}")
-#: The first row that fits applies.
-LOSSES = (
-    Loss(attrgetter("disrupted"), counts=False, retry=RETRY_TAKEN, told=_TAKEN_AWAY),
-    Loss(attrgetter("terminating"), counts=False, retry=None, told=_TAKEN_AWAY),
-    Loss(says_left, counts=False, retry=None, told="exit code {code}"),
-    Loss(says_succeeded, counts=False, retry=None, told="exit code {code}"),
-    Loss(lambda worker: worker.exit_code is not None, counts=True, retry=RETRY, told="exit code {code}"),
-    Loss(lambda worker: bool(words(worker)), counts=True, retry=RETRY, told=""),
-    Loss(bool, counts=True, retry=RETRY, told="{phase}"),
+_GONE = Loss(counts=False, retry=None, told="its pod is gone")
+_PACKED_TOO_TIGHT = Loss(counts=False, retry=None, told="exit code {code}")
+#: Ways in which a worker ends, and what follows. The first row whose question is true of the worker applies.
+LOSSES: tuple[tuple[Callable[[Worker], bool], Loss], ...] = (
+    (attrgetter("disrupted"), Loss(counts=False, retry=RETRY_TAKEN, told=_TAKEN_AWAY)),
+    (attrgetter("terminating"), Loss(counts=False, retry=None, told=_TAKEN_AWAY)),
+    (says_left, Loss(counts=False, retry=None, told="exit code {code}")),
+    (says_succeeded, Loss(counts=False, retry=None, told="exit code {code}")),
+    (lambda worker: worker.exit_code is not None, Loss(counts=True, retry=RETRY, told="exit code {code}")),
+    (lambda worker: bool(words(worker)), Loss(counts=True, retry=RETRY, told="")),
+    (bool, Loss(counts=True, retry=RETRY, told="{phase}")),
 )
 
 
 def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
-    """The row of the table for a lost worker.
+    """What follows from the loss of this worker.
 
     Args:
         worker: the lost worker. None if its pod is gone: the pod was removed, because a worker that fails leaves one.
@@ -144,7 +142,7 @@ def loss_of(worker: Worker | None, longest: int = 0) -> Loss:
         return _GONE
     if packed_too_tight(worker, longest):
         return _PACKED_TOO_TIGHT
-    return next(row for row in LOSSES if row.fits(worker))
+    return next(loss for fits, loss in LOSSES if fits(worker))
 
 
 def cause_of(worker: Worker) -> FailureCause:

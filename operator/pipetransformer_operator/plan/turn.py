@@ -7,22 +7,22 @@ from pipetransformer_contract.api.status import Reason
 
 from . import budget
 from .draft import Draft
-from .quota import queue
 from .rules import (
     accounting,
+    attempts,
     checkpoint_now,
     conditions,
     drain,
     finish,
-    prepare,
+    queue,
     recover,
     reports,
     resize,
+    share,
     start,
     stop,
     suspend,
 )
-from .sharing import share
 from .types import Observed, Plan
 
 
@@ -45,7 +45,7 @@ def plan(spec: JobSpec, observed: Observed, now: datetime) -> Plan:
         stop.end_finished(draft)
         finish.clean(draft)
     else:
-        drain.limit(draft)
+        drain.set_disruption_budget(draft)
     checkpoint_now.follow(draft)
     accounting.count(draft)
     conditions.describe(draft)
@@ -59,9 +59,9 @@ def _advance(draft: Draft) -> None:
     suspend.resume(draft)
     share.take(draft)
     _try_an_edit_at_once(draft)
-    prepare.wake(draft)
+    attempts.wake(draft)
     queue.follow(draft)
-    if queue.sends_back(draft):
+    if queue.release_if_reclaimed(draft):
         return
     recover.recover(draft)
     if draft.status.finished:
@@ -69,13 +69,13 @@ def _advance(draft: Draft) -> None:
     if draft.status.generation is not None:
         resize.resize(draft)
     elif draft.view.spec_errors:
-        prepare.try_at_once(draft)
+        attempts.try_at_once(draft)
         start.hold_nothing(draft, Reason.INVALID_SPEC, "; ".join(map(str, draft.view.spec_errors)))
     else:
         layout = start.take_size(draft)
         if layout is None:
-            start.wait(draft)
-        elif queue.admits(draft, layout.workers):
+            start.refuse_start(draft)
+        elif queue.await_admission(draft, layout.workers):
             start.start(draft, layout)
     queue.tidy(draft)
 
@@ -83,4 +83,4 @@ def _advance(draft: Draft) -> None:
 def _try_an_edit_at_once(draft: Draft) -> None:
     """If the user edited the spec, forgets failed attempts, so that the next attempt begins at once."""
     if draft.status.observed_generation not in (0, draft.observed.metadata_generation):
-        prepare.forget_failures(draft)
+        attempts.forget_failures(draft)

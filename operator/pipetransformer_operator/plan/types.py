@@ -19,9 +19,9 @@ SHORTEST_PACE = timedelta(seconds=2)
 #: If more accelerators than this failed on one node, the operator creates no workers there for the time `AVOIDED`.
 FAILURES_ALLOWED = 1
 AVOIDED = timedelta(hours=1)
-#: `Worker.waiting` begins with this while the node sets up the pod's volumes and network, before it pulls images.
+#: `Worker.why_pending` begins with this while the node sets up the pod's volumes and network, before it pulls images.
 NOT_SET_UP = "PodNotSetUp"
-#: `Worker.waiting` begins with one of these if a container cannot start: because of its image, or for another reason.
+#: `Worker.why_pending` begins with one of these if a container cannot start, because of its image or another reason.
 IMAGE_TROUBLE = ("ErrImage", "Image", "InvalidImageName", "RegistryUnavailable")
 CONTAINER_TROUBLE = ("CreateContainer", "RunContainerError")
 
@@ -47,7 +47,7 @@ class Worker:
         exit_code: of the trainer container; None while it runs.
         message: termination message of the trainer container; empty while it runs.
         lingers: the trainer has ended, but another container of the pod still runs.
-        waiting: why the pod does not run yet, such as `ErrImagePull: ...`.
+        why_pending: why the pod does not run yet, such as `ErrImagePull: ...`.
         disrupted: the cluster takes the pod away (preemption, eviction, a drained node), or the node rejected it. This
             is not a failure.
         rejected: the node's kubelet rejected the pod before any container ran, for example because of a broken device.
@@ -74,7 +74,7 @@ class Worker:
     message: str = ""
     scheduled: bool = False
     lingers: bool = False
-    waiting: str = ""
+    why_pending: str = ""
     disrupted: bool = False
     rejected: bool = False
     draining: bool = False
@@ -94,12 +94,12 @@ class Worker:
     @property
     def lacks_image(self) -> bool:
         """Whether the node cannot pull an image of the worker's pod."""
-        return self.waiting.startswith(IMAGE_TROUBLE)
+        return self.why_pending.startswith(IMAGE_TROUBLE)
 
     @property
     def cannot_start(self) -> bool:
         """Whether the node cannot set up the worker's pod, pull its images or start its containers."""
-        return self.waiting.startswith((*IMAGE_TROUBLE, *CONTAINER_TROUBLE, NOT_SET_UP))
+        return self.why_pending.startswith((*IMAGE_TROUBLE, *CONTAINER_TROUBLE, NOT_SET_UP))
 
     @property
     def holds(self) -> bool:
@@ -221,8 +221,8 @@ class Observed:
         room: how many of `free` other jobs have not reserved; 0 if unknown, None if unlimited.
         reach: like `free`, plus workers that would find a node by preempting pods of lower priority; None if unknown.
         room_unknown: why `free` is unknown, in words.
-        since: when this operator began to listen to the job's workers: at its own start, or when it heard from workers
-            again after all were silent. If a worker was silent before that, this proves nothing.
+        listening_since: when this operator began to listen to the job's workers: at its own start, or when it heard
+            from workers again after all were silent. If a worker was silent before that, this proves nothing.
     """
 
     uid: str
@@ -251,7 +251,7 @@ class Observed:
     preferred_since: datetime | None = None
     checkpoint_now: str = ""
     nonce: str = ""
-    since: datetime = NEVER
+    listening_since: datetime = NEVER
     nodes: NodeFacts = UNSEEN
     sees_drains: bool = True
     free: int | None = None
@@ -348,7 +348,7 @@ class Plan:
             once none of its workers holds an accelerator.
         doubted: nodes whose workers fell silent, and until when the cluster may not know whether the nodes are lost.
         unfit: nodes that rejected workers or whose accelerator failed, and until when the job avoids them.
-        broken: the nodes of workers whose accelerator failed, by uid of the worker.
+        failed_devices: the nodes of workers whose accelerator failed, by uid of the worker.
         failures: workers that failed and nodes that were lost, for the metrics.
         waits_for_room: the operator should plan again once accelerators become free.
         expired: `ttlSecondsAfterFinished` has passed, so the operator must delete the job itself.
@@ -363,7 +363,7 @@ class Plan:
     disruption_budget: DisruptionBudget | None = None
     doubted: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
     unfit: Mapping[str, datetime] = field(default_factory=lambda: MappingProxyType({}))
-    broken: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    failed_devices: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     failures: tuple[NodeFailure, ...] = ()
     waits_for_room: bool = False
 

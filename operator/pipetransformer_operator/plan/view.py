@@ -26,9 +26,9 @@ from pipetransformer_contract.messages import (
 )
 from pipetransformer_contract.wire import Wire
 
-from .clock import Clock
+from .clock import TurnClock
 from .members import names
-from .quota import quota, requests
+from .quota import balance, requests
 from .types import NEVER, SHORTEST_PACE, Observed, Worker, worker_name
 from .workers import Workers
 
@@ -58,7 +58,7 @@ class View:
     spec: JobSpec
     observed: Observed
     status: JobStatus
-    clock: Clock
+    clock: TurnClock
     workers: Workers
     by_name: Mapping[str, Worker]
     spec_errors: Sequence[object]
@@ -69,7 +69,7 @@ class View:
         errors = [*label_errors(observed.labels, spec), *template_errors(spec)]
         by_name = {worker.name: worker for worker in observed.workers}
         return cls(
-            spec, observed, _cap_times(now, observed.status), Clock(now), Workers(observed.workers), by_name, errors
+            spec, observed, _cap_times(now, observed.status), TurnClock(now), Workers(observed.workers), by_name, errors
         )
 
     def with_status(self, status: JobStatus) -> "View":
@@ -109,19 +109,19 @@ class View:
 
     def counted_from(self, time: datetime) -> datetime:
         """`time`, or when this operator began to listen, whichever is later: it must first hear from workers."""
-        return max(time, self.observed.since)
+        return max(time, self.observed.listening_since)
 
     @property
     def asleep(self) -> bool:
         """Whether the job waits before its next attempt to start or resize, because the last one failed."""
         return self.clock.is_ahead(self.status.next_resize_time)
 
-    def sleeps(self) -> bool:
+    def asleep_and_wakes(self) -> bool:
         """Like `asleep`, and asks for another turn at the end of the wait."""
         return self.clock.awaits(self.status.next_resize_time)
 
     @property
-    def granted(self) -> int | None:
+    def share_workers(self) -> int | None:
         """The job's share in workers, from `allocate`. None without one, or if it makes room for other owners."""
         share = self.status.share
         return None if share is None or share.for_others else share.workers
@@ -315,7 +315,7 @@ class View:
     @property
     def idle_leavers(self) -> list[Member]:
         """Leavers without state whose pods still run and could train again, as members for the next generation."""
-        ids = self.leaving_ids - quota.lost_ids(self.status, self.observed)
+        ids = self.leaving_ids - balance.lost_ids(self.status, self.observed)
         holders = {member.uid for member in self.state_holders}
         return self._ready(self.wanted.among(ids).staying.that(lambda worker: worker.uid not in holders))
 

@@ -6,7 +6,7 @@ from pipetransformer_contract.api.status import QuotaRequest, Reason
 from pipetransformer_contract.words import counted
 
 from .draft import Draft
-from .quota import quota
+from .quota import balance
 from .view import View
 
 
@@ -33,8 +33,8 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
     created = range(first, first + missing)
     if missing:
         if draft.status.quota_requests:
-            for part, own in ((created[:base], True), (created[base:], False)):
-                draft.update(quota_requests=quota.assign(draft.status, draft.observed, part, own=own))
+            for part, starting in ((created[:base], True), (created[base:], False)):
+                draft.update(quota_requests=balance.assign(draft.status, draft.observed, part, starting=starting))
         draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
         draft.tell(Reason.WORKERS_CREATED, f"Creating workers: {missing}, {len(ids) + missing} in all")
     draft.keep_workers(
@@ -60,27 +60,29 @@ def _within_quota(draft: Draft, missing: int, least: int, most: int) -> tuple[in
     starting size, and up to `most` if that quota suffices. Requests that are no longer needed are withdrawn.
     """
     stuck = draft.view.workers.that(draft.view.is_stuck).ids
-    own, claims = (quota.available(draft.status, draft.observed, stuck, own=is_own) for is_own in (True, False))
+    own, claims = (
+        balance.available(draft.status, draft.observed, stuck, starting=starting) for starting in (True, False)
+    )
     base = min(missing, max(least, min(own.granted, most)))
     queue, may_create = draft.status.quota_requests[0].queue, True
-    for kind, part, is_own in ((own, base, True), (claims, missing - base, False)):
+    for kind, part, starting in ((own, base, True), (claims, missing - base, False)):
         may_create = may_create and part <= kind.granted
         if part <= kind.granted:
-            draft.update(quota_requests=quota.without_waiting(draft.status, own=is_own))
+            draft.update(quota_requests=balance.without_waiting(draft.status, starting=starting))
         elif part > kind.granted + kind.waiting:
-            ask_queue(draft, queue, part - kind.granted - kind.waiting, own=is_own)
+            ask_queue(draft, queue, part - kind.granted - kind.waiting, starting=starting)
     if base > own.granted:  # return unused quota of claims: the queue may have no other room for the starting size
-        draft.update(quota_requests=quota.give_back(draft.status, claims.free - (missing - base), own=False))
+        draft.update(quota_requests=balance.after_return(draft.status, claims.free - (missing - base), starting=False))
     if not may_create:
         return 0, 0
     now = min(base, own.free)
     return now, now + min(missing - base, claims.free)
 
 
-def ask_queue(draft: Draft, queue: str, workers: int, *, own: bool = False) -> None:
-    """Asks the queue of that name for quota. `own`: to replace workers of the starting size."""
+def ask_queue(draft: Draft, queue: str, workers: int, *, starting: bool = False) -> None:
+    """Asks the queue of that name for quota. `starting`: to replace workers of the starting size."""
     status = draft.status
     name = f"{draft.observed.name}-q{status.next_request_id}"
-    request = QuotaRequest(name=name, queue=queue, workers=workers, own=own)
+    request = QuotaRequest(name=name, queue=queue, workers=workers, own=starting)
     draft.update(quota_requests=[*status.quota_requests, request], next_request_id=status.next_request_id + 1)
     draft.tell(Reason.WAITING_FOR_QUOTA, f"Asking queue {queue} for quota for {counted(workers, 'worker')}")

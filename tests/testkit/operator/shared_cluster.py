@@ -66,7 +66,7 @@ class Cluster:
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         """Nodes are well."""
 
-    def blame(self, broken: Mapping[str, str]) -> None:
+    def blame(self, failed_devices: Mapping[str, str]) -> None:
         """Nodes are well."""
 
     async def next_change(self) -> None:

@@ -161,7 +161,7 @@ class SimulatedCluster:
         for negative, _, _, name, pod in sorted(pending):
             node = self._place(name)
             if node is not None:
-                self.worlds[name].change(pod, scheduled=True, node=node, phase=WorkerPhase.RUNNING, waiting="")
+                self.worlds[name].change(pod, scheduled=True, node=node, phase=WorkerPhase.RUNNING, why_pending="")
             elif ending > 0:
                 ending -= 1  # it waits for the node of one that is on its way out
             elif -negative != CLAIMED_PRIORITY:

@@ -123,7 +123,7 @@ class World:
             share=self.share,
             queue=self.queue.look(self.status) if self.queue else None,
             labels=self.builder.job().metadata.labels,
-            since=self.since,
+            listening_since=self.since,
             released=self.released,
             gives_way_to=self.gives_way_to,
             preferred_since=self.preferred_since,
@@ -165,9 +165,9 @@ class World:
             assert name not in self._once_members, "the name of a former member comes back"
             self._uids += 1
             phase = WorkerPhase.PENDING if self.unschedulable else WorkerPhase.RUNNING
-            waiting = "Unschedulable: 0/3 nodes are available" if self.unschedulable else ""
+            why_pending = "Unschedulable: 0/3 nodes are available" if self.unschedulable else ""
             self.workers[name] = Worker(
-                worker_id, name, f"uid-{self._uids}", phase, scheduled=not self.unschedulable, waiting=waiting
+                worker_id, name, f"uid-{self._uids}", phase, scheduled=not self.unschedulable, why_pending=why_pending
             )
         if self.queue:
             self.queue.look(self.status)

@@ -105,10 +105,10 @@ class Nodes:
         _extend(self._unfit, {(job, name): until for name, until in unfit.items()})
         _extend(self._unfit, {(_ANY, name): min(until, soon) for name, until in unfit.items()})
 
-    def blame(self, broken: Mapping[str, str]) -> None:
-        """Notes failed accelerators. `broken` has the node by UID of the worker. Each worker counts once."""
+    def blame(self, failed_devices: Mapping[str, str]) -> None:
+        """Notes failed accelerators. `failed_devices` has the node by UID of the worker. Each worker counts once."""
         now = self._clock()
-        for uid, name in broken.items():
+        for uid, name in failed_devices.items():
             known = self._broken.setdefault(name, {})
             if uid not in known:
                 known[uid] = now

@@ -12,7 +12,7 @@ from pipetransformer_operator.kube.capacity.free_accelerators import FreeAcceler
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, requests_of, shape_of
 from pipetransformer_operator.kube.client.api import Api
 from pipetransformer_operator.kube.events import NO_LISTENER, ClusterListener
-from pipetransformer_operator.plan import Waiting
+from pipetransformer_operator.plan import PendingPod
 
 from .follow import Awaited, follow
 
@@ -52,21 +52,22 @@ class OtherPods(Awaited):
         self._free = free
         self._clock = clock
         self._known: set[str] = set()
-        self._seen: dict[str, tuple[float, Waiting, PodShape]] = {}
+        self._seen: dict[str, tuple[float, PendingPod, PodShape]] = {}
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingPod]:
         """Pods that have waited for longer than `PATIENCE_SECONDS`.
 
-        A pod that lacks several resources has no `places`, because a worker frees only one."""
+        A pod that lacks several resources has no `missing_by_node`, because a worker frees only one."""
         late = (seen for seen in self._seen.values() if self._clock() >= seen[0] + PATIENCE_SECONDS)
         lacking = cache(self._free.lacking)  # it looks at all nodes, and hundreds of pods may wait alike
         return [
-            replace(pod, places=lacking(shape, *pod.lacks) if len(pod.lacks) == 1 else None) for _, pod, shape in late
+            replace(pod, missing_by_node=lacking(shape, *pod.requests) if len(pod.requests) == 1 else None)
+            for _, pod, shape in late
         ]
 
     def note(self, pod: Object, *, deleted: bool = False) -> None:
         """Takes what the watch showed."""
-        uid, wants = pod["metadata"]["uid"], None if deleted else waiting_of(pod)
+        uid, wants = pod["metadata"]["uid"], None if deleted else pending_pod_of(pod)
         if deleted:
             self._drop(uid)
         else:
@@ -106,8 +107,8 @@ class OtherPods(Awaited):
             self._events.on_accelerators_released(None)
 
 
-def waiting_of(pod: Object) -> Waiting | None:
-    """What the pod waits for, according to the scheduler's message; None if it waits for no resource."""
+def pending_pod_of(pod: Object) -> PendingPod | None:
+    """The pod with what it waits for, according to the scheduler's message; None if it waits for no resource."""
     status = pod.get("status", {})
     said: Object = next((one for one in status.get("conditions", []) if one["type"] == "PodScheduled"), {})
     if said.get("reason") != "Unschedulable" or "deletionTimestamp" in pod["metadata"]:
@@ -119,4 +120,4 @@ def waiting_of(pod: Object) -> Waiting | None:
     lacks = {name: amount for name, amount in wants.items() if name in lacking and amount}  # only names with a domain
     if not lacks:
         return None
-    return Waiting(pod["metadata"]["uid"], int(pod["spec"].get("priority") or 0), lacks)
+    return PendingPod(pod["metadata"]["uid"], int(pod["spec"].get("priority") or 0), lacks)

@@ -9,7 +9,7 @@ from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL, POD_GROUP
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.plan import NOT_SET_UP, Worker, WorkerPhase
-from pipetransformer_operator.plan.last_words import MAX_WORDS, last_words, report_in
+from pipetransformer_operator.plan.last_words import MAX_WORKER_CHARACTERS, last_words, report_in
 
 _LABELS = (WORKER_LABEL, PLACEMENT_GROUP_LABEL, POD_GROUP_LABEL)
 _CONDITIONS = ("PodScheduled", "DisruptionTarget", "PodReadyToStartContainers")
@@ -117,7 +117,7 @@ def observe(
         message=_message(status, ended),
         scheduled=bool(node),
         lingers=ended is not None and holds,
-        waiting=_waiting(status),
+        why_pending=_why_pending(status),
         priority=int(pod["spec"].get("priority") or 0),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
         rejected=rejected,
@@ -150,7 +150,7 @@ def _condition(status: Object, kind: str) -> Object:
     return next((condition for condition in status.get("conditions", []) if condition["type"] == kind), {})
 
 
-def _waiting(status: Object) -> str:
+def _why_pending(status: Object) -> str:
     """Why the pod does not run yet: no node takes it, or one of its containers cannot start."""
     placed = _condition(status, "PodScheduled")
     if placed.get("status") == "False":
@@ -177,7 +177,7 @@ def _words(one: Object) -> str:
 def _message(status: Object, ended: Object | None) -> str:
     if ended is not None and ended.get("reason") == "OOMKilled":
         return "OOMKilled: the worker needed more memory than its limit"
-    said = _words(status)[:MAX_WORDS]  # the cluster puts the cause first
+    said = _words(status)[:MAX_WORKER_CHARACTERS]  # the cluster puts the cause first
     if ended is not None:
         left = str(ended.get("message") or "")
         if report_in(left):

@@ -253,10 +253,10 @@ class KubePool(ClusterListener):
         if self._nodes is not None:
             self._nodes.doubt(job.metadata.uid, silent, unfit)
 
-    def blame(self, broken: Mapping[str, str]) -> None:
+    def blame(self, failed_devices: Mapping[str, str]) -> None:
         """See `WorkerPool`."""
         if self._nodes is not None:
-            self._nodes.blame(broken)
+            self._nodes.blame(failed_devices)
 
     async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:
         """See `WorkerPool`. Also decides which nodes new workers avoid: once, because that looks at all workers."""

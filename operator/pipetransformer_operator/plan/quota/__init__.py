@@ -1,1 +1,1 @@
-"""Quota of jobs that name a queue: what the queue granted, and when a job asks for more or returns some."""
+"""Quota of a job that names a queue: its requests, what the queue granted, and how much of that the job may use."""

@@ -54,7 +54,7 @@ def waiting(status: JobStatus) -> Requests:
     return Requests(status.quota_requests).that(lambda request: not request.admitted)
 
 
-def of_kind(status: JobStatus, requests: Requests, *, own: bool) -> Requests:
-    """The requests that are for workers of the starting size (`own`), or those that are for claims."""
+def of_kind(status: JobStatus, requests: Requests, *, starting: bool) -> Requests:
+    """The requests that are for workers of the starting size (`starting`), or those that are for claims."""
     names = {request.name for request in status.own_requests}
-    return requests.that(lambda request: (request.name in names) is own)
+    return requests.that(lambda request: (request.name in names) is starting)

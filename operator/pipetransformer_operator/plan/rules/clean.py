@@ -10,12 +10,13 @@ from collections.abc import Set
 from pipetransformer_contract.api.status import ResizePhase
 from pipetransformer_contract.choose import OnPack
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.quota import quota
-from pipetransformer_operator.plan.sharing.claim import target
+from pipetransformer_operator.plan.quota import balance
+
+from .claim import target
 
 
-def under_way(draft: Draft) -> bool:
-    """Releases the leavers that may go. Returns whether some still wait for a checkpoint."""
+def advance(draft: Draft) -> bool:
+    """Releases the leavers that may go. Returns whether this phase is not over, because some wait for a checkpoint."""
     status, generation = draft.status, draft.view.generation
     draining = draft.view.wanted.among(draft.view.leaving_ids).draining
     _release(draft, draining.ids, "and on a node that is being drained")
@@ -34,7 +35,7 @@ def under_way(draft: Draft) -> bool:
 
 def _spares(draft: Draft) -> set[int]:
     generation, status = draft.view.generation, draft.status
-    may_stay = draft.view.leaving_ids.difference(status.surplus_ids, quota.lost_ids(status, draft.observed))
+    may_stay = draft.view.leaving_ids.difference(status.surplus_ids, balance.lost_ids(status, draft.observed))
     living = set(draft.view.wanted.among(may_stay).alive.ids)
     if draft.view.on_pack is OnPack.HOLD:
         return living

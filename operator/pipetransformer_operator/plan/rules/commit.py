@@ -17,8 +17,8 @@ from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
-from .prepare import back_off
-from .stall import last_words
+from .attempts import back_off
+from .stall import why_group_broke
 
 #: Longest wait before the next generation while generations break without a step. It is 2 s at first, and doubles.
 LONGEST_PAUSE_SECONDS = 300
@@ -31,8 +31,10 @@ MISSED_IN_A_ROW = 3
 _FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
-def under_way(draft: Draft) -> bool:
-    """Publishes another generation if the present one broke. Returns whether the newest one is not confirmed yet."""
+def advance(draft: Draft) -> bool:
+    """Publishes another generation if the present one broke, or undoes it if it is late.
+
+    Returns whether this phase is not over, because the newest generation is not confirmed yet."""
     generation = draft.view.generation
     since = draft.view.broken_since
     if since is not None:
@@ -51,7 +53,7 @@ def _replace_broken(draft: Draft, generation: Generation, since: datetime) -> No
     if not draft.clock.reached(due):
         return
     if generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft.view, generation):
-        words = last_words(draft.view)
+        words = why_group_broke(draft.view)
         message = f"Generation {generation.layout_generation} broke: its workers lost their connections{words}"
         draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
         if broken >= BROKEN_IN_A_ROW:
@@ -114,7 +116,7 @@ def _go_back(draft: Draft, generation: Generation, why: str) -> None:
     draft.tell(
         Reason.NOT_COMMITTED,
         f"Generation {generation.layout_generation} is undone: {why};"
-        f" next attempt in {wait.total_seconds():.0f} s{last_words(draft.view)}",
+        f" next attempt in {wait.total_seconds():.0f} s{why_group_broke(draft.view)}",
         EventType.WARNING,
     )
     generations.publish(draft, layout, candidates, ResizeReason.UNDO)

@@ -18,14 +18,14 @@ from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import says_succeeded
-from pipetransformer_operator.plan.quota import quota
+from pipetransformer_operator.plan.quota import balance
 from pipetransformer_operator.plan.quota.requests import admitted
 from pipetransformer_operator.plan.types import Queue
 from pipetransformer_operator.plan.view import View
 
 from . import stop, undeleted, unsaved
-from .prepare import queue_says, why_not_ready
-from .stall import all_silent, stall_time, stall_timeout, why_broken
+from .readiness import queue_says, why_not_ready
+from .stall import all_silent, stall_time, stall_timeout, why_no_group_lasts
 
 _STATES = (
     (ConditionType.FAILED, ConditionStatus.TRUE, State.FAILED),
@@ -60,14 +60,14 @@ def derive_state(conditions: Iterable[Condition]) -> State:
 
 def describe(draft: Draft) -> None:
     """Sets Admitted, Running, Resizing, Stalled and Unsaved, and the state."""
-    _admitted(draft)
+    _set_admitted(draft)
     if draft.status.finished:
         for kind in (ConditionType.RUNNING, ConditionType.RESIZING, ConditionType.STALLED, ConditionType.SUSPENDED):
             _clear(draft, kind)
     else:
-        _running(draft)
-        _resizing(draft)
-        _stalled(draft)
+        _set_running(draft)
+        _set_resizing(draft)
+        _set_stalled(draft)
     unsaved.describe(draft)
     undeleted.describe(draft)
     number = draft.observed.metadata_generation  # conditions that no rule changed hold for the new spec too
@@ -78,7 +78,7 @@ def describe(draft: Draft) -> None:
     draft.update(state=derive_state(conditions), conditions=conditions)
 
 
-def _admitted(draft: Draft) -> None:
+def _set_admitted(draft: Draft) -> None:
     conflicts = sorted(draft.observed.conflicts)
     if draft.view.spec_errors:
         message = "; ".join(map(str, draft.view.spec_errors))
@@ -89,14 +89,14 @@ def _admitted(draft: Draft) -> None:
     elif draft.observed.queue is None:
         draft.set_condition(ConditionType.ADMITTED, True, Reason.NO_QUEUE)
     elif not draft.status.finished:
-        _admitted_by(draft, draft.observed.queue)
+        _set_admitted_by_queue(draft, draft.observed.queue)
 
 
-def _admitted_by(draft: Draft, queue: Queue) -> None:
+def _set_admitted_by_queue(draft: Draft, queue: Queue) -> None:
     requests = draft.status.quota_requests
-    lost = quota.lost(draft.status, draft.observed)
+    lost = balance.lost(draft.status, draft.observed)
     if lost and (draft.status.stop is not None or not draft.status.worker_ids):
-        draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, quota.words(lost, queue))
+        draft.set_condition(ConditionType.ADMITTED, False, Reason.QUOTA_LOST, balance.words(lost, queue))
     elif requests and requests[0].admitted:
         granted = counted(admitted(draft.status).granted, "worker")
         message = f"queue {requests[0].queue} grants quota for {granted}"
@@ -119,17 +119,17 @@ def _clear(draft: Draft, kind: ConditionType) -> None:
         draft.set_condition(kind, False, Reason.FINISHED)
 
 
-def _running(draft: Draft) -> None:
+def _set_running(draft: Draft) -> None:
     status = draft.status
     generation = status.generation
     if status.is_true(ConditionType.SUSPENDED):
         draft.set_condition(ConditionType.RUNNING, False, status.reason(ConditionType.SUSPENDED))
-    elif status.stop is not None or (not status.worker_ids and quota.lost(status, draft.observed)):
+    elif status.stop is not None or (not status.worker_ids and balance.lost(status, draft.observed)):
         draft.set_condition(ConditionType.RUNNING, False, Reason.QUOTA_LOST, stop.words(draft.view))
     elif generation is None:
         refusal = draft.observed.refusal or draft.observed.unprotected
         starts = status.resize is not None and not draft.view.asleep
-        if starts and not _refused(draft, ConditionType.RUNNING, False, refusal):
+        if starts and not _warn_if_refused(draft, ConditionType.RUNNING, False, refusal):
             reason, why = why_not_ready(draft.view)
             message = f"{len(draft.view.ready_joiners)} of {len(status.worker_ids)} workers are ready; {why}"
             waiting = Reason.WAITING_FOR_WORKERS if reason is Reason.NOT_READY else reason
@@ -137,7 +137,7 @@ def _running(draft: Draft) -> None:
     elif _recovering(draft.view, generation):
         message = "too few workers are left to train; they keep their state and wait for replacements: "
         draft.set_condition(ConditionType.RUNNING, False, Reason.RECOVERING, message + why_not_ready(draft.view)[1])
-    elif broken := why_broken(draft.view):
+    elif broken := why_no_group_lasts(draft.view):
         draft.set_condition(ConditionType.RUNNING, False, Reason.GROUP_BROKEN, broken)
     elif not generation.confirmed_generation:
         message = (
@@ -157,7 +157,7 @@ def _schedule(view: View) -> str:
     return view.present_report.schedule_words if view.present_report else ""
 
 
-def _refused(draft: Draft, kind: ConditionType, status: bool, refusal: str) -> bool:
+def _warn_if_refused(draft: Draft, kind: ConditionType, status: bool, refusal: str) -> bool:
     """Returns whether the cluster refuses something. If so, sets the condition, and sends an event once."""
     if refusal:
         draft.warn(kind, status, Reason.CREATION_REFUSED, refusal)
@@ -165,11 +165,11 @@ def _refused(draft: Draft, kind: ConditionType, status: bool, refusal: str) -> b
 
 
 def _recovering(view: View, generation: Generation) -> bool:
-    """Whether members are lost, and too few are left for a layout without them."""
+    """Whether members are lost. If enough were left, `recover` would already have published a layout without them."""
     return not all(view.alive(member) or says_succeeded(view.worker(member)) for member in generation.members)
 
 
-def _resizing(draft: Draft) -> None:
+def _set_resizing(draft: Draft) -> None:
     resize, before = draft.status.resize, draft.status.condition(ConditionType.RESIZING)
     refusal = draft.observed.refusal
     level = draft.view.awaited_level
@@ -181,7 +181,7 @@ def _resizing(draft: Draft) -> None:
         if not (cancelled and draft.view.asleep) and (before is not None or limit):
             draft.set_condition(ConditionType.RESIZING, False, Reason.SETTLED, limit)
     elif resize.phase is not ResizePhase.PREPARE or not (
-        draft.view.asleep or _refused(draft, ConditionType.RESIZING, True, refusal)
+        draft.view.asleep or _warn_if_refused(draft, ConditionType.RESIZING, True, refusal)
     ):
         until = f", until {resize.deadline:%Y-%m-%dT%H:%M:%SZ}" if resize.deadline else ""
         schedule = _schedule(draft.view) if resize.phase is ResizePhase.CLEAN else ""
@@ -232,7 +232,7 @@ def _above_the_ceiling(view: View, generation: Generation) -> str:
 
 def _pause(view: View, generation: Generation) -> str:
     """Until when a job does not try to grow; empty if it may try, or has as many workers as its spec allows."""
-    if generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.sleeps():
+    if generation.layout.workers >= view.spec.elastic_policy.ceiling or not view.asleep_and_wakes():
         return ""
     begins = f"the next attempt begins at {view.status.next_resize_time:%Y-%m-%dT%H:%M:%SZ}"
     return f"the last resize failed, or the job lost or released workers: {begins}"
@@ -279,9 +279,9 @@ def _awaited(view: View, resize: Resize) -> str:
     return f"the release waits for a durable checkpoint (workers: {leavers}; its frozen layers: {frozen})"
 
 
-def _stalled(draft: Draft) -> None:
+def _set_stalled(draft: Draft) -> None:
     stall, before = stall_time(draft.view), draft.status.condition(ConditionType.STALLED)
-    if broken := why_broken(draft.view):
+    if broken := why_no_group_lasts(draft.view):
         draft.set_condition(ConditionType.STALLED, True, Reason.GROUP_BROKEN, broken)
     elif stall is None:
         if before is not None:
@@ -291,10 +291,11 @@ def _stalled(draft: Draft) -> None:
         draft.set_condition(ConditionType.STALLED, True, Reason.NO_PROGRESS, message)
     else:
         draft.clock.wake_at(stall)
-        _not_stalled(draft, before)
+        _clear_stalled(draft, before)
 
 
-def _not_stalled(draft: Draft, before: Condition | None) -> None:
+def _clear_stalled(draft: Draft, before: Condition | None) -> None:
+    """Sets Stalled to False, or to Unknown while all workers are silent. `before` is the condition so far."""
     report = draft.status.last_report
     if _says_stalled(before) and (report is None or report.time < before.last_transition_time):
         return  # a member was replaced, but Stalled stays until a step is made

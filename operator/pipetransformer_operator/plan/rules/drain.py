@@ -18,22 +18,26 @@ from pipetransformer_operator.plan.types import NO_DISRUPTION_BUDGET, Disruption
 from pipetransformer_operator.plan.view import View
 
 from . import undeleted
-from .prepare import begin, cancel, enter, is_late, try_at_once, why_not_ready
+from .attempts import try_at_once
+from .prepare import cancel, end_other_preparation, enter, is_late
+from .readiness import why_not_ready
 
 
 def replace(draft: Draft) -> bool:
     """Publishes the same layout without the workers on drained nodes, or prepares their replacements.
 
     Returns whether it did either."""
+    # Which members must leave their nodes.
     generation = draft.view.generation
     cordoned = draft.view.wanted.draining.names
     going, staying = parted(generation.members, cordoned)
     if not going:
-        _give_up_replacements(draft)
+        _release_replacements(draft)
         return False
-    if draft.view.sleeps() or undeleted.leaks(draft):
+    if draft.view.asleep_and_wakes() or undeleted.leaks(draft):
         return False
-    begin(draft, ResizeReason.DRAIN)
+    # Warm replacements take the places of all members that leave; after the deadline, of as many as they can.
+    end_other_preparation(draft, ResizeReason.DRAIN)
     _, fresh = parted(draft.view.ready_joiners, cordoned)  # a joiner may also be on a drained node
     late = is_late(draft)
     pairs = _pairs(draft.view, draft.view.ids_of(going), draft.view.ids_of(fresh))
@@ -44,9 +48,11 @@ def replace(draft: Draft) -> bool:
         generations.publish(draft, generation.layout, [*staying, *joining, *kept, *leaving], ResizeReason.DRAIN)
         try_at_once(draft)
         return True
+    # Without a warm replacement the attempt ends at its deadline.
     if late:
         cancel(draft, *why_not_ready(draft.view))
         return False
+    # Until then the job keeps the members that leave, and wants a replacement for each.
     moving = draft.view.ids_of(going)
     joiners = sorted(new for _, new in _pairs(draft.view, moving, draft.view.joining_ids))
     workforce.want(draft, [*draft.view.ids_of(staying), *joiners], len(generation.members), moving)
@@ -54,7 +60,7 @@ def replace(draft: Draft) -> bool:
     return True
 
 
-def _give_up_replacements(draft: Draft) -> None:
+def _release_replacements(draft: Draft) -> None:
     """Deletes replacements that are no longer needed, because the drained nodes accept pods again.
 
     They cannot stay as claims, because they have the priority and quota of the starting size."""
@@ -80,7 +86,7 @@ def _pairs(view: View, going: Sequence[int], joining: Sequence[int]) -> list[tup
     return pairs
 
 
-def limit(draft: Draft) -> None:
+def set_disruption_budget(draft: Draft) -> None:
     """Sets how many workers evictions must leave (the PodDisruptionBudget).
 
     It covers claimed workers only while these are needed. If it always did, the scheduler would preempt other pods

@@ -58,9 +58,8 @@ def clean(draft: Draft) -> None:
     had_time = draft.clock.reached(ended + FINISH_GRACE)
     draft.spared_ids = draft.view.workers.that(lambda one: not _deletes(draft.view, one, had_time=had_time)).ids
     holding = draft.view.workers.holding
-    if (
-        holding or not had_time
-    ):  # evictions may remove workers that stay; the first write for a job without any may fail
+    # Evictions may remove workers that stay. If none does, the budget is still written for a while: a write may fail.
+    if holding or not had_time:
         draft.disruption_budget = NO_DISRUPTION_BUDGET
     if not holding:
         draft.update(quota_requests=[])

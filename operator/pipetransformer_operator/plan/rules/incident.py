@@ -11,7 +11,7 @@ from pipetransformer_operator.plan.types import FailureCause, NodeFailure, Worke
 from pipetransformer_operator.plan.view import View
 from pipetransformer_operator.plan.workers import Workers
 
-from .prepare import may_renew
+from .attempts import may_renew
 
 #: How long a node may not report on a new pod. A working node reports within seconds, while the cluster takes most of
 #: a minute to see that a node is dead.
@@ -162,8 +162,8 @@ def _why_stranded(view: View, worker: Worker) -> str:
     So a job that does not train yet gives up such a joiner only if other workers on the node fell silent too. A job
     that trains gives it up after `UNATTENDED`.
 
-    A job that trains also gives up joiners on a node that is being drained, at most `prepare.RENEWALS` times. Pods that
-    tolerate the node's taint would otherwise return there again and again.
+    A job that trains also gives up joiners on a node that is being drained, at most `attempts.RENEWALS` times. Pods
+    that tolerate the node's taint would otherwise return there again and again.
     """
     if worker.draining and may_renew(view):
         return f"its node {worker.node} no longer accepts pods"

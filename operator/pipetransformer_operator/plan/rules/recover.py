@@ -5,7 +5,7 @@ from the wanted workers. `losses` says which losses are failures of the job. A j
 replaced like a joiner that ended.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipetransformer_contract.api.status import (
     ConditionStatus,
@@ -19,25 +19,16 @@ from pipetransformer_operator.plan import budget, generations, layouts, workforc
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.losses import blames_device, describe, says_succeeded, words
 from pipetransformer_operator.plan.members import parted
-from pipetransformer_operator.plan.sharing.claim import would_fail_again
 from pipetransformer_operator.plan.types import AVOIDED, FAILURES_ALLOWED, EventType
 from pipetransformer_operator.plan.view import View
 
 from . import start
+from .attempts import back_off, back_off_start, renew, try_at_once
+from .claim import postpones_hopeless_attempt
 from .incident import Incident
 from .lost_steps import forget_generation
-from .prepare import (
-    back_off,
-    begin,
-    cancel,
-    enter,
-    is_late,
-    is_recovery,
-    renew,
-    sleep,
-    try_at_once,
-    why_not_ready,
-)
+from .prepare import cancel, end_other_preparation, enter, is_late, is_recovery
+from .readiness import why_not_ready
 from .stall import suspicion
 
 _NO_REPLACEMENTS = "too few workers are left to train, and the next attempt to replace the lost ones begins later"
@@ -49,22 +40,26 @@ def recover(draft: Draft) -> None:
     generation = draft.status.generation
     lost = find_lost(draft, generation) if generation else {}
     before = draft.status
-    counted = _drop(draft, lost)
+    incident = Incident(draft.view, lost, draft.suspects)
+    if incident.why:
+        _drop_lost(draft, incident)
     if draft.status.finished or not lost:
         return
     survivors = _survivors(draft.view)
     if not survivors:
         forget_generation(draft)
         draft.update(resize=None, next_resize_time=None, leaving_ids=[], surplus_ids=[])
-        draft.keep_workers(draft.view.joiners.ids, "no worker holds the job's state any longer")
+        draft.keep_workers(draft.view.joiners.ids, "no worker is left that holds the job's state")
         return
     # Ready joiners and idle leavers take the places of lost members.
     candidates = [*survivors, *draft.view.ready_joiners]
     places = max(0, draft.view.generation.layout.workers - len(candidates))
     candidates += draft.view.idle_leavers[:places]
     if layout := layouts.best(draft.view, len(candidates)) or layouts.kept(draft.view, len(candidates)):
-        back = ResizeReason.DRAIN if draft.status.too_short == before.too_short else ResizeReason.UNDO
-        generations.publish(draft, layout, candidates, ResizeReason.FAILURE if counted else back)
+        # If nothing was lost in this turn, replacements join for members that were lost in an earlier one.
+        is_failure = incident.counts or not incident.why
+        uncounted_reason = ResizeReason.DRAIN if draft.status.too_short == before.too_short else ResizeReason.UNDO
+        generations.publish(draft, layout, candidates, ResizeReason.FAILURE if is_failure else uncounted_reason)
     else:
         if draft.view.names_of(before.worker_ids) & lost.keys():
             try_at_once(draft)  # the present wait follows another attempt, such as a claim
@@ -102,14 +97,8 @@ def _why_lost(draft: Draft, member: Member, *, leaves: bool) -> str:
     return suspect
 
 
-def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
-    """Stops wanting lost members and lost joiners, and reacts to them. All losses of one turn are one incident.
-
-    `lost` says why members are lost, by their names. Returns whether the incident is a failure of the job.
-    """
-    incident = Incident(draft.view, lost, draft.suspects)
-    if not incident.why:
-        return bool(lost)
+def _drop_lost(draft: Draft, incident: Incident) -> None:
+    """Stops wanting lost members and lost joiners, and reacts to them. All losses of one turn are one incident."""
     _note_too_short(draft, incident)
     _blame_nodes(draft, incident)
     _follow_up(draft, incident)
@@ -118,15 +107,14 @@ def _drop(draft: Draft, lost: Mapping[str, str]) -> bool:
     _count(draft, incident)
     if incident.starting and not draft.status.finished:
         start.replace(draft, incident.described, incident.retry)
-    return incident.counts
 
 
 def _blame_nodes(draft: Draft, incident: Incident) -> None:
     """Notes nodes that rejected workers, or whose accelerators failed. Tells which nodes are avoided from now on."""
     gone = incident.lost_workers
-    broken = gone.that(blames_device)
-    draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *broken.nodes])
-    draft.broken = {worker.uid: worker.node for worker in broken if worker.node}
+    failed = gone.that(blames_device)
+    draft.unfit = frozenset([*gone.that(lambda worker: worker.rejected).nodes, *failed.nodes])
+    draft.failed_devices = {worker.uid: worker.node for worker in failed if worker.node}
     _tell_avoided(draft)
 
 
@@ -166,8 +154,8 @@ def _count(draft: Draft, incident: Incident) -> None:
 
 def _tell_avoided(draft: Draft) -> None:
     """Tells which nodes new workers avoid from now on, because more than one accelerator failed there."""
-    for node in dict.fromkeys(draft.broken.values()):
-        failed = draft.observed.nodes.failures.get(node, 0) + list(draft.broken.values()).count(node)
+    for node in dict.fromkeys(draft.failed_devices.values()):
+        failed = draft.observed.nodes.failures.get(node, 0) + list(draft.failed_devices.values()).count(node)
         if failed > FAILURES_ALLOWED:
             until = f"no worker of any job is sent there before {draft.now + AVOIDED:%Y-%m-%dT%H:%M:%SZ}"
             draft.tell(Reason.NODE_AVOIDED, f"Node {node}: {failed} accelerators failed; {until}", EventType.WARNING)
@@ -200,7 +188,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
     staying = [*kept, *status.leaving_ids]
     whole = layouts.best(draft.view, generation.layout.workers) or layouts.awaited(draft.view, generation.layout)
     to = _attainable(draft, whole)
-    asleep = draft.view.sleeps() or would_fail_again(draft, to.workers)
+    asleep = draft.view.asleep_and_wakes() or postpones_hopeless_attempt(draft, to.workers)
     if asleep and status.checkpoint is None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
         return
@@ -210,7 +198,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying, _NO_REPLACEMENTS)
     else:
         workforce.want(draft, [*kept, *draft.view.joining_ids][:most], most)
-    begin(draft, ResizeReason.FAILURE)
+    end_other_preparation(draft, ResizeReason.FAILURE)
     enter(draft, to, ResizeReason.FAILURE)
     if not is_late(draft):
         return
@@ -220,7 +208,7 @@ def _wait_for_replacements(draft: Draft, survivors: Sequence[Member]) -> None:
         draft.keep_workers(staying, f"too few replacements joined in time: {why}")
         return
     try_at_once(draft)  # the next start creates other workers, maybe on other nodes
-    wait = sleep(draft, reason)
+    wait = back_off_start(draft, reason)
     message = f"too few workers were left to train, all are released: {why}; next start in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)
@@ -235,7 +223,7 @@ def _attainable(draft: Draft, whole: Layout) -> Layout:
     if draft.view.joining_ids and is_recovery(draft.view):
         assert prepared is not None
         workers = min(prepared.to.layout.workers, whole.workers)  # keep the target that this attempt began with
-    elif would_fail_again(draft, whole.workers):
+    elif postpones_hopeless_attempt(draft, whole.workers):
         assert reach is not None
         workers = draft.view.num_placed + reach
     else:

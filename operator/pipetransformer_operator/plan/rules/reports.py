@@ -9,8 +9,8 @@ from pipetransformer_contract.spec import FrozenForward
 from pipetransformer_operator.plan.draft import Draft
 from pipetransformer_operator.plan.view import View
 
+from .attempts import forget_failures
 from .lost_steps import settle
-from .prepare import forget_failures
 
 #: A report that shows only more steps is written this often.
 PROGRESS_INTERVAL = timedelta(seconds=30)

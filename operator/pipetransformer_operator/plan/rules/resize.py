@@ -13,6 +13,6 @@ def resize(draft: Draft) -> None:
     """Brings a training job closer to its best layout, unless members are lost or ending."""
     if not draft.view.all_alive:
         return
-    if commit.under_way(draft) or clean.under_way(draft) or drain.replace(draft) or prepare.publish(draft):
+    if commit.advance(draft) or clean.advance(draft) or drain.replace(draft) or prepare.publish(draft):
         return
     prepare.prepare(draft)

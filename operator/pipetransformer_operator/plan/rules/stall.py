@@ -60,7 +60,7 @@ def is_stalled(view: View) -> bool:
     return stall is not None and view.now >= stall
 
 
-def why_broken(view: View) -> str:
+def why_no_group_lasts(view: View) -> str:
     """Why a job makes no steps although all members are alive; empty unless several generations in a row broke."""
     generation, report = view.status.generation, view.status.last_report
     if generation is None or generation.broken_before <= BROKEN_ALLOWED or not view.all_alive:
@@ -68,11 +68,11 @@ def why_broken(view: View) -> str:
     return (
         f"no step was made since step {report.step if report else 0}: {generation.broken_before} generations in a"
         " row broke although all workers are alive; either they cannot reach each other, or all fail in the same way:"
-        f" see their logs; after minutes this counts against spec.runPolicy.backoffLimit{last_words(view)}"
+        f" see their logs; after minutes this counts against spec.runPolicy.backoffLimit{why_group_broke(view)}"
     )
 
 
-def last_words(view: View) -> str:
+def why_group_broke(view: View) -> str:
     """Why the published generation broke, in the words of its leader, otherwise of the first member that says so.
 
     The text is for the end of a message and begins with `; `. It is empty if no member says why."""
@@ -98,7 +98,7 @@ def all_silent(view: View) -> bool:
 
 def _last_heard(view: View, member: Member) -> datetime:
     """When the member last sent anything, or when this operator began to listen, whichever is later."""
-    return max(view.observed.heard.get(member.uid, NEVER), view.observed.since)
+    return max(view.observed.heard.get(member.uid, NEVER), view.observed.listening_since)
 
 
 def suspicion(view: View, member: Member) -> str:
@@ -159,7 +159,7 @@ class _Suspect:
         """
         broken = self.view.broken_since
         due = self.heard + self.view.patience(self.member.uid, NAMED_SILENCE if self.named_by_peers else SILENCE)
-        was_heard = self.view.observed.heard.get(self.member.uid, NEVER) >= self.view.observed.since
+        was_heard = self.view.observed.heard.get(self.member.uid, NEVER) >= self.view.observed.listening_since
         had_to_beat = self.named_by_peers and self.worker.node_lost and was_heard
         return min(due, max(broken, self.heard) + SILENCE) if broken is not None and had_to_beat else due
 

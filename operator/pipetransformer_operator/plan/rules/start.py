@@ -14,13 +14,13 @@ from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import generations, layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.sharing import share
-from pipetransformer_operator.plan.sharing.claim import would_fail_again
 from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
-from . import undeleted
-from .prepare import forget_failures, sleep, why_not_ready
+from . import share, undeleted
+from .attempts import back_off_start, forget_failures
+from .claim import postpones_hopeless_attempt
+from .readiness import why_not_ready
 
 LONGEST_RETRY = timedelta(minutes=4)
 #: How often the time of a start may restart because workers ended. The other workers hold their nodes meanwhile.
@@ -49,7 +49,7 @@ def take_size(draft: Draft) -> Layout | None:
     return layouts.starting(draft.view)
 
 
-def wait(draft: Draft) -> None:
+def refuse_start(draft: Draft) -> None:
     """Releases all workers and tells the user that the limits of spec and checkpoint allow no layout for a start."""
     bounds, lengths = layouts.bounds_of(draft.view), dict.fromkeys(layouts.starting_lengths(draft.view))
     *others, last = lengths
@@ -80,7 +80,7 @@ def start(draft: Draft, layout: Layout) -> None:
     if draft.observed.gives_way_to and not draft.view.start_complete:
         _give_way(draft)
         return
-    if draft.view.sleeps() or undeleted.leaks(draft) or _waits_for_room(draft, layout):
+    if draft.view.asleep_and_wakes() or undeleted.leaks(draft) or _waits_for_room(draft, layout):
         return
     ready = draft.view.ready_joiners
     if len(ready) >= layout.workers:
@@ -98,15 +98,15 @@ def _give_way(draft: Draft) -> None:
     """Releases all workers, and waits until the job that this one gives way to has started."""
     why = f"job {draft.observed.gives_way_to} can start with the accelerators that this job would hold"
     if draft.status.resize is not None:
-        _put_off(draft, Reason.GAVE_WAY, why)
-    elif not draft.view.sleeps():
+        _postpone(draft, Reason.GAVE_WAY, why)
+    elif not draft.view.asleep_and_wakes():
         message = f"{why}; this job tries again once that job has started"
         draft.set_condition(ConditionType.RUNNING, False, Reason.GAVE_WAY, message)
 
 
 def _waits_for_room(draft: Draft, layout: Layout) -> bool:
     """Returns whether the start waits because nodes lack room for all its workers. If so, the condition says it."""
-    if not would_fail_again(draft, layout.workers):
+    if not postpones_hopeless_attempt(draft, layout.workers):
         return False
     draft.waits_for_room = True
     assert draft.observed.reach is not None
@@ -131,7 +131,7 @@ def _check_deadline(draft: Draft) -> None:
         share.note_no_nodes(draft)
     elif trouble is None:
         draft.update(slow_starts=draft.status.slow_starts + 1)
-    _put_off(draft, reason, why)
+    _postpone(draft, reason, why)
 
 
 def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
@@ -153,7 +153,7 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     else:
         begin = draft.now + wait * (1 << min(_replaced_in_a_row(draft), 16))
         if trouble := _note_replacement(draft, begin, waits=first is not None):
-            _put_off(draft, Reason.WORKER_FAILED, f"{trouble} workers ended before the start, at last {lost}")
+            _postpone(draft, Reason.WORKER_FAILED, f"{trouble} workers ended before the start, at last {lost}")
             return
     if begin > draft.now:
         draft.update(next_resize_time=begin)
@@ -202,8 +202,8 @@ def _deadline(view: View, resize: Resize) -> datetime:
     return max(longer, view.counted_from(resize.start_time) + timeout)
 
 
-def _put_off(draft: Draft, reason: Reason, why: str) -> None:
-    wait = sleep(draft, reason)
+def _postpone(draft: Draft, reason: Reason, why: str) -> None:
+    wait = back_off_start(draft, reason)
     message = f"Start postponed, all its workers are released: {why}; next attempt in {wait.total_seconds():.0f} s"
     draft.set_condition(ConditionType.RUNNING, False, reason, message)
     draft.tell(reason, message, EventType.WARNING)

@@ -30,7 +30,7 @@ def begin(draft: Draft) -> None:
         draft.tell(Reason.STEPS_LOST, message, EventType.WARNING)
 
 
-def give_back(draft: Draft, why: str) -> None:
+def release_workers(draft: Draft, why: str) -> None:
     """Releases all workers. Members that may still write a checkpoint are released only at the end of the stop.
 
     Once no pod is left, the published generation is removed from the status. `why` is the reason of the deletions. They
@@ -49,7 +49,7 @@ def give_back(draft: Draft, why: str) -> None:
 def end_finished(draft: Draft) -> None:
     """Stops a job that has ended because `activeDeadlineSeconds` passed: its members first write a checkpoint.
 
-    Unlike in `give_back`, the generation stays, and `cleanPodPolicy` says which pods are deleted."""
+    Unlike in `release_workers`, the generation stays, and `cleanPodPolicy` says which pods are deleted."""
     if draft.status.reason(ConditionType.FAILED) != Reason.DEADLINE_EXCEEDED:
         draft.update(stop=None)
         return
@@ -113,7 +113,7 @@ def _regroup_survivors(draft: Draft) -> None:
     generation = draft.view.generation
     lost = recover.find_lost(draft, generation)
     if not lost:
-        commit.under_way(draft)
+        commit.advance(draft)
         return
     whys = {key: lost[name] for key in draft.status.worker_ids if (name := draft.view.name_of(key)) in lost}
     draft.keep_workers(draft.view.wanted_ids - whys.keys(), whys)

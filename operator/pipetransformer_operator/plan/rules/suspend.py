@@ -31,7 +31,7 @@ def suspend(draft: Draft) -> None:
         if not draft.status.is_true(ConditionType.SUSPENDED):
             draft.tell(reason, "Suspended: stopping all workers")
     draft.update(quota_requests=list(admitted(draft.status)))  # withdraw requests that the queue has not admitted
-    stop.give_back(draft, message)
+    stop.release_workers(draft, message)
     if not draft.observed.workers:
         draft.update(quota_requests=[], too_short=None)  # the user may choose other accelerators now
     message = "; ".join(filter(None, [message, stop.words(draft.view)]))

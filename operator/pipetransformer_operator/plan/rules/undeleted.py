@@ -30,7 +30,7 @@ def describe(draft: Draft) -> None:
     if workers:
         _say_refused(draft, where, workers)
     for condition in _refusals(draft.status):
-        if condition.type not in draft.said:
+        if condition.type not in draft.conditions_set:
             _take_back(draft, condition)
 
 
@@ -42,7 +42,7 @@ def _say_refused(draft: Draft, where: ConditionType, workers: Workers) -> None:
     names = listed([worker.name for worker in workers])
     words = f"the cluster refuses to delete {names}: {draft.observed.undeleted[workers[0].uid]}"
     reason, message = str(Reason.DELETION_REFUSED), words
-    if where in draft.said:
+    if where in draft.conditions_set:
         said = draft.status.condition(where)
         assert said is not None
         reason = said.reason if said.reason in _STAYS else reason

@@ -1,1 +1,1 @@
-"""Several jobs on one cluster: shares, claims, and room for pods of other owners."""
+"""Several jobs on one cluster: their shares, which of them starts first, and room for pods of other owners."""

@@ -83,7 +83,7 @@ class Demand:
         return max(self.speeds, default=self.needs)
 
     @property
-    def granted(self) -> int:
+    def entitled(self) -> int:
         """How many workers of its last share the job got, or may still get."""
         if self.share is None:
             return 0
@@ -292,7 +292,7 @@ def _capacity(demands: Sequence[Demand]) -> int:
     free = [demand.free for demand in demands if demand.free is not None]
     if len(free) == len(demands):
         return held + sum(demand.leaving for demand in demands) + max(free)
-    return max(held, sum(demand.granted for demand in demands))
+    return max(held, sum(demand.entitled for demand in demands))
 
 
 def _grow(demands: Sequence[Demand], shares: dict[str, int], left: int, limits: Mapping[str, float]) -> int:

@@ -12,11 +12,11 @@ from pipetransformer_contract.choose import OnPack, choices
 from pipetransformer_contract.layout import Layout
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.rules import share
+from pipetransformer_operator.plan.rules.claim import postpones_hopeless_attempt
 from pipetransformer_operator.plan.types import Observed, Worker
 
-from . import share
 from .allocate import CLAIMED_PRIORITY, Demand, Pool
-from .claim import would_fail_again
 
 #: Time that the scheduler needs. A worker that has no node after this waits until other jobs release workers.
 PATIENCE = timedelta(seconds=10)
@@ -56,9 +56,9 @@ def _starting(draft: Draft) -> Demand | None:
     if layout is None or not share.has_quota(draft):
         return None
     outlook = _Outlook.of(draft)
-    if outlook.stays:
+    if outlook.cannot_grow:
         return None
-    waiting = outlook.waiting or would_fail_again(draft, layout.workers)
+    waiting = outlook.waiting or postpones_hopeless_attempt(draft, layout.workers)
     if not waiting and draft.view.on_pack is not OnPack.AUTO:
         return None
     return _demand(draft, outlook, speeds={}, needs=layout.workers, waiting=waiting)
@@ -69,7 +69,7 @@ def _training(draft: Draft) -> Demand | None:
     if not speeds:
         return None
     outlook, held, needs = _Outlook.of(draft), draft.view.num_placed, min(speeds)
-    if outlook.stays:
+    if outlook.cannot_grow:
         speeds = {workers: speed for workers, speed in speeds.items() if workers <= max(held, needs)}
     wants_more = draft.observed.free is not None and max(speeds) > held
     return _demand(draft, outlook, speeds=speeds, needs=needs, waiting=outlook.waiting or wants_more)
@@ -82,22 +82,23 @@ class _Outlook(NamedTuple):
         sits_out: for a while no job makes room for this one, because it could not use such room before.
         asleep: the job waits before its next attempt, because the last one found too few nodes.
         waiting: the job is `asleep`, or some of its workers have no node.
-        stays: more workers would not help the job now.
+        cannot_grow: more workers would not help the job now.
     """
 
     sits_out: bool
     asleep: bool
     waiting: bool
-    stays: bool
+    cannot_grow: bool
 
     @classmethod
     def of(cls, draft: Draft) -> "_Outlook":
         if share.sits_out(draft):
-            return cls(sits_out=True, asleep=False, waiting=False, stays=True)
-        sleeps = draft.view.asleep and not _awaits_replacement(draft)
-        asleep = sleeps and _lacked_workers(draft)
-        stays = share.is_refused(draft) or (sleeps and not asleep) or _cannot_take_joiners(draft)
-        return cls(sits_out=False, asleep=asleep, waiting=asleep or _lacks_nodes(draft), stays=stays)
+            return cls(sits_out=True, asleep=False, waiting=False, cannot_grow=True)
+        asleep = draft.view.asleep and not _awaits_replacement(draft)
+        lacked_nodes = asleep and _lacked_workers(draft)
+        cannot_grow = share.is_refused(draft) or (asleep and not lacked_nodes) or _cannot_take_joiners(draft)
+        waiting = lacked_nodes or _lacks_nodes(draft)
+        return cls(sits_out=False, asleep=lacked_nodes, waiting=waiting, cannot_grow=cannot_grow)
 
 
 def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs: int, waiting: bool) -> Demand:
@@ -107,7 +108,7 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
         pool=pool_of(draft.spec, observed.namespace),
         speeds=speeds,
         held=draft.view.num_placed,
-        share=_granted(draft, outlook),
+        share=_last_share(draft, outlook),
         needs=needs,
         starting=status.generation is None,
         waiting=waiting,
@@ -121,12 +122,12 @@ def _demand(draft: Draft, outlook: _Outlook, *, speeds: dict[int, float], needs:
     )
 
 
-def _granted(draft: Draft, outlook: _Outlook) -> int | None:
+def _last_share(draft: Draft, outlook: _Outlook) -> int | None:
     """The job's last share; None without one. While the job sits out, at most the number of workers that it holds."""
-    granted = draft.status.share
-    if granted is None:
+    last = draft.status.share
+    if last is None:
         return None
-    return min(granted.workers, draft.view.num_placed) if outlook.sits_out else granted.workers
+    return min(last.workers, draft.view.num_placed) if outlook.sits_out else last.workers
 
 
 def pool_of(spec: JobSpec, namespace: str) -> Pool:

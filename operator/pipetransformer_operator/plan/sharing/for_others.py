@@ -13,35 +13,35 @@ from datetime import datetime
 from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules.prepare import snoozed
+from pipetransformer_operator.plan.rules.attempts import recently_not_committed
 from pipetransformer_operator.plan.types import Observed
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingPod:
     """A pod of another owner that has no node.
 
     Attributes:
         uid: uid of the pod.
         priority: number of its PriorityClass.
-        lacks: how much the pod requests of each resource that nodes lack, according to the scheduler.
-        places: for a pod that lacks one resource: how much of it each node lacks for the pod, by node. Only nodes that
-            could take the pod. None if the pod lacks several resources.
+        requests: how much the pod requests of each resource that nodes lack, according to the scheduler.
+        missing_by_node: for a pod that lacks one resource: how much of it each node lacks for the pod, by node. Only
+            nodes that could take the pod. None if the pod lacks several resources.
     """
 
     uid: str
     priority: int
-    lacks: Mapping[str, int]
-    places: Mapping[str, int] | None = None
+    requests: Mapping[str, int]
+    missing_by_node: Mapping[str, int] | None = None
 
     @property
     def has_room(self) -> bool:
         """Whether a node would take the pod now."""
-        return self.places is not None and any(lacking <= 0 for lacking in self.places.values())
+        return self.missing_by_node is not None and any(lacking <= 0 for lacking in self.missing_by_node.values())
 
     def may_take(self, claim: "Claims") -> bool:
         """Whether these claimed workers use a resource that the pod lacks, and have a lower priority."""
-        return claim.priority < self.priority and claim.resource in self.lacks
+        return claim.priority < self.priority and claim.resource in self.requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class Claims:
         resource: accelerator resource. Each worker of the job holds one of it.
         priority: priority of the pods of its claimed workers.
         workers: number of members, claimed or not.
-        fewer: workers of the next smaller layout. None if that is below the starting size, or if the workers recently
-            failed to commit it.
+        next_smaller: workers of the next smaller layout. None if that is below the starting size, or if the workers
+            recently failed to commit it.
         settled: the job's layout is not changing, and none of its workers is leaving.
-        least: workers of the smallest layout that keeps the starting size.
-        on: number of claimed workers, by node.
+        smallest: workers of the smallest layout that keeps the starting size.
+        claimed_by_node: number of claimed workers, by node.
     """
 
     key: str
@@ -66,19 +66,19 @@ class Claims:
     resource: str
     priority: int
     workers: int
-    fewer: int | None
+    next_smaller: int | None
     settled: bool
-    least: int = 0
-    on: Mapping[str, int] = field(default_factory=dict)
+    smallest: int = 0
+    claimed_by_node: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def able(self) -> bool:
         """Whether the job can release a pipeline now."""
-        return self.fewer is not None and self.settled
+        return self.next_smaller is not None and self.settled
 
     def frees(self, node: str) -> int:
         """How many claimed workers the job could release on this node."""
-        return min(self.on.get(node, 0), self.workers - self.least)
+        return min(self.claimed_by_node.get(node, 0), self.workers - self.smallest)
 
 
 def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None:
@@ -90,17 +90,17 @@ def claims_of(spec: JobSpec, observed: Observed, now: datetime) -> Claims | None
     members = draft.view.member_names
     claimed = draft.view.claimed
     base = len(members - claimed.names)
-    fewer = _smaller(draft, len(members), base)
+    next_smaller = _next_smaller(draft, len(members), base)
     return Claims(
         key=f"{observed.namespace}/{observed.name}",
         layout_generation=status.layout_generation,
         resource=spec.accelerator_resource,
         priority=claimed.highest_priority(0),
         workers=len(members),
-        fewer=fewer,
+        next_smaller=next_smaller,
         settled=status.resize is None and _all_stay(draft),
-        least=len(members) if fewer is None else _least(draft, fewer, base),
-        on=Counter(worker.node for worker in claimed if worker.name in members and worker.node),
+        smallest=len(members) if next_smaller is None else _smallest(draft, next_smaller, base),
+        claimed_by_node=Counter(worker.node for worker in claimed if worker.name in members and worker.node),
     )
 
 
@@ -110,15 +110,15 @@ def _all_stay(draft: Draft) -> bool:
     return not draft.view.workers.without(staying).that(lambda worker: not worker.node_lost)
 
 
-def _smaller(draft: Draft, workers: int, base: int) -> int | None:
+def _next_smaller(draft: Draft, workers: int, base: int) -> int | None:
     """Workers of the next smaller layout than `workers`; None if it is below `base`, or recently was not committed."""
     layout = layouts.best(draft.view, workers - 1)
-    if layout is None or layout.workers < base or snoozed(draft.view, layout):
+    if layout is None or layout.workers < base or recently_not_committed(draft.view, layout):
         return None
     return layout.workers
 
 
-def _least(draft: Draft, workers: int, base: int) -> int:
+def _smallest(draft: Draft, workers: int, base: int) -> int:
     """Workers of the smallest layout with at least `base` workers, from `workers` down."""
     while (layout := layouts.best(draft.view, workers - 1)) is not None and layout.workers >= base:
         workers = layout.workers
@@ -126,15 +126,15 @@ def _least(draft: Draft, workers: int, base: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Release:
     """The decision that one job releases a pipeline for a pod. Workers on `node` leave first; empty for any node."""
 
-    pod: Waiting
+    pod: PendingPod
     claim: Claims
     node: str = ""
 
 
-def choose_claim(waiting: Sequence[Waiting], claims: Sequence[Claims], given: Mapping[str, int]) -> Choice | None:
+def choose_claim(waiting: Sequence[PendingPod], claims: Sequence[Claims], given: Mapping[str, int]) -> Release | None:
     """Chooses which job releases a pipeline next; None if none has to, or none can.
 
     Args:
@@ -144,28 +144,28 @@ def choose_claim(waiting: Sequence[Waiting], claims: Sequence[Claims], given: Ma
     """
     for pod in sorted(waiting, key=lambda pod: (-pod.priority, pod.uid)):
         lower = [claim for claim in claims if pod.may_take(claim)]
-        choose = _anywhere if pod.places is None else _on_a_node
+        choose = _anywhere if pod.missing_by_node is None else _on_a_node
         found = choose(pod, lower, given.get(pod.uid, 0))
         if found is not None:
             return found
     return None
 
 
-def _anywhere(pod: Waiting, lower: Sequence[Claims], given: int) -> Choice | None:
-    wanted = max((pod.lacks[claim.resource] for claim in lower), default=0)
+def _anywhere(pod: PendingPod, lower: Sequence[Claims], given: int) -> Release | None:
+    wanted = max((pod.requests[claim.resource] for claim in lower), default=0)
     return _least_important(pod, lower) if given < wanted else None
 
 
-def _on_a_node(pod: Waiting, lower: Sequence[Claims], given: int) -> Choice | None:
-    assert pod.places is not None
-    node = "" if pod.has_room else _cheapest(pod.places, lower)
+def _on_a_node(pod: PendingPod, lower: Sequence[Claims], given: int) -> Release | None:
+    assert pod.missing_by_node is not None
+    node = "" if pod.has_room else _cheapest(pod.missing_by_node, lower)
     return _least_important(pod, [claim for claim in lower if claim.frees(node)], node) if node else None
 
 
-def _least_important(pod: Waiting, claims: Sequence[Claims], node: str = "") -> Choice | None:
+def _least_important(pod: PendingPod, claims: Sequence[Claims], node: str = "") -> Release | None:
     able = [claim for claim in claims if claim.able]
     first = min(able, key=lambda claim: (claim.priority, -claim.workers, claim.key), default=None)
-    return Choice(pod, first, node) if first is not None else None
+    return Release(pod, first, node) if first is not None else None
 
 
 def _cheapest(places: Mapping[str, int], claims: Sequence[Claims]) -> str:

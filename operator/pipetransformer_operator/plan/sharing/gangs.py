@@ -17,13 +17,13 @@ from pipetransformer_contract.api.job import JobSpec
 from pipetransformer_contract.layout import Layout
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
+from pipetransformer_operator.plan.rules import share
 from pipetransformer_operator.plan.types import Observed
 
-from . import share
 from .allocate import Pool, by_pool
 from .demand import PATIENCE, pool_of
 
-#: `Worker.waiting` begins with this if the scheduler found no node for the pod.
+#: `Worker.why_pending` begins with this if the scheduler found no node for the pod.
 UNSCHEDULABLE = "Unschedulable"
 #: How long a start may still complete although containers do not start: a registry may answer at the next attempt.
 PATIENCE_WITH_CONTAINERS = timedelta(seconds=60)
@@ -42,7 +42,7 @@ class Gang:
         since: when the job first asked for its workers.
         competes: the scheduler finds no node for some of the job's pods, and gives them nodes that other pods release.
         eligible: as far as the operator knows, only missing nodes hold up the start.
-        granted: training jobs make room for all of its workers.
+        room_is_made: training jobs make room for all of its workers.
         fresh: the start may still complete without help, so the job gives way to no other.
     """
 
@@ -54,7 +54,7 @@ class Gang:
     since: datetime
     competes: bool
     eligible: bool
-    granted: bool = False
+    room_is_made: bool = False
     fresh: bool = False
 
     @property
@@ -91,7 +91,7 @@ def gang_of(spec: JobSpec, observed: Observed, now: datetime) -> Gang | None:
         since=since,
         competes=attempt.lacks_nodes,
         eligible=_is_eligible(draft, attempt),
-        granted=_is_granted(draft, layout),
+        room_is_made=_is_room_made(draft, layout),
         fresh=_is_fresh(draft, attempt),
     )
 
@@ -105,7 +105,7 @@ class _Attempt(NamedTuple):
     @classmethod
     def of(cls, draft: Draft) -> "_Attempt":
         unplaced = draft.view.joiners.unplaced
-        lacks_nodes = any(worker.waiting.startswith(UNSCHEDULABLE) for worker in unplaced)
+        lacks_nodes = any(worker.why_pending.startswith(UNSCHEDULABLE) for worker in unplaced)
         return cls(lacks_nodes, share.is_refused(draft))
 
 
@@ -121,9 +121,9 @@ def _is_eligible(draft: Draft, attempt: _Attempt) -> bool:
     return not draft.view.asleep or draft.status.waits_for_nodes_since is not None
 
 
-def _is_granted(draft: Draft, layout: Layout) -> bool:
-    granted = draft.view.granted
-    return granted is not None and granted >= layout.workers
+def _is_room_made(draft: Draft, layout: Layout) -> bool:
+    share_workers = draft.view.share_workers
+    return share_workers is not None and share_workers >= layout.workers
 
 
 def _is_fresh(draft: Draft, attempt: _Attempt) -> bool:
@@ -164,7 +164,7 @@ def _prefer_in(pool: Sequence[Gang], before: frozenset[str]) -> dict[str, str]:
 
 def _can_complete(gang: Gang, pool: Sequence[Gang], preferred: Sequence[Gang]) -> bool:
     """Whether the gang gets all its workers if other gangs give way, after what already preferred gangs need."""
-    return gang.granted or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred)
+    return gang.room_is_made or gang.needs <= _reach(gang, pool) - sum(one.needs for one in preferred)
 
 
 def _give_way(order: Sequence[Gang], preferred: Sequence[Gang]) -> dict[str, str]:

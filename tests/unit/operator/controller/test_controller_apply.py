@@ -35,8 +35,8 @@ class Nodes(Cluster):
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         self.heard += [dict(silent), dict(unfit)]
 
-    def blame(self, broken: Mapping[str, str]) -> None:
-        self.heard.append(dict(broken))
+    def blame(self, failed_devices: Mapping[str, str]) -> None:
+        self.heard.append(dict(failed_devices))
 
     async def protect(self, job: PipeTrainingJob, budget: DisruptionBudget | None) -> None:
         if "protect" in self.failures:
@@ -50,7 +50,7 @@ class Nodes(Cluster):
 async def test_the_pool_hears_which_nodes_are_in_doubt_which_are_unfit_and_which_accelerators_broke() -> None:
     cluster = Nodes()
     later = NOW + timedelta(minutes=5)
-    plan = Plan(cluster.job.status, doubted={"silent": later}, unfit={"full": later}, broken={"uid-1": "worn"})
+    plan = Plan(cluster.job.status, doubted={"silent": later}, unfit={"full": later}, failed_devices={"uid-1": "worn"})
 
     await cluster.applier().apply(cluster.job, plan)
 

@@ -66,7 +66,7 @@ async def test_words_that_change_with_every_pod_are_written_now_and_then(
         await loop.turn(cluster.jobs[KEY])
     settled = cluster.statuses
     pods = cluster.workers["digits"]
-    pods[0] = replace(pods[0], waiting="Unschedulable: no node is left")
+    pods[0] = replace(pods[0], why_pending="Unschedulable: no node is left")
 
     again = await loop.turn(cluster.jobs[KEY])
 
@@ -86,7 +86,7 @@ async def test_words_wait_their_turn_if_other_jobs_wrote_theirs(monkeypatch: pyt
     while others.take_words():
         pass
     pods = cluster.workers["digits"]
-    pods[0] = replace(pods[0], waiting="Unschedulable: no node is left")
+    pods[0] = replace(pods[0], why_pending="Unschedulable: no node is left")
     again = await loop.turn(cluster.jobs[KEY])
     assert (cluster.statuses, again) == (settled, others.words_seconds)
 

@@ -143,7 +143,7 @@ async def test_a_job_that_cannot_start_gives_its_workers_back_for_one_that_can()
         while len(cluster.workers[key.name]) < number:
             await cluster.next_change()
     for workers in cluster.workers.values():
-        workers[:] = [worker if worker.scheduled else replace(worker, waiting=waiting) for worker in workers]
+        workers[:] = [worker if worker.scheduled else replace(worker, why_pending=waiting) for worker in workers]
     assert sum(worker.scheduled for worker in cluster.workers["large"]) == 3
     cluster.now += timedelta(seconds=11)
     while cluster.workers["large"]:

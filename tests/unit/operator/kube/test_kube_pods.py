@@ -117,7 +117,7 @@ def test_an_evicted_pod_failed_without_an_exit_code_and_says_why() -> None:
 )
 def test_a_pod_that_does_not_run_yet_says_what_it_waits_for(status: dict[str, Any], waiting: str) -> None:
     worker = observe(seen({"phase": "Pending", **status}), "trainer")
-    assert worker is not None and worker.waiting == waiting
+    assert worker is not None and worker.why_pending == waiting
 
 
 def test_a_pod_that_the_cluster_takes_away_is_disrupted() -> None:

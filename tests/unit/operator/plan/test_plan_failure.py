@@ -125,7 +125,7 @@ def test_the_second_accelerator_that_fails_on_a_node_has_it_avoided_and_the_job_
         world.change(name, node="node-b")
         world.end(name, exit_code=1, message=message)
         uid, decided = world.workers[name].uid, world.turn()
-        assert decided.broken == {uid: "node-b"}
+        assert decided.failed_devices == {uid: "node-b"}
         told = [event.message for event in decided.events if event.reason == "NodeAvoided"]
         until = f"{world.now + timedelta(hours=1):%Y-%m-%dT%H:%M:%SZ}"
         words = f"Node node-b: 2 accelerators failed; no worker of any job is sent there before {until}"
@@ -143,7 +143,7 @@ def test_two_accelerators_that_fail_at_once_on_a_node_have_it_avoided() -> None:
     for name, node in (("digits-w1", ""), ("digits-w2", "node-b"), ("digits-w3", "node-b")):
         world.change(name, node=node)
         world.end(name, exit_code=1, message='{"outcome": "Failed", "reason": "DeviceFailed", "message": "ECC"}')
-    assert list(world.turn().broken.values()) == ["node-b", "node-b"], "local workers have no node"
+    assert list(world.turn().failed_devices.values()) == ["node-b", "node-b"], "local workers have no node"
     assert [event.type for event in world.told if event.reason == "NodeAvoided"] == [EventType.WARNING]
 
 

@@ -9,8 +9,8 @@ from pipetransformer_contract.api.status import Share
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.controller.for_others import ReleaseForOthers
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
-from pipetransformer_operator.kube.watches.other_pods import PATIENCE_SECONDS, OtherPods, waiting_of
-from pipetransformer_operator.plan import Claims, Waiting, choose_claim, claims_of
+from pipetransformer_operator.kube.watches.other_pods import PATIENCE_SECONDS, OtherPods, pending_pod_of
+from pipetransformer_operator.plan import Claims, PendingPod, choose_claim, claims_of
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.world import World
 
@@ -18,17 +18,17 @@ pytestmark = pytest.mark.timeout(60)
 GPU = "nvidia.com/gpu"
 BIG = "big.com/gpu"
 LACKS_MANY = {GPU: 2, BIG: 2**35}
-POD = Waiting("pod", 100, {GPU: 2})
+POD = PendingPod("pod", 100, {GPU: 2})
 CLAIMS = Claims("default/a", 3, GPU, -10, 4, 3, True)
 
 
 class Others:
     """Pods of other owners, as the test has them."""
 
-    def __init__(self, pods: list[Waiting]) -> None:
+    def __init__(self, pods: list[PendingPod]) -> None:
         self._pods = pods
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingPod]:
         return self._pods
 
 
@@ -55,29 +55,36 @@ def claims(world: World) -> Claims | None:
         (POD, CLAIMS, 1, True),
         (POD, CLAIMS, 2, False),
         (replace(POD, priority=-10), CLAIMS, 0, False),
-        (replace(POD, lacks={"amd.com/gpu": 1}), CLAIMS, 0, False),
-        (POD, replace(CLAIMS, fewer=None), 0, False),
+        (replace(POD, requests={"amd.com/gpu": 1}), CLAIMS, 0, False),
+        (POD, replace(CLAIMS, next_smaller=None), 0, False),
         (POD, replace(CLAIMS, settled=False), 0, False),
     ],
     ids=["nothing given", "half given", "all given", "no higher priority", "other devices", "no claim", "under way"],
 )
 def test_a_claim_is_for_pods_of_higher_priority_that_lack_what_it_frees(
-    waiting: Waiting, claim: Claims, given: int, releases: bool
+    waiting: PendingPod, claim: Claims, given: int, releases: bool
 ) -> None:
     assert (choose_claim([waiting], [claim], {"pod": given}) is not None) == releases
 
 
 def test_the_pod_of_the_highest_priority_is_served_by_the_largest_of_the_least_important_claims() -> None:
-    urgent = Waiting("urgent", 200, {GPU: 1})
-    jobs = [CLAIMS, replace(CLAIMS, key="default/b", workers=6, fewer=5), replace(CLAIMS, key="default/c", priority=0)]
+    urgent = PendingPod("urgent", 200, {GPU: 1})
+    jobs = [
+        CLAIMS,
+        replace(CLAIMS, key="default/b", workers=6, next_smaller=5),
+        replace(CLAIMS, key="default/c", priority=0),
+    ]
     found = choose_claim([POD, urgent], jobs, {})
     assert found is not None
     assert (found.pod.uid, found.claim.key) == ("urgent", "default/b")
 
 
 def test_claims_leave_the_node_where_the_fewest_have_to_go_until_the_pod_fits() -> None:
-    pod = replace(POD, places={"a": 3, "b": 2})
-    jobs = [replace(CLAIMS, on={"a": 3, "b": 1}, least=1), replace(CLAIMS, key="default/b", on={"b": 1}, least=3)]
+    pod = replace(POD, missing_by_node={"a": 3, "b": 2})
+    jobs = [
+        replace(CLAIMS, claimed_by_node={"a": 3, "b": 1}, smallest=1),
+        replace(CLAIMS, key="default/b", claimed_by_node={"b": 1}, smallest=3),
+    ]
     found = choose_claim([pod], jobs, {})
     assert found is not None and (found.claim.key, found.node) == ("default/a", "b")
     found = choose_claim([pod], jobs[:1], {})
@@ -86,9 +93,11 @@ def test_claims_leave_the_node_where_the_fewest_have_to_go_until_the_pod_fits() 
 
 @pytest.mark.parametrize("places", [{"a": 4}, {}, {"a": 1, "b": 0}], ids=["too few", "no node", "room already"])
 def test_no_claim_is_given_up_where_the_pod_would_not_fit_by_it(places: dict[str, int]) -> None:
-    pod, job = replace(POD, places=places), replace(CLAIMS, workers=6, on={"a": 3}, least=2)
+    pod, job = replace(POD, missing_by_node=places), replace(CLAIMS, workers=6, claimed_by_node={"a": 3}, smallest=2)
     assert choose_claim([pod], [job], {}) is None
-    assert choose_claim([pod], [replace(job, on={"a": 4}, least=3)], {}) is None, "of its starting size nothing goes"
+    assert choose_claim([pod], [replace(job, claimed_by_node={"a": 4}, smallest=3)], {}) is None, (
+        "of its starting size nothing goes"
+    )
 
 
 def test_what_a_job_can_give_up_by_node_is_what_it_claimed_there() -> None:
@@ -97,7 +106,12 @@ def test_what_a_job_can_give_up_by_node_is_what_it_claimed_there() -> None:
         world.change(f"digits-w{number}", node="ab"[number % 2])
     present = claims(world)
     assert present is not None
-    assert (present.least, dict(present.on), present.frees("a"), present.frees("c")) == (2, {"a": 2, "b": 2}, 2, 0)
+    assert (present.smallest, dict(present.claimed_by_node), present.frees("a"), present.frees("c")) == (
+        2,
+        {"a": 2, "b": 2},
+        2,
+        0,
+    )
 
 
 def test_those_leave_whose_node_the_pod_waits_for() -> None:
@@ -113,7 +127,7 @@ def test_those_leave_whose_node_the_pod_waits_for() -> None:
 @pytest.mark.parametrize("on_pack", ["Widen", "Auto"])
 def test_a_job_releases_what_it_claimed_pipeline_by_pipeline_and_keeps_its_starting_size(on_pack: str) -> None:
     world = grown(on_pack)
-    pods = [Waiting("pod", 100, {GPU: 8})]
+    pods = [PendingPod("pod", 100, {GPU: 8})]
     asking = ReleaseForOthers(Others(pods))
     sizes = [len(world.generation.members)]
     for _ in range(8):
@@ -140,14 +154,14 @@ def test_a_job_is_asked_for_no_more_than_the_pod_wants_and_one_job_at_a_time() -
     asking = ReleaseForOthers(Others([POD]))
     asked = {"default/a": Share(workers=3, layout_generation=3, for_others=True)}
     assert asking.look([CLAIMS, other]) == asked
-    published = replace(CLAIMS, layout_generation=4, workers=3, fewer=2, settled=False)
+    published = replace(CLAIMS, layout_generation=4, workers=3, next_smaller=2, settled=False)
     assert asking.look([published, other]) == asked, "its leavers are not gone"
     second = {"default/b": Share(workers=3, layout_generation=3, for_others=True)}
     assert asking.look([replace(published, settled=True), other]) == second
     assert asking.look([CLAIMS]) == {}, "the second job is gone, and the pod has what it wants"
 
 
-@pytest.mark.parametrize("why", [{"fewer": None}, {"settled": False}], ids=["no layout", "lost workers"])
+@pytest.mark.parametrize("why", [{"next_smaller": None}, {"settled": False}], ids=["no layout", "lost workers"])
 def test_a_job_that_cannot_give_what_it_was_asked_for_holds_up_nobody(why: dict[str, Any]) -> None:
     asking = ReleaseForOthers(Others([POD]))
     assert set(asking.look([CLAIMS])) == {"default/a"}
@@ -159,18 +173,18 @@ def test_a_job_that_went_back_to_its_layout_has_given_nothing_and_holds_up_nobod
     asking = ReleaseForOthers(Others([POD]))
     assert set(asking.look([CLAIMS])) == {"default/a"}
     other = replace(CLAIMS, key="default/b")
-    undone = replace(CLAIMS, layout_generation=5, fewer=None)
+    undone = replace(CLAIMS, layout_generation=5, next_smaller=None)
     asked = {"default/b": Share(workers=3, layout_generation=3, for_others=True)}
     assert asking.look([undone, other]) == asked
-    gave = replace(other, layout_generation=4, workers=3, fewer=2)
+    gave = replace(other, layout_generation=4, workers=3, next_smaller=2)
     assert asking.look([undone, gave]) == {"default/b": Share(workers=2, layout_generation=4, for_others=True)}
-    assert asking.look([undone, replace(gave, layout_generation=5, workers=2, fewer=None)]) == {}
+    assert asking.look([undone, replace(gave, layout_generation=5, workers=2, next_smaller=None)]) == {}
 
 
 def test_a_job_sleeps_over_a_release_that_it_could_not_commit_and_may_be_asked_again_then() -> None:
     world = grown()
     present = claims(world)
-    assert present is not None and present.fewer == 3
+    assert present is not None and present.next_smaller == 3
     world.share = Share(workers=3, layout_generation=present.layout_generation, for_others=True)
     world.settle()
     assert len(world.generation.members) == 3
@@ -180,11 +194,11 @@ def test_a_job_sleeps_over_a_release_that_it_could_not_commit_and_may_be_asked_a
     assert (len(world.generation.members), world.generation.reason) == (4, ResizeReason.UNDO)
     world.commit()
     undone = claims(world)
-    assert undone is not None and undone.settled and undone.fewer is None
+    assert undone is not None and undone.settled and undone.next_smaller is None
     assert world.status.next_resize_time is not None
     world.wait((world.status.next_resize_time - world.now).total_seconds())
     again = claims(world)
-    assert again is not None and again.settled and again.fewer == 3
+    assert again is not None and again.settled and again.next_smaller == 3
 
 
 def test_workers_on_a_lost_node_free_nothing_and_are_not_waited_for() -> None:
@@ -248,8 +262,8 @@ def nominated(shown: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_the_scheduler_says_what_a_pod_waits_for(shown: dict[str, Any], lacks: dict[str, int] | None) -> None:
-    found = waiting_of(shown)
-    assert (found.lacks if found else None) == lacks
+    found = pending_pod_of(shown)
+    assert (found.requests if found else None) == lacks
     assert found is None or found.priority == 7
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer_operator.plan.last_words import MAX_WORDS, last_words
+from pipetransformer_operator.plan.last_words import MAX_WORKER_CHARACTERS, last_words
 
 TRACEBACK = """\
  torch/x.py", line 3, in cut_off
@@ -40,7 +40,7 @@ MISSING = "python: can't open file '/app/train.py': [Errno 2] No such file or di
 )
 def test_the_last_error_of_a_log_is_kept_from_its_beginning_else_its_last_lines(log: str, words: str) -> None:
     kept = last_words(log, 1)
-    assert kept.startswith(words) and len(kept) <= MAX_WORDS
+    assert kept.startswith(words) and len(kept) <= MAX_WORKER_CHARACTERS
     assert bool(kept) == bool(words)
 
 

@@ -268,7 +268,7 @@ class Checked(World):
         """Every pod gets a node."""
         for name, worker in self.workers.items():
             if not worker.scheduled:
-                self.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
+                self.change(name, scheduled=True, phase=WorkerPhase.RUNNING, why_pending="")
 
 
 class Life(RuleBasedStateMachine):

@@ -185,7 +185,7 @@ def test_survivors_that_hold_the_only_copies_stay_and_their_replacement_is_tried
         world.settle()
         assert len(world.workers) == 2
     world.unschedulable = False
-    world.change("digits-w4", scheduled=True, waiting="", phase=WorkerPhase.RUNNING)
+    world.change("digits-w4", scheduled=True, why_pending="", phase=WorkerPhase.RUNNING)
     world.warm_up()
     assert [member.name for member in world.generation.members] == ["digits-w0", "digits-w4"]
     assert world.status.failures == 1
@@ -227,7 +227,7 @@ def test_survivors_wait_for_the_smaller_layout_that_nodes_have_room_for_once_an_
     assert len(world.workers) == 2, "the target stays while its workers are awaited"
     resize = world.status.resize
     assert resize is not None and resize.to.layout == Layout(2, 1)
-    world.change("digits-w7", scheduled=True, waiting="", phase=WorkerPhase.RUNNING)
+    world.change("digits-w7", scheduled=True, why_pending="", phase=WorkerPhase.RUNNING)
     world.warm_up()
     assert world.shape == (2, 1), "the job trains again"
 

@@ -75,7 +75,7 @@ def test_a_claim_grows_by_one_pipeline_at_a_time() -> None:
 def test_a_claim_that_gets_no_node_is_withdrawn_and_tried_again_twice_as_late() -> None:
     world = claiming()
     world.start()
-    world.change("digits-w3", scheduled=False, waiting="Unschedulable: 0/3 nodes are available")
+    world.change("digits-w3", scheduled=False, why_pending="Unschedulable: 0/3 nodes are available")
     for snooze in (60, 120, 240):
         world.unschedulable = True
         world.wait(119)
@@ -101,7 +101,7 @@ def test_a_cancelled_claim_that_is_not_tried_again_no_longer_says_when_it_is() -
     """The user lowers `maxWorkers`, as the alert PipeTransformerResizesFail tells them."""
     world = claiming()
     world.start()
-    world.change("digits-w3", scheduled=False, waiting="Unschedulable: 0/3 nodes are available")
+    world.change("digits-w3", scheduled=False, why_pending="Unschedulable: 0/3 nodes are available")
     world.wait(121)
     world.settle()
     assert resizing(world).reason == "Unschedulable"
@@ -117,7 +117,7 @@ def test_a_claim_whose_workers_all_have_nodes_has_until_the_resize_timeout() -> 
     world.wait(599)
     world.settle()
     assert len(world.workers) == 4
-    world.change("digits-w2", waiting="ErrImagePull: not found")
+    world.change("digits-w2", why_pending="ErrImagePull: not found")
     world.wait(1)
     world.settle()
     assert len(world.workers) == 2

@@ -89,7 +89,7 @@ class Cluster:
         for key, world in sorted(self.worlds.items(), reverse=self.last_first):
             for name, worker in sorted(world.workers.items()):
                 if not worker.scheduled and free > 0 and key not in self.unplaceable:
-                    world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting="")
+                    world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, why_pending="")
                     free -= 1
 
     def _train(self, world: World) -> None:
@@ -280,7 +280,7 @@ def test_nobody_makes_room_for_a_job_that_sleeps_over_an_image_that_cannot_be_pu
     world = World(auto(2, 4))
     world.start()
     assert sizes_wanted(world) == [1, 2, 3, 4]
-    world.change("digits-w2", phase=WorkerPhase.PENDING, waiting="ErrImagePull: no such host")
+    world.change("digits-w2", phase=WorkerPhase.PENDING, why_pending="ErrImagePull: no such host")
     world.wait(600)
     world.settle()
     assert (world.condition(ConditionType.RESIZING).reason, sizes_wanted(world)) == (Reason.IMAGE_PULL, [1, 2])

@@ -69,7 +69,7 @@ def test_a_member_on_a_lost_node_that_its_peers_name_is_not_waited_for_as_long_a
         beats[uid] = replace(beats[uid], waiting_after=1, waiting_since=broken)
     since = broken - timedelta(seconds=1 if operator_was_away else 500)
     heard = {**observed.heard, world.workers["digits-w3"].uid: broken - timedelta(seconds=20)}
-    decided = plan(world.spec, replace(observed, beats=beats, heard=heard, since=since), world.now)
+    decided = plan(world.spec, replace(observed, beats=beats, heard=heard, listening_since=since), world.now)
     assert (decided.status.layout_generation > 1) == lost
 
 

@@ -93,7 +93,7 @@ def test_a_start_whose_pods_are_not_set_up_is_put_off_and_one_whose_image_is_slo
         world = World(make_job().stages(2).workers(2))
         world.settle()
         world.warm_up(["digits-w0"])
-        world.change("digits-w1", waiting=waiting)
+        world.change("digits-w1", why_pending=waiting)
         world.settle()
         world.wait(600)
         world.settle()
@@ -106,7 +106,7 @@ def test_a_start_whose_workers_are_placed_has_longer_and_not_for_ever() -> None:
         world.settle()
         world.warm_up([min(world.workers)])
         hangs = max(world.workers)
-        world.change(hangs, waiting="PodInitializing: init container fetch is not done")
+        world.change(hangs, why_pending="PodInitializing: init container fetch is not done")
         world.wait(seconds - 1)
         world.settle()
         assert len(world.workers) == 2
@@ -157,7 +157,7 @@ def test_a_start_that_cannot_be_placed_whole_holds_nothing_past_its_time() -> No
     world = World(make_job().stages(2).workers(2))
     world.unschedulable = True
     world.settle()
-    world.change("digits-w0", scheduled=True, waiting="")
+    world.change("digits-w0", scheduled=True, why_pending="")
     running = world.status.condition(ConditionType.RUNNING)
     assert running is not None and running.reason == "Unschedulable"
     world.wait(600)
@@ -191,7 +191,7 @@ def test_a_slow_image_does_not_put_a_placed_start_off() -> None:
 def test_a_start_whose_containers_cannot_start_holds_no_node_past_its_time(waiting: str, reason: str) -> None:
     world = World(make_job().stages(2).workers(2))
     world.settle()
-    world.change("digits-w1", waiting=waiting)
+    world.change("digits-w1", why_pending=waiting)
     world.settle()
     world.wait(600)
     world.settle()
@@ -332,15 +332,15 @@ def test_an_image_that_a_registry_refuses_once_is_tried_again_although_the_init_
     for wait in (900, 599):
         world.wait(wait)
         world.settle()
-        world.change("digits-w1", waiting="ErrImagePull: 429")
+        world.change("digits-w1", why_pending="ErrImagePull: 429")
         world.settle()
         assert set(world.workers) == {"digits-w0", "digits-w1"}
-    world.change("digits-w1", waiting="")
+    world.change("digits-w1", why_pending="")
     world.settle()
     world.wait(2099)
     world.settle()
     assert set(world.workers) == {"digits-w0", "digits-w1"}, "an hour in all"
-    world.change("digits-w1", waiting="ErrImagePull: 429")
+    world.change("digits-w1", why_pending="ErrImagePull: 429")
     world.settle()
     world.wait(599)
     world.settle()

@@ -124,7 +124,7 @@ class Crowd:
             worker = job.world.workers[name]
             job.world.change(name, priority=job.priority)
             if not worker.scheduled and not worker.terminating and self.free > 0 and job.holds < job.places:
-                job.world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, waiting=job.image)
+                job.world.change(name, scheduled=True, phase=WorkerPhase.RUNNING, why_pending=job.image)
 
     def _look(self) -> None:
         found = [
@@ -202,7 +202,7 @@ def test_a_start_that_sleeps_wakes_when_accelerators_are_released() -> None:
 def test_a_start_whose_image_cannot_be_pulled_is_not_woken_by_accelerators() -> None:
     world = World(make_job().stages(2).workers(2))
     world.settle()
-    world.change("digits-w1", waiting="ErrImagePull: 404")
+    world.change("digits-w1", why_pending="ErrImagePull: 404")
     world.settle()
     world.wait(600)
     world.settle()

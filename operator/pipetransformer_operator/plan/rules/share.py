@@ -19,7 +19,7 @@ from pipetransformer_operator.plan.quota.requests import admitted
 FIRST_SIT_OUT = timedelta(minutes=10)
 LONGEST_SIT_OUT = timedelta(days=1)
 #: How long other jobs make no room for a job that has just released workers for another job.
-REST = timedelta(minutes=10)
+RELEASE_SIT_OUT = timedelta(minutes=10)
 
 
 def take(draft: Draft) -> None:
@@ -49,8 +49,8 @@ def _grow_into(draft: Draft, workers: int, before: Share | None) -> None:
     """If the share allows more workers than the job has, ends its wait. If the share grew, restarts a preparation."""
     if workers > len(draft.view.members):
         draft.update(next_resize_time=None)
-    granted = before.workers if before and not before.for_others else 0
-    if workers > granted and is_open(draft):
+    so_far = before.workers if before and not before.for_others else 0
+    if workers > so_far and is_open(draft):
         draft.restart_preparation(draft.now)  # other jobs make room from now on
 
 
@@ -75,14 +75,14 @@ def is_refused(draft: Draft) -> bool:
 
 def ceiling(draft: Draft) -> int:
     """How many workers the job may grow to: `maxWorkers`, or its share with `onPack: Auto`."""
-    most, granted = draft.spec.elastic_policy.ceiling, draft.view.granted
-    return most if granted is None or draft.view.on_pack is not OnPack.AUTO else min(most, granted)
+    most, share = draft.spec.elastic_policy.ceiling, draft.view.share_workers
+    return most if share is None or draft.view.on_pack is not OnPack.AUTO else min(most, share)
 
 
 def is_open(draft: Draft) -> bool:
     """Whether the job has fewer workers with nodes than its share allows."""
-    granted = draft.view.granted
-    return granted is not None and draft.view.num_placed < granted
+    share = draft.view.share_workers
+    return share is not None and draft.view.num_placed < share
 
 
 def note_no_nodes(draft: Draft) -> None:
@@ -94,9 +94,9 @@ def note_no_nodes(draft: Draft) -> None:
     draft.update(grants_in_vain=times + 1, next_grant_time=draft.now + wait)
 
 
-def rest(draft: Draft) -> None:
+def sit_out_after_release(draft: Draft) -> None:
     """Lets the job sit out for a while, because it just released workers for another."""
-    before, until = draft.status.next_grant_time, draft.now + REST
+    before, until = draft.status.next_grant_time, draft.now + RELEASE_SIT_OUT
     draft.update(next_grant_time=until if before is None else max(before, until))
 
 

@@ -14,9 +14,8 @@ from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_operator.plan import layouts
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules import undeleted
 
-from . import share
+from . import share, undeleted
 
 #: Time between two attempts to start while nodes have too little room. Their pending pods make an autoscaler add nodes.
 LONGEST_WAIT = timedelta(days=1)
@@ -26,9 +25,11 @@ def target(draft: Draft) -> Layout:
     """The next larger layout to try.
 
     It is the present layout if no larger one is better, or if the job waits after a failed attempt. It is also the
-    present layout while the cluster refuses to delete workers of the failed attempt."""
+    present layout while the cluster refuses to delete workers of the failed attempt.
+
+    Also sets `draft.waits_for_room` if the layout may be larger once nodes have more room."""
     current = draft.view.generation.layout
-    if draft.view.sleeps() or undeleted.leaks(draft):
+    if draft.view.asleep_and_wakes() or undeleted.leaks(draft):
         return current
     best = _larger(draft, current, share.ceiling(draft))
     if best is None:
@@ -66,7 +67,7 @@ def most_idle(draft: Draft) -> int | None:
     if room is None or not _claims_idle(draft):
         return None
     if draft.observed.free is None and share.is_open(draft):
-        return draft.view.granted
+        return draft.view.share_workers
     return draft.view.num_placed + room
 
 
@@ -88,16 +89,16 @@ def _most_own(draft: Draft) -> int:
     return draft.view.num_placed + reach
 
 
-def would_fail_again(draft: Draft, workers: int) -> bool:
-    """Whether an attempt of a job that does not train would probably fail again to get this many workers.
+def postpones_hopeless_attempt(draft: Draft, workers: int) -> bool:
+    """Postpones an attempt of a job that does not train, if it would probably fail again to get this many workers.
 
-    That is so if nodes cannot take them all, even by preemption. Such an attempt would preempt workers of other jobs
-    and use none. The job still tries once at first, and then once a day, because only a pending pod makes an
-    autoscaler add nodes."""
-    granted, failed = draft.status.share, bool(draft.status.resize_failures)
+    Returns whether it does, and sets `status.nextResizeTime`, from which the day counts. An attempt is hopeless if
+    nodes cannot take all its workers, even by preemption. It would preempt workers of other jobs and use none. The
+    job still tries once at first, and then once a day, because only a pending pod makes an autoscaler add nodes."""
+    given, failed = draft.status.share, bool(draft.status.resize_failures)
     if not failed or not _lacks_room(draft, workers):
         return False
-    if granted is not None and granted.workers >= workers:
+    if given is not None and given.workers >= workers:
         return False
     begin = draft.status.next_resize_time or draft.now  # if another rule ended the wait, the day begins now
     draft.update(next_resize_time=begin)

@@ -46,39 +46,39 @@ class Available(NamedTuple):
         return self.free + self.coming
 
 
-def available(status: JobStatus, observed: Observed, stuck: Set[int], *, own: bool) -> Available:
-    """Quota of the starting size (`own`), or of claims. `stuck`: ids of workers whose pods may stay for days."""
-    may_use = usable(status, observed, own=own)
+def available(status: JobStatus, observed: Observed, stuck: Set[int], *, starting: bool) -> Available:
+    """Quota of the starting size (`starting`), or of claims. `stuck`: ids of workers whose pods may stay for days."""
+    may_use = usable(status, observed, starting=starting)
     others = {*status.worker_ids, *status.releasing_ids, *(stuck if status.generation is None else ())}
     return Available(
         free=may_use.free,
         coming=len(set(may_use.worker_ids) - others),
-        waiting=sum(request.workers for request in of_kind(status, waiting(status), own=own)),
+        waiting=sum(request.workers for request in of_kind(status, waiting(status), starting=starting)),
     )
 
 
-def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, own: bool) -> list[QuotaRequest]:
+def assign(status: JobStatus, observed: Observed, created: Sequence[int], *, starting: bool) -> list[QuotaRequest]:
     """The job's requests after the `created` workers took free quota of one kind, from the oldest request first."""
     left, changed = list(created), {}
-    for request in usable(status, observed, own=own):
+    for request in usable(status, observed, starting=starting):
         taken, left = left[: request.free], left[request.free :]
         changed[request.name] = request.model_copy(update={"worker_ids": [*request.worker_ids, *taken]})
     assert not left, "more workers than quota"
     return [changed.get(request.name, request) for request in status.quota_requests]
 
 
-def without_waiting(status: JobStatus, *, own: bool) -> list[QuotaRequest]:
+def without_waiting(status: JobStatus, *, starting: bool) -> list[QuotaRequest]:
     """The job's requests without those of one kind that are not admitted yet. The first request always stays."""
-    withdrawn = of_kind(status, waiting(status), own=own).names
+    withdrawn = of_kind(status, waiting(status), starting=starting).names
     return [*status.quota_requests[:1], *Requests(status.quota_requests[1:]).without(withdrawn)]
 
 
-def give_back(status: JobStatus, most: int, *, own: bool) -> list[QuotaRequest]:
+def after_return(status: JobStatus, most: int, *, starting: bool) -> list[QuotaRequest]:
     """The job's requests after up to `most` workers' unused quota of one kind was returned.
 
     Requests without remaining quota are left out, except the first request, which always stays."""
     most, changed = max(0, most), {}
-    for request in of_kind(status, admitted(status), own=own):
+    for request in of_kind(status, admitted(status), starting=starting):
         given = min(most, request.free)
         most -= given
         changed[request.name] = request.less(given)
@@ -92,6 +92,6 @@ def words(requests: Iterable[QuotaRequest], queue: Queue | None) -> str:
     return "; ".join(filter(None, each))
 
 
-def usable(status: JobStatus, observed: Observed, *, own: bool) -> Requests:
+def usable(status: JobStatus, observed: Observed, *, starting: bool) -> Requests:
     """Admitted requests of one kind that the queue does not reclaim."""
-    return of_kind(status, admitted(status), own=own).without(lost(status, observed).names)
+    return of_kind(status, admitted(status), starting=starting).without(lost(status, observed).names)

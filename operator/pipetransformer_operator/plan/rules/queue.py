@@ -15,12 +15,13 @@ from pipetransformer_contract.messages import ResizeReason
 from pipetransformer_contract.words import counted
 from pipetransformer_operator.plan import layouts, workforce
 from pipetransformer_operator.plan.draft import Draft
-from pipetransformer_operator.plan.rules import stop
-from pipetransformer_operator.plan.rules.prepare import cancel, is_recovery, queue_says
+from pipetransformer_operator.plan.quota import balance
+from pipetransformer_operator.plan.quota.requests import Requests, admitted, of_kind
 from pipetransformer_operator.plan.types import Answer, EventType, Queue
 
-from . import quota
-from .requests import Requests, admitted, of_kind
+from . import stop
+from .prepare import cancel, is_recovery
+from .readiness import queue_says
 
 
 def follow(draft: Draft) -> None:
@@ -56,8 +57,8 @@ def _without_gone(draft: Draft, request: QuotaRequest, there: Set[int]) -> Quota
     return request.model_copy(update={"worker_ids": kept, "returned": returned})
 
 
-def admits(draft: Draft, needed: int) -> bool:
-    """Whether the job has quota to start with `needed` workers, or has no queue. If not, asks the queue for it."""
+def await_admission(draft: Draft, needed: int) -> bool:
+    """Asks the queue for quota for `needed` workers if the job needs it. Returns whether the job may start."""
     queue, status = draft.observed.queue, draft.status
     name = draft.observed.labels.get(QUEUE_LABEL, "")
     asked = [(first.queue, first.granted) for first in status.quota_requests[:1]]
@@ -75,11 +76,11 @@ def admits(draft: Draft, needed: int) -> bool:
     return False
 
 
-def sends_back(draft: Draft) -> bool:
+def release_if_reclaimed(draft: Draft) -> bool:
     """Releases all workers if the queue reclaims quota that the job cannot train without. Returns whether it does.
 
-    Other reclaimed requests are dropped once no worker uses them."""
-    requests, lost = draft.status.quota_requests, quota.lost(draft.status, draft.observed)
+    Drops other reclaimed requests once no worker uses them."""
+    requests, lost = draft.status.quota_requests, balance.lost(draft.status, draft.observed)
     if not requests:
         return False
     if draft.status.stop is None and not _is_vital(draft, lost):
@@ -89,12 +90,12 @@ def sends_back(draft: Draft) -> bool:
     if draft.status.is_true(ConditionType.ADMITTED):
         draft.tell(
             Reason.QUOTA_LOST,
-            f"Queue {base.queue} reclaims the job's quota: {quota.words(lost, draft.observed.queue)}",
+            f"Queue {base.queue} reclaims the job's quota: {balance.words(lost, draft.observed.queue)}",
             EventType.WARNING,
         )
-    stop.give_back(draft, f"queue {base.queue} reclaims the job's quota")
+    stop.release_workers(draft, f"queue {base.queue} reclaims the job's quota")
     if not draft.observed.workers:
-        kept = _base_that_waits_again(draft, base) if base in lost else _own_that_stays(draft, lost)
+        kept = _base_that_waits_again(draft, base) if base in lost else _starting_quota_that_stays(draft, lost)
         draft.update(start_time=None, quota_requests=kept)
     return True
 
@@ -131,7 +132,7 @@ def _tidy_start(draft: Draft) -> None:
 
 def _tidy_training(draft: Draft) -> None:
     if draft.view.asleep:
-        draft.update(quota_requests=quota.without_waiting(draft.status, own=True))
+        draft.update(quota_requests=balance.without_waiting(draft.status, starting=True))
         _return_excess(draft)
         _return_claims(draft)
         return
@@ -146,8 +147,8 @@ def _is_vital(draft: Draft, lost: Requests) -> bool:
     if base in lost and base.granted:
         return True
     if generation is None:
-        return of_kind(draft.status, lost, own=True).granted > 0 and not _own_that_stays(draft, lost)
-    leaving = set(quota.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
+        return of_kind(draft.status, lost, starting=True).granted > 0 and not _starting_quota_that_stays(draft, lost)
+    leaving = set(balance.lost_ids(draft.status, draft.observed)) & set(draft.view.ids_of(generation.members))
     return bool(leaving) and layouts.best(draft.view, len(generation.members) - len(leaving)) is None
 
 
@@ -162,32 +163,34 @@ def _base_that_waits_again(draft: Draft, base: QuotaRequest) -> list[QuotaReques
     return [base.model_copy(update={"admitted": False, "worker_ids": [], "returned": base.workers - layout.workers})]
 
 
-def _own_that_stays(draft: Draft, lost: Requests) -> list[QuotaRequest]:
+def _starting_quota_that_stays(draft: Draft, lost: Requests) -> list[QuotaRequest]:
     """Requests for the starting size that the queue does not reclaim; empty if they are too few for a start."""
-    own = of_kind(draft.status, admitted(draft.status), own=True).without(lost.names)
+    own = of_kind(draft.status, admitted(draft.status), starting=True).without(lost.names)
     layout = layouts.starting(draft.view)
     return list(own) if layout is not None and layout.workers <= own.granted else []
 
 
 def _drop_joiners(draft: Draft) -> None:
     """Deletes joiners whose quota the queue reclaims, and cancels the resize that needs them."""
-    going = quota.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
+    going = balance.lost_ids(draft.status, draft.observed) & set(draft.view.joining_ids)
     if not going:
         return
     if draft.view.prepared_resize:
-        cancel(draft, Reason.QUOTA_LOST, quota.words(quota.lost(draft.status, draft.observed), draft.observed.queue))
+        cancel(
+            draft, Reason.QUOTA_LOST, balance.words(balance.lost(draft.status, draft.observed), draft.observed.queue)
+        )
     draft.keep_workers(set(draft.status.worker_ids) - going, "the queue reclaims their quota before they joined")
 
 
 def _return_excess(draft: Draft) -> None:
     """Returns quota that exceeds the starting size, because replacements of cordoned workers have separate quota."""
     status = draft.status
-    excess = of_kind(status, admitted(status), own=True).granted - status.initial_workers
-    draft.update(quota_requests=quota.give_back(status, excess, own=True))
+    excess = of_kind(status, admitted(status), starting=True).granted - status.initial_workers
+    draft.update(quota_requests=balance.after_return(status, excess, starting=True))
 
 
 def _return_claims(draft: Draft) -> None:
     """Returns unused quota of claims, and withdraws requests for claims that the queue has not admitted."""
-    draft.update(quota_requests=quota.without_waiting(draft.status, own=False))
+    draft.update(quota_requests=balance.without_waiting(draft.status, starting=False))
     free = Requests(draft.status.quota_requests).free
-    draft.update(quota_requests=quota.give_back(draft.status, free, own=False))
+    draft.update(quota_requests=balance.after_return(draft.status, free, starting=False))
