@@ -236,7 +236,7 @@ class Api:
             finally:
                 self._tell(method, path, code, time.perf_counter() - started)
         if not 200 <= code <= 299:
-            raise _sorted(method, code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
+            raise _error_for(method, code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
         result: Object = json.loads(data)
         return result
 
@@ -300,7 +300,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _sorted(method: str, status: int, message: str) -> Exception:
+def _error_for(method: str, status: int, message: str) -> Exception:
     if status == 404:
         return NotFound(message)
     if method == "GET":
