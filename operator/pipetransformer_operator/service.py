@@ -27,13 +27,13 @@ from .controller.ports import Unavailable
 from .health import Health
 from .kube.client.api import REQUEST_FAILED, Api, NotFound
 from .kube.client.lease import Lease
+from .kube.node_health.health import NodeHealth
 from .kube.store import served
 from .kube.trust.authority import KeptAuthority, Publisher
 from .kube.trust.scrapers import PATH as METRICS_PATH
 from .kube.trust.scrapers import Forbidden, Scrapers
 from .kube.watched import AWAITED
 from .kube.watches.follow import WATCH_SECONDS
-from .kube.watches.nodes import Nodes
 from .kube.workers.protection import release_budgets
 from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
@@ -196,7 +196,7 @@ class _State:
     lease: Lease
     health: Health
     entrance: Entrance
-    nodes: Nodes
+    nodes: NodeHealth
     certificate: Certificate
     quota: KueueQuota | NoKueue
 

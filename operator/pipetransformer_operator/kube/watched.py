@@ -9,15 +9,15 @@ from .capacity.free_accelerators import FreeAccelerators
 from .capacity.reservations import Reservations
 from .client.api import Api
 from .events import Listeners
+from .node_health.health import NodeHealth
+from .node_health.signals import Signals
 from .store import KubeStore, ParsedJobs
 from .watches import node_watch, other_pods
 from .watches.follow import Awaited
 from .watches.jobs import KnownJobs, ListedJobs
 from .watches.node_watch import NodeWatch
-from .watches.nodes import Nodes
 from .watches.other_pods import OtherPods
 from .watches.pod_watch import PodWatch
-from .watches.signals import Signals
 
 #: Watches that an operator of all namespaces waits for before it decides about jobs, unless the cluster refuses them.
 AWAITED = (node_watch.PATH, other_pods.NAME)
@@ -46,7 +46,7 @@ class WatchedCluster:
 
     def __init__(self, api: Api, namespaces: Sequence[str], signals: Signals, sources: Sources = MACHINE) -> None:
         self.events = Listeners()
-        self.nodes = Nodes(sources.now, self.events, signals)
+        self.nodes = NodeHealth(sources.now, self.events, signals)
         self.free = FreeAccelerators(self.nodes)
         parsed = ParsedJobs()
         self.jobs = KnownJobs(api, parsed, self.events)
@@ -63,7 +63,7 @@ class WatchedCluster:
         self.store = KubeStore(api, ListedJobs(self.jobs, self.pods, awaited), parsed, sources)
 
     @property
-    def seen_nodes(self) -> Nodes | None:
+    def seen_nodes(self) -> NodeHealth | None:
         """`nodes`, or None where they are not watched."""
         return self.nodes if self.reservations is not None else None
 

@@ -51,7 +51,7 @@ class NodeGate(Protocol):
     """Knows which nodes take no pods."""
 
     def is_closed(self, name: str) -> bool:
-        """Whether the node takes no pods now, because it is cordoned or lost."""
+        """Whether the node takes no pods now, because its workers leave it or it is lost."""
         ...
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from pipetransformer_contract.api import KIND, PipeTrainingJob
 from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL, POD_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.plan import NOT_SET_UP, Worker, WorkerPhase
 from pipetransformer_operator.plan.last_words import MAX_WORDS, last_words, report_in
 
@@ -85,7 +85,7 @@ def is_unattended(pod: Object) -> bool:
 
 
 def observe(
-    pod: Object, trainer: str, nodes: Nodes | None = None, unattended_since: datetime | None = None
+    pod: Object, trainer: str, nodes: NodeHealth | None = None, unattended_since: datetime | None = None
 ) -> Worker | None:
     """What the plan needs to know of a pod; None if it is not a worker's pod.
 
@@ -121,8 +121,8 @@ def observe(
         priority=int(pod["spec"].get("priority") or 0),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
         rejected=rejected,
-        draining=nodes is not None and node in nodes.cordoned,
-        drain_reason=nodes.why.get(node, "") if nodes is not None else "",
+        draining=nodes is not None and node in nodes.draining,
+        drain_reason=nodes.why_draining.get(node, "") if nodes is not None else "",
         node_lost=nodes is not None and node in nodes.lost,
         node_gone=nodes is not None and nodes.is_gone(node),
         node_doubted=nodes is not None and nodes.doubts(node),

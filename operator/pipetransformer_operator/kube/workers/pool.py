@@ -27,7 +27,7 @@ from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room, unknown_room
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
-from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.plan import UNSEEN, DisruptionBudget, NodeFacts, Worker, worker_name
 
 from .placement import Groups, choose_domains, inside
@@ -112,7 +112,7 @@ class KubePool(ClusterListener):
         pods: PodSource,
         channel_url: str,
         trust: NamespaceTrust,
-        nodes: Nodes | None = None,
+        nodes: NodeHealth | None = None,
         priority_classes: PriorityClasses = NO_CLASSES,
         scraper: str = "",
         quota: WorkerQuota | None = None,
@@ -417,11 +417,11 @@ class KubePool(ClusterListener):
         """Groups of the workers that stay. A leaving worker frees its place."""
         stages = job.spec.pipeline.stages
         stays = set(status.worker_ids) - set(status.leaving_ids)
-        cordoned = self._nodes.cordoned if self._nodes is not None else ()
+        draining = self._nodes.draining if self._nodes is not None else ()
         taken = (
             pod["metadata"].get("labels", {}).get(PLACEMENT_GROUP_LABEL, "")
             for pod in self._pods(job)
-            if worker_id(pod) in stays and pod["spec"].get("nodeName") not in cordoned
+            if worker_id(pod) in stays and pod["spec"].get("nodeName") not in draining
         )
         return Groups(status.generation.stages if status.generation else stages, stages, taken)
 

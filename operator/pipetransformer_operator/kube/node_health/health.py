@@ -23,7 +23,7 @@ _ANY = ""
 _Key = TypeVar("_Key")
 
 
-class Nodes:
+class NodeHealth:
     """See the module.
 
     Args:
@@ -32,8 +32,8 @@ class Nodes:
         signals: taints and conditions of nodes that are drained or unhealthy.
 
     Attributes:
-        cordoned: names of nodes that workers leave: they are cordoned, drained by other means, or unhealthy.
-        why: by name of those, the mark that says so.
+        draining: names of nodes that workers leave: they are cordoned, drained by other means, or unhealthy.
+        why_draining: the mark that says so, by name of the node.
         unhealthy: names of unhealthy nodes.
         lost: names of nodes that were deleted, or whose kubelet is silent or says that it runs nothing.
     """
@@ -48,8 +48,8 @@ class Nodes:
         self._signals = signals or Signals()
         self._events = events
         self._offers: dict[str, NodeView] = {}  # by name of each node that takes pods
-        self.cordoned: set[str] = set()
-        self.why: dict[str, str] = {}
+        self.draining: set[str] = set()
+        self.why_draining: dict[str, str] = {}
         self.unhealthy: set[str] = set()
         self.lost: set[str] = set()
         self._deleted: dict[str, None] = {}
@@ -64,11 +64,11 @@ class Nodes:
         ready = next((one["status"] for one in conditions if one["type"] == "Ready"), "True")
         name = node["metadata"]["name"]
         illness = "" if deleted else self._signals.unhealthy.why(node)
-        why = "" if deleted else self._why_cordoned(node) or illness
-        news = why != self.why.pop(name, "")
+        why = "" if deleted else self._why_draining(node) or illness
+        news = why != self.why_draining.pop(name, "")
         if why:
-            self.why[name] = why
-        news |= _mark(self.cordoned, name, holds=bool(why))
+            self.why_draining[name] = why
+        news |= _mark(self.draining, name, holds=bool(why))
         news |= _mark(self.unhealthy, name, holds=bool(illness))
         news |= _mark(self.lost, name, holds=deleted or ready != "True")
         self._compare(name, node)
@@ -83,7 +83,7 @@ class Nodes:
 
     def _compare(self, name: str, node: Mapping[str, Any]) -> None:
         """Tells when a node has more for pods than before: a device plugin adds accelerators after it appeared."""
-        if name in self.cordoned or name in self.lost:
+        if name in self.draining or name in self.lost:
             self._offers.pop(name, None)
             return
         before, after = self._offers.get(name), node_view(node)
@@ -131,7 +131,7 @@ class Nodes:
         """Nodes on which accelerators failed repeatedly, and until when no worker is sent there."""
         return {name: self._avoided[name] for name in self._unexpired(self._avoided)}
 
-    def _why_cordoned(self, node: Mapping[str, Any]) -> str:
+    def _why_draining(self, node: Mapping[str, Any]) -> str:
         if node.get("spec", {}).get("unschedulable"):
             return "cordoned"
         return self._signals.drain.why(node)
@@ -142,7 +142,7 @@ class Nodes:
 
     def is_closed(self, name: str) -> bool:
         """Whether the node takes no pods now."""
-        return name in self.cordoned or name in self.lost
+        return name in self.draining or name in self.lost
 
     def is_gone(self, name: str) -> bool:
         """Whether the node was deleted: its workers will not come back."""
