@@ -22,7 +22,7 @@ from pipetransformer_operator.clocks import Stopwatch
 
 from .announcement import Announcement
 from .authenticator import Authenticator, CannotTell, Identity, Unauthenticated
-from .board import Board, Ended, NotYetDurable, Reporter
+from .board import Board, Ended, NotYetDurable
 from .limits.rate import Rate
 from .listener import NO_LISTENER, ChannelListener
 from .refusal import Refusal, RefusedError
@@ -127,19 +127,19 @@ class Channel:
         return app
 
     async def _ready(self, request: web.Request) -> web.Response:
-        board, reporter = await self._identify(request)
-        board.put_ready(reporter, await _body(request, Ready))
+        board, sender = await self._identify(request)
+        board.put_ready(sender, await _body(request, Ready))
         return web.Response(status=204)
 
     async def _generation(self, request: web.Request) -> web.StreamResponse:
-        board, reporter = await self._identify(request)
+        board, sender = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
-        extra = -(-self._most_polls // MEMBERS_OF) if board.belongs(reporter) else 0
+        extra = -(-self._most_polls // MEMBERS_OF) if board.belongs(sender) else 0
         full = self._polls >= self._most_polls + extra
         self._polls += 1
         try:
-            announced = await board.generation_after(reporter, after, timeout=0 if full else timeout)
+            announced = await board.generation_after(sender, after, timeout=0 if full else timeout)
         finally:
             self._polls -= 1
         if full and timeout and announced is None:
@@ -152,8 +152,8 @@ class Channel:
         return web.Response(body=announced.notice, content_type=JSON)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        board, reporter = await self._identify(request)
-        pause = board.put_heartbeat(reporter, await _body(request, Heartbeat))
+        board, sender = await self._identify(request)
+        pause = board.put_heartbeat(sender, await _body(request, Heartbeat))
         reply = HeartbeatReply(
             layout_generation=board.layout_generation,
             next_seconds=pause,
@@ -163,10 +163,10 @@ class Channel:
         return web.json_response(reply.to_wire())
 
     async def _report(self, request: web.Request) -> web.Response:
-        board, reporter = await self._identify(request)
+        board, sender = await self._identify(request)
         report = await _body(request, Report)
-        if not board.belongs(reporter):
-            text = f"worker {reporter.name} is not a member of the published generation"
+        if not board.belongs(sender):
+            text = f"worker {sender.name} is not a member of the published generation"
             raise RefusedError(Refusal.NOT_MEMBER, text)
         if report.job_uid != board.job_uid:
             text = f"jobUid: {report.job_uid!r} is not the UID of the present job"
@@ -181,7 +181,7 @@ class Channel:
             text = f"boundary: cannot freeze {report.boundary} of {report.num_layers} layers"
             raise RefusedError(Refusal.DOES_NOT_FIT, text)
         try:
-            await board.put_report(reporter, report, timeout=DURABLE_SECONDS)
+            await board.put_report(sender, report, timeout=DURABLE_SECONDS)
         except NotYetDurable as error:
             raise RefusedError(Refusal.NOT_DURABLE, str(error)) from error
         reply = ReportReply(
@@ -191,7 +191,7 @@ class Channel:
         )
         return web.json_response(reply.to_wire())
 
-    async def _identify(self, request: web.Request) -> tuple[Board, Reporter]:
+    async def _identify(self, request: web.Request) -> tuple[Board, Identity]:
         identity = await self._authenticate(request)
         if wait := self._workers.take(identity.uid):
             raise RefusedError(Refusal.TOO_MANY, f"worker {identity.name} asks too often", retry_after=wait)
@@ -206,11 +206,10 @@ class Channel:
         if board is None or not board.shown:
             text = f"{JOB_HEADER}: this operator does not know job {namespace}/{job} yet"
             raise RefusedError(Refusal.UNKNOWN_JOB, text)
-        reporter = Reporter(identity.name, identity.uid)
-        if not board.knows(reporter):
+        if not board.knows(identity):
             text = f"pod {identity.name} is not a worker of job {namespace}/{job}"
             raise RefusedError(Refusal.FOREIGN_JOB, text)
-        return board, reporter
+        return board, identity
 
     async def _authenticate(self, request: web.Request) -> Identity:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")

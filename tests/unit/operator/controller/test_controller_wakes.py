@@ -10,7 +10,7 @@ import pytest
 
 from pipetransformer_contract.api import JobSpec, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import Share
-from pipetransformer_operator.channel.board import Reporter
+from pipetransformer_operator.channel.authenticator import Identity
 from pipetransformer_operator.channel.limits import pulse
 from pipetransformer_operator.controller.gangs import Place
 from pipetransformer_operator.controller.loop import JobLoop, Pace
@@ -152,7 +152,7 @@ async def test_a_worker_that_is_gone_is_not_known_after_the_next_turn() -> None:
     loop = make_loop(cluster)
     await loop.turn(cluster.jobs[KEY])
     await loop.turn(cluster.jobs[KEY])
-    first, second = (Reporter(worker.name, worker.uid) for worker in cluster.workers["digits"])
+    first, second = (Identity("default", worker.name, worker.uid) for worker in cluster.workers["digits"])
     assert loop.board.knows(first) and loop.board.knows(second)
     pods = cluster.workers["digits"]
     pods[1] = replace(pods[1], uid="another")
