@@ -229,7 +229,7 @@ class Board:
             waiting_after=heartbeat.waiting_after,
             waiting_since=since,
             pace=timedelta(seconds=pause),
-            because=heartbeat.because,
+            why_broken=heartbeat.why_broken,
             unsaved=heartbeat.unsaved,
         )
         lost, known = frozenset(heartbeat.lost_peers), self._lost_peers.pop(uid, frozenset())

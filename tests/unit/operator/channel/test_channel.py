@@ -337,7 +337,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
     board = new_board()
     await show(board, generation(1, "digits-w0", "digits-w1"))
     async with client_of(board) as client:
-        beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "because": "it closed"}
+        beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "whyBroken": "it closed"}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
         assert await response.json() == {
             "layoutGeneration": 1,
@@ -346,7 +346,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
             "checkpointRequest": "",
         }
         assert board.lost_peers == {"digits-w1"}
-        assert board.beats["uid-0"].because == "it closed"
+        assert board.beats["uid-0"].why_broken == "it closed"
         await show(board, generation(2, "digits-w0"))
         assert not board.lost_peers
 
