@@ -154,11 +154,11 @@ class KueueQuota(ClusterListener):
         with self._noting_refusals(job):
             value = await self._class_value(job)
             body = workloads.render(job, request, claimed=claimed, class_value=value)
-            folder = _path(job.metadata.namespace)
+            collection = _path(job.metadata.namespace)
             try:
-                made = await self._api.request("POST", folder, body, timeout=TIMEOUT_SECONDS)
+                made = await self._api.request("POST", collection, body, timeout=TIMEOUT_SECONDS)
             except Conflict:
-                made = await self._api.get(f"{folder}/{request.name}", timeout=TIMEOUT_SECONDS)
+                made = await self._api.get(f"{collection}/{request.name}", timeout=TIMEOUT_SECONDS)
                 if controller_uid(made) != job.metadata.uid:
                     raise Refused(f"Workload {request.name} exists and belongs to another owner") from None
         self._seen.note(made)

@@ -33,8 +33,8 @@ class Rate:
             self._full_at[key] = max(self._full_at.get(key, 0.0), self._clock()) + 1 / self._per_second
         return wait
 
-    def give_back(self, key: Hashable) -> None:
-        """Takes back the count of one action."""
+    def undo(self, key: Hashable) -> None:
+        """Takes back one action, as if it had not been counted."""
         if key in self._full_at:
             self._full_at[key] -= 1 / self._per_second
 

@@ -55,8 +55,8 @@ class Lease:
         sources: Sources = MACHINE,
     ) -> None:
         self._api = api
-        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._path = f"{self._folder}/{NAME}"
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"{self._collection}/{NAME}"
         self._identity = identity
         self._seconds = seconds
         self._clock, self._now = sources.seconds, sources.now
@@ -145,7 +145,7 @@ class Lease:
         except NotFound:
             metadata = {"name": NAME}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-            self._written = await self._api.request("POST", self._folder, {**body, "spec": self._spec({})})
+            self._written = await self._api.request("POST", self._collection, {**body, "spec": self._spec({})})
             return self._identity
         spec = lease.get("spec", {})
         holder: str = spec.get("holderIdentity") or ""

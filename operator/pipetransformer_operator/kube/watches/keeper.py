@@ -59,9 +59,9 @@ class Keeper:
             authorities = _Authorities(self._publisher, tasks)
             for namespace in self._namespaces or [""]:
                 where = f"/namespaces/{namespace}" if namespace else ""
-                for folder, kind in _PROTECTION_KINDS.items():
-                    protections = _Protections(self._protection, folder, self._events)
-                    path = f"{folder}{where}/{kind}"
+                for api_path, kind in _PROTECTION_KINDS.items():
+                    protections = _Protections(self._protection, api_path, self._events)
+                    path = f"{api_path}{where}/{kind}"
                     tasks.create_task(self._keep(_Kept(self._api, path, _PROTECTION, namespace, protections)))
                 path = f"/api/v1{where}/configmaps"
                 tasks.create_task(self._keep(_Kept(self._api, path, _AUTHORITY, namespace, authorities)))
@@ -114,20 +114,20 @@ class _Kept(Followed):
 class _Protections:
     """Objects of one kind that protect jobs' workers. The job's next turn writes them again."""
 
-    def __init__(self, protection: Protection, folder: str, events: ClusterListener) -> None:
+    def __init__(self, protection: Protection, api_path: str, events: ClusterListener) -> None:
         self._protection = protection
-        self._folder = folder
+        self._api_path = api_path
         self._events = events
 
     def written(self, namespace: str) -> Iterable[Object]:
         """See `_Writer`."""
-        return self._protection.written(self._folder, namespace)
+        return self._protection.written(self._api_path, namespace)
 
     def on_seen(self, one: Object, *, deleted: bool) -> None:
         """See `_Writer`."""
         metadata = one["metadata"]
         key = JobKey(metadata["namespace"], metadata["labels"][JOB_LABEL])
-        if self._protection.forget_if_touched(key, self._folder, metadata, deleted=deleted):
+        if self._protection.forget_if_touched(key, self._api_path, metadata, deleted=deleted):
             self._events.on_protection_touched(key)
 
 
