@@ -24,7 +24,6 @@ from pipetransformer_operator.clocks import Clock, Token
 from pipetransformer_operator.plan import Observed, Plan, Worker, plan
 
 from .apply import Applier
-from .deletions import Deletions
 from .gangs import FREE, Place
 from .ports import (
     Conflict,
@@ -37,6 +36,7 @@ from .ports import (
     Unavailable,
     WorkerPool,
 )
+from .refused_deletions import RefusedDeletions
 from .releases import Releases
 from .slots import Slots
 
@@ -102,8 +102,8 @@ class JobLoop:
         self._noticed.set()
         self._woken = asyncio.Event()
         self._releases = releases
-        self._deletions = Deletions(pace.first_retry, pace.longest_retry)
-        self._applier = Applier(key, store, pool, slots, quota, self._deletions)
+        self._refused_deletions = RefusedDeletions(pace.first_retry, pace.longest_retry)
+        self._applier = Applier(key, store, pool, slots, quota, self._refused_deletions)
         self._grant: tuple[Share | None] | None = None  # None before the first decision; its share may be None, too
         self._place = FREE
         self._written = float("-inf")
@@ -197,7 +197,7 @@ class JobLoop:
         self._due = decided.requeue_after  # a refusal may last for days, and what the plan waits for does not
         if await self._applier.apply(job, decided):
             self.notice()
-        again = self._deletions.wait(asyncio.get_running_loop().time())
+        again = self._refused_deletions.seconds_until_due(asyncio.get_running_loop().time())
         return min(filter(None, (words_wait, decided.requeue_after, again)), default=None)
 
     async def _decide(self, job: PipeTrainingJob, observed: Observed) -> tuple[Plan, float]:
@@ -253,7 +253,7 @@ class JobLoop:
             kept_by=tuple(job.metadata.finalizers) if job.metadata.deletion_timestamp else None,
             refusal=self._applier.refusal,
             unprotected=self._applier.unprotected,
-            undeleted=self._deletions.refused,
+            undeleted=self._refused_deletions.explanations,
             share=job.status.share if self._grant is None else self._grant[0],
             queue=self._quota.observe(job) if self._quota else None,
             released=self._releases.for_job(self.key),
