@@ -1,4 +1,4 @@
-"""The operator on a cluster, put together: lease, controller, channel, metrics and health, from start to stop.
+"""The operator on a cluster, from its start to its stop.
 
 While it waits for the lease, the operator already serves its metrics, and answers workers with 503.
 """
@@ -54,7 +54,7 @@ class CannotStart(Exception):
 
 
 class Service:
-    """See the module.
+    """A running operator: its lease, controller, channel, metrics and health, put together.
 
     Attributes:
         health: tell it of each watch that is opened.

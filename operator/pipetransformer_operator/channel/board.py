@@ -1,4 +1,4 @@
-"""One job's board: what its workers said, and the generation that they may see.
+"""A board between one job's loop and the HTTP requests of its workers.
 
 HTTP handlers write to the board and wait on it. The job's loop reads it, and shows a generation on it once that is
 durable. The two never call each other. The board lives as long as the operator knows the job; after a restart workers
@@ -56,12 +56,12 @@ class BoardOwner(Protocol):
 
 
 class Board:
-    """See the module.
+    """What the workers of one job reported, and the generation that they may see.
 
     Args:
         owner: the job's loop.
         clock: the present time, with its time zone.
-        pulse: of all boards together.
+        pulse: the pace of all jobs' workers. The board tells it how many workers this job has.
 
     Attributes:
         stop: whether the members must write a checkpoint and exit; heartbeats answer with it.
@@ -148,7 +148,7 @@ class Board:
         waiting polls that it concerns are answered.
 
         Args:
-            generation: from the written status.
+            generation: the generation in the written status; None before the first.
             ended: whether the job has ended.
             stop: whether the members must write a checkpoint and exit.
             checkpoint_request: token of the checkpoint that the members shall write now; empty without one.

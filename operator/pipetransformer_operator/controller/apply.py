@@ -1,4 +1,4 @@
-"""Makes the cluster what one job's plan says, and remembers what the cluster refused."""
+"""Carries out plans: creates and deletes workers, protects them, requests quota and tells the user."""
 
 import asyncio
 import logging
@@ -29,15 +29,15 @@ class _Outcome:
 
 
 class Applier:
-    """See the module.
+    """Makes the cluster what the plans of one job say, and remembers what the cluster refused.
 
     Args:
-        key: of the job.
+        key: namespace and name of the job.
         store: where jobs are kept.
         pool: where workers run.
         slots: one is taken for each creation or deletion. All jobs share them in turn, so that one job's workers exist
             before the next job's. Slow requests of one namespace do not stop the others.
-        quota: where jobs with a queue request workers; None: no queue decides.
+        quota: where jobs with a queue request workers; None if jobs have no queue.
         refused_deletions: remembers which deletions the cluster refused.
 
     Attributes:

@@ -20,10 +20,10 @@ class WaitingPods(Protocol):
 
 
 class ReleaseForOthers:
-    """See the module.
+    """Chooses the job that is asked to release a pipeline, and remembers the request until the job has answered.
 
     Args:
-        others: knows the pods that wait.
+        others: knows the pods of other owners that wait.
     """
 
     def __init__(self, others: WaitingPods) -> None:

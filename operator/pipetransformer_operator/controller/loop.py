@@ -1,4 +1,4 @@
-"""The loop of one job: observe, plan, apply. Events and time wake it.
+"""The loop of one job. Events and time wake it.
 
 It runs from when the job is first seen until the job is gone. Each turn recomputes everything from what exists, so an
 extra wake-up costs a turn, and a missed one waits for a resync. The order of writes makes a crash harmless: first the
@@ -59,19 +59,19 @@ class Pace:
 
 
 class JobLoop:
-    """See the module.
+    """Takes turns for one job until the job is gone: it observes, plans and applies.
 
     Args:
-        key: of the job.
+        key: namespace and name of the job.
         store: where jobs are kept.
         pool: where workers run.
         clock: the present time, with its time zone.
         pace: pauses between turns.
         metrics: is told of each turn.
-        pulse: of all jobs' workers.
-        slots: for creations and deletions of all jobs, see `Applier`.
-        releases: when accelerators were last released.
-        quota: where jobs with a queue request workers; None: no queue decides.
+        pulse: the pace of all jobs' workers.
+        slots: slots for creations and deletions of all jobs, see `Applier`.
+        releases: knows when accelerators were last released.
+        quota: where jobs with a queue request workers; None if jobs have no queue.
         token: makes the nonces of generations.
     """
 

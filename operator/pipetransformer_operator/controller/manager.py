@@ -31,7 +31,7 @@ class Controller:
         clock: the present time, with its time zone.
         pace: pauses of the loops.
         metrics: is told what the loops do.
-        quota: where jobs with a queue request workers; None: no queue decides.
+        quota: where jobs with a queue request workers; None if jobs have no queue.
         others: knows pods of other owners that wait. Jobs release claimed workers to them. None: jobs release none.
         weigh_namespaces: weights of jobs also count between namespaces.
         token: makes the nonces of generations.

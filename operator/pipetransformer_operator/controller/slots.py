@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """See the module. Among namespaces that may take a slot, the oldest request comes first.
+    """Slots that namespaces take and return. Among namespaces that may take a slot, the oldest request comes first.
 
     Args:
-        number: of slots. A namespace has at most half of them, rounded up.
+        number: how many slots there are. A namespace has at most half of them, rounded up.
     """
 
     def __init__(self, number: int) -> None:

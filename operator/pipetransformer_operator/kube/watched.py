@@ -1,4 +1,4 @@
-"""What this operator's watches know of the cluster, put together."""
+"""The watches of this operator, put together with what they feed."""
 
 from collections.abc import Sequence
 
@@ -24,24 +24,26 @@ AWAITED = (node_watch.PATH, other_pods.NAME)
 
 
 class WatchedCluster:
-    """See the module. Nodes and pods of other owners are watched only if all namespaces are.
+    """What this operator's watches know of the cluster.
+
+    It watches nodes and pods of other owners only if it watches all namespaces.
 
     Args:
-        api: of the cluster.
-        namespaces: to watch; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to watch; all when empty.
         signals: taints and conditions of nodes that are drained or unhealthy.
-        sources: of times and names.
+        sources: clocks, and names of events.
 
     Attributes:
         events: tells listeners what happens. Add them before the watches run.
         store: jobs in the API server.
-        jobs: as kopf's watch shows them.
-        pods: of workers.
-        nodes: with a problem, as the watch of nodes tells it.
-        free: accelerators of each node, as the watch of nodes tells it.
-        others: pods of other owners; None where they are not watched.
-        node_watch: of all nodes; None where they are not watched.
-        reservations: of free accelerators; None where nodes are not watched.
+        jobs: all jobs, as kopf's watch shows them.
+        pods: the pods of all workers.
+        nodes: which nodes have a problem, as the watch of nodes shows it.
+        free: free accelerators of each node, as the watches of nodes and pods show them.
+        others: pods of other owners; None if they are not watched.
+        node_watch: the watch of all nodes; None if they are not watched.
+        reservations: which jobs reserved free accelerators; None if nodes are not watched.
     """
 
     def __init__(self, api: Api, namespaces: Sequence[str], signals: Signals, sources: Sources = MACHINE) -> None:

@@ -1,4 +1,4 @@
-"""Kueue as the quota of jobs (`Quota`): asks for what a job's status says, and returns what it no longer says.
+"""Kueue as the quota of jobs.
 
 Every turn makes the Workloads match the status, so an extra turn costs nothing. When a job is deleted, our finalizer
 keeps its Workloads until its pods are gone.
@@ -32,11 +32,11 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class KueueQuota(ClusterListener):
-    """See the module.
+    """A `Quota` that asks Kueue for what a job's status says, and returns what the status no longer says.
 
     Args:
-        api: of the cluster.
-        namespaces: that are served; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces that this operator serves; all when empty.
         events: is told whose Workload changed.
         clock: the present time, with its time zone.
     """
@@ -221,8 +221,8 @@ class NoKueue(ClusterListener):
     An earlier operator may have used Kueue, so this one releases the Workloads that it left.
 
     Args:
-        api: of the cluster.
-        namespaces: that are served; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces that this operator serves; all when empty.
     """
 
     def __init__(self, api: Api, namespaces: Iterable[str]) -> None:

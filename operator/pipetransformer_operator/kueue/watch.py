@@ -23,11 +23,11 @@ QUERY = {"labelSelector": JOB_LABEL}
 
 
 class Workloads:
-    """See the module.
+    """Watches the Workloads of our jobs, and remembers what it last saw of them.
 
     Args:
-        api: of the cluster.
-        namespaces: to watch; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to watch; all when empty.
         events: is told whose Workload changed.
     """
 

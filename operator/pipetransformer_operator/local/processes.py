@@ -59,14 +59,14 @@ class ProcessListener(Protocol):
 
 
 class ProcessPool:
-    """See the module.
+    """Starts, lists and ends the processes of one job's workers.
 
     Args:
         run_dir: folder for the run's record; logs go to its `logs/`.
         scratch: folder for tokens and termination messages.
         channel_url: base URL of the channel.
         command: starts a worker.
-        own: environment variables of each worker.
+        own: environment variables of each worker, in addition to those of this process.
         inherited: file descriptors that stay open in each worker.
     """
 

@@ -86,10 +86,10 @@ class _Site(web.SockSite):
 
 
 class Entrance:
-    """See the module.
+    """Counts the open connections of the channel, and says which new ones are admitted.
 
     Args:
-        files: that this process may have open.
+        files: how many files this process may have open.
         listener: is told of each connection that is closed at once.
     """
 

@@ -24,7 +24,7 @@ class Rate:
         self._full_at: dict[Hashable, float] = {}
 
     def take(self, key: Hashable) -> float:
-        """Counts one action. Returns 0 if it is allowed now; otherwise seconds until it is."""
+        """Counts one action and returns 0 if it is allowed now; otherwise returns the seconds until it is."""
         wait = self.wait(key)
         if not wait:
             if len(self._full_at) >= MAX_KEYS:

@@ -70,7 +70,7 @@ class Api:
     """A client of one API server. Use `connect` to make one, and `close` it.
 
     Args:
-        api_client: of the library.
+        api_client: client of the Kubernetes library, which knows the address and the credentials.
         leadership: sends nothing but GET requests unless it is held; None: may always write.
         listener: is told of each request that was sent.
         limiter: delays requests, except the opening of watches; None: no limit.
@@ -156,10 +156,10 @@ class Api:
         """Yields events of the list at `path`, until the server ends the watch after `seconds`.
 
         Args:
-            path: of the list.
+            path: path of the list.
             version: resourceVersion after which events begin.
             seconds: lifetime of the watch.
-            query: of the list.
+            query: query of the list, such as its selectors.
             bookmarks: asks the server to report its progress.
             bookmarked: the server has sent a bookmark before, so a watch without one for a minute is dead. A server
                 sends the first only after an object of the kind has changed since the server started.

@@ -34,15 +34,15 @@ class LeaseListener(Protocol):
 
 
 class Lease:
-    """See the module.
+    """Holds the Lease for this operator, or waits until no other operator holds it.
 
     Args:
-        api: of the cluster; not guarded by this lease.
-        namespace: of the Lease.
-        identity: of this operator, readable by an admin. An operator that restarts with the same identity takes over
-            at once.
+        api: client of the API server, which this lease does not guard.
+        namespace: namespace of the Lease.
+        identity: name of this operator, which an admin can read. An operator that restarts with the same identity takes
+            over at once.
         seconds: how long the Lease must stay unchanged before another operator takes it.
-        sources: of its times.
+        sources: the clocks to use.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Nodes with a problem: what the watch last showed, and what silent or failed workers suggest."""
+"""Nodes with a problem: what the watch last showed of them, and what silent or failed workers suggest."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -24,7 +24,7 @@ _Key = TypeVar("_Key")
 
 
 class NodeHealth:
-    """See the module.
+    """Knows which nodes have a problem, and which of them new workers of a job avoid.
 
     Args:
         clock: the present time, with its time zone.

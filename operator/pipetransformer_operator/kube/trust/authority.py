@@ -40,9 +40,9 @@ class KeptAuthority:
     """A `Certificate` whose authorities are in a Secret.
 
     Args:
-        api: of the cluster.
-        namespace: of the operator.
-        hosts: names of the channel.
+        api: client of the API server.
+        namespace: namespace of the operator.
+        hosts: DNS names or IP addresses of the channel.
         clock: the present time, with its time zone.
     """
 
@@ -103,8 +103,8 @@ class Publisher:
     """Writes the certificates that workers trust into namespaces, once each until they change.
 
     Args:
-        api: of the cluster.
-        trust: says which certificates.
+        api: client of the API server.
+        trust: says which certificates workers trust.
     """
 
     def __init__(self, api: Api, trust: Trust) -> None:

@@ -26,8 +26,8 @@ class Followed:
     """Objects to follow, and what is known of them. Subclasses implement `relist`.
 
     Args:
-        path: of the list.
-        query: of the list and of each watch.
+        path: path of the list.
+        query: query of the list and of each watch, such as a selector.
     """
 
     def __init__(self, path: str, query: Query = NO_QUERY) -> None:
@@ -52,9 +52,9 @@ class Reported(Followed):
     """Objects whose watch is reported to listeners.
 
     Args:
-        path: of the list.
+        path: path of the list.
         events: is told how the watch does.
-        query: of the list and of each watch.
+        query: query of the list and of each watch, such as a selector.
         name: of the watch, which listeners are told in place of its path if another watch has the same path.
     """
 
@@ -77,9 +77,9 @@ class Awaited(Reported):
     """Objects that must be listed before any decision, unless the cluster refuses the list.
 
     Args:
-        path: of the list.
+        path: path of the list.
         events: is told how the watch does, and when the list is answered.
-        query: of the list and of each watch.
+        query: query of the list and of each watch, such as a selector.
         name: see `Reported`.
 
     Attributes:
@@ -109,8 +109,8 @@ async def follow(
     """Yields each change after the list: the object, and whether it was deleted.
 
     Args:
-        api: of the cluster.
-        followed: the objects.
+        api: client of the API server.
+        followed: the objects to list and to watch.
         watch_seconds: how long a watch stays open.
         relists_always: list again after each watch, even if it did not break.
     """

@@ -31,10 +31,10 @@ class JobTrimmer(Protocol):
 
 
 class KnownJobs:
-    """See the module.
+    """The jobs that their watch showed and that still exist.
 
     Args:
-        api: of the cluster.
+        api: client of the API server.
         trimmer: decides how much of a job to keep.
         events: is told which jobs change and which are gone.
     """
@@ -119,9 +119,9 @@ class ListedJobs:
     operator would end the drain that the one before began. Without other owners' pods the room would be unknown.
 
     Args:
-        jobs: as their watch shows them.
-        pods: of workers.
-        others: what else must be listed, unless the cluster refuses that.
+        jobs: all jobs, as their watch shows them.
+        pods: the watch of workers' pods.
+        others: other watches that must have listed their objects, unless the cluster refuses that.
     """
 
     def __init__(self, jobs: KnownJobs, pods: PodWatch, others: Sequence[Awaited]) -> None:

@@ -29,11 +29,11 @@ _PROTECTION_KINDS = {
 
 
 class Keeper:
-    """See the module.
+    """Watches what this operator wrote for workers, and has it written again if another client touched it.
 
     Args:
-        api: of the cluster.
-        namespaces: to watch; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to watch; all when empty.
         protection: knows what it wrote for each job.
         publisher: knows what it wrote into each namespace.
         events: is told whose protection was touched.

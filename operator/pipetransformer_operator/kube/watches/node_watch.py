@@ -1,4 +1,4 @@
-"""Nodes as the API server shows them: a list, then each change. A new list also tells which nodes are gone."""
+"""The watch of nodes."""
 
 from typing import Protocol
 
@@ -20,10 +20,10 @@ class NodeListener(Protocol):
 
 
 class NodeWatch(Awaited):
-    """See the module.
+    """Watches all nodes, and tells a listener of each that is new, has changed or is gone.
 
     Args:
-        api: of the cluster.
+        api: client of the API server.
         nodes: is told of each node.
         events: is told how the watch does.
     """

@@ -1,4 +1,4 @@
-"""Watches pods of other owners: what pods with a node hold there, and which pods find no node."""
+"""Pods of other owners: what they hold on their nodes, and which of them find no node."""
 
 import re
 import time
@@ -27,11 +27,11 @@ PATIENCE_SECONDS = 5.0
 
 
 class OtherPods(Awaited):
-    """See the module.
+    """Watches pods that are not workers. It counts what they hold, and remembers which of them wait for a node.
 
     Args:
-        api: of the cluster.
-        free: is told of each pod.
+        api: client of the API server.
+        free: is told of each pod, and counts what it holds.
         clock: seconds that only grow.
         events: is told when a pod releases accelerators, and how the watch does.
 

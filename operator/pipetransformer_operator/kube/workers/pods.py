@@ -92,7 +92,7 @@ def observe(
     Args:
         pod: as the API server gives it.
         trainer: name of the trainer container; only its exit counts.
-        nodes: nodes with a problem; None where nodes are not watched.
+        nodes: knows which nodes have a problem; None if nodes are not watched.
         unattended_since: see `Worker`.
     """
     number = worker_id(pod)

@@ -87,23 +87,23 @@ class _Shape(NamedTuple):
 
 
 class KubePool(ClusterListener):
-    """See the module.
+    """Creates and deletes the pods of all jobs' workers, and lists them as the plan sees them.
 
     Args:
-        api: of the cluster.
-        pods: all workers' pods.
+        api: client of the API server.
+        pods: knows the pods of all workers.
         channel_url: base URL of the channel, as pods reach it.
-        trust: prepares a namespace for workers.
-        nodes: nodes with a problem, a live view; None where nodes are not watched.
-        priority_classes: of base and of claimed workers.
+        trust: makes workers of a namespace trust the channel.
+        nodes: knows which nodes have a problem; None if nodes are not watched.
+        priority_classes: PriorityClasses of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
-        quota: says where workers of jobs with a queue may run; None where no queue decides.
-        reservations: of what nodes have free; None where nodes are not watched.
+        quota: says where workers of jobs with a queue may run; None if jobs have no queue.
+        reservations: know what nodes have free; None if nodes are not watched.
         clock: the present time, with its time zone.
-        pod_groups: of all jobs; None where the scheduler gives each pod a node by itself.
+        pod_groups: the pod groups of all jobs; None if the scheduler gives each pod a node by itself.
 
     Attributes:
-        protection: of all jobs' workers.
+        protection: writes what protects the workers of all jobs.
     """
 
     def __init__(

@@ -32,10 +32,10 @@ class _Applied(NamedTuple):
 
 
 class Protection:
-    """See the module.
+    """Writes what protects the workers of each job, and remembers what it wrote.
 
     Args:
-        api: of the cluster.
+        api: client of the API server.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
     """
 
@@ -137,8 +137,8 @@ async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
     """Deletes the budgets of all jobs, so that nodes can be drained while no operator runs.
 
     Args:
-        api: of the cluster.
-        namespaces: to look at; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to look at; all when empty.
 
     Raises:
         Refused, Unavailable: some could not be deleted. All others are.
