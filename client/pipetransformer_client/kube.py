@@ -174,7 +174,7 @@ class Kube:
             raise Unavailable(f"{self._configuration.host} does not answer {method} {path}: {error}") from error
 
     def _failure(self, response: urllib3.BaseHTTPResponse, path: str) -> ClientError:
-        """The error of a response that is no success."""
+        """The error for a response whose request failed."""
         host, message = self._configuration.host, failure_message(response.data)
         if response.status == 401:
             words = f"{host} does not accept the credentials of the kubeconfig: log in to the cluster again"

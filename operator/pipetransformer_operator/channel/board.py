@@ -24,9 +24,9 @@ from .limits.pulse import Pulse
 DEAF = timedelta(seconds=10)
 #: Polls of one worker that may wait at once: two of its threads ask, and a broken connection may still count.
 MAX_POLLS = 4
-#: An unknown sender has the board look at the pods of the job, 70 ms for 4,096. The next look waits this many times as
-#: long as the last one took. The workers of a deleted job of the same name ask until they end.
-LOOKS_REST = 10
+#: If a sender is unknown, the board looks at the pods of the job, which takes 70 ms for 4,096. Until the next look it
+#: waits this many times as long, because the workers of a deleted job of the same name ask until they end.
+LOOK_PAUSE_FACTOR = 10
 #: Polls answered before the event loop does anything else; each answer takes half a millisecond.
 TOLD_AT_ONCE = 32
 
@@ -194,7 +194,7 @@ class Board:
         seconds = asyncio.get_running_loop().time
         if sender.uid not in self._workers and (began := seconds()) >= self._next_look:
             self.learn(self._owner.workers())
-            self._next_look = began + LOOKS_REST * (seconds() - began)
+            self._next_look = began + LOOK_PAUSE_FACTOR * (seconds() - began)
         return self._workers.get(sender.uid) == sender.name
 
     def belongs(self, sender: Identity) -> bool:

@@ -104,7 +104,7 @@ class JobLoop:
         self._releases = releases
         self._refused_deletions = RefusedDeletions(pace.first_retry, pace.longest_retry)
         self._applier = Applier(key, store, pool, slots, quota, self._refused_deletions)
-        self._grant: tuple[Share | None] | None = None  # None before the first decision; its share may be None, too
+        self._share: tuple[Share | None] | None = None  # None before the first decision; its share may be None, too
         self._place = FREE
         self._written = float("-inf")
         self._due: float | None = None
@@ -124,13 +124,14 @@ class JobLoop:
         if self._waits_for_accelerators:
             self.notice()
 
-    def grant(self, share: Share | None) -> None:
-        """Sets the job's share of the workers that jobs compete for. Until then the share in the status applies."""
-        if self._grant != (share,):
-            self._grant = (share,)
+    def set_share(self, share: Share | None) -> None:
+        """Sets the job's share of the workers that jobs compete for. Before the first call the share in the status
+        applies."""
+        if self._share != (share,):
+            self._share = (share,)
             self.notice()
 
-    def take_place(self, place: Place) -> None:
+    def set_place(self, place: Place) -> None:
         """Sets the job's place among jobs that wait for their first workers."""
         if place != self._place:
             self._place = place
@@ -178,7 +179,7 @@ class JobLoop:
         observed = self.observe(job)
         self.board.learn(observed.workers)
         try:
-            decided, words_wait = await self._decide(job, observed)
+            decided, delay = await self._decide(job, observed)
         except Invalid as error:
             report = observed.report
             if report is None:
@@ -186,7 +187,7 @@ class JobLoop:
             what = f"step {report.step} in generation {report.layout_generation}"
             logger.warning("%s: writing the status without the leader's report of %s: %s", self.key, what, error)
             arrived = 0  # so the sender is not told that it is durable, and sends its next report
-            decided, words_wait = await self._decide(job, replace(observed, report=None))
+            decided, delay = await self._decide(job, replace(observed, report=None))
         await self.board.show(
             decided.status.generation,
             ended=decided.status.finished and decided.status.stop is None,
@@ -198,7 +199,7 @@ class JobLoop:
         if await self._applier.apply(job, decided):
             self.notice()
         again = self._refused_deletions.seconds_until_due(asyncio.get_running_loop().time())
-        return min(filter(None, (words_wait, decided.requeue_after, again)), default=None)
+        return min(filter(None, (delay, decided.requeue_after, again)), default=None)
 
     async def _decide(self, job: PipeTrainingJob, observed: Observed) -> tuple[Plan, float]:
         """Makes the plan and writes its status. Returns the plan, and for how many seconds the write may wait.
@@ -210,18 +211,18 @@ class JobLoop:
         started = time.perf_counter()
         decided = plan(job.spec, observed, self._clock())
         seconds = time.perf_counter() - started
-        self._pool.expect(job, decided.status)  # before any await, because other jobs look at the same room
+        self._pool.reserve_room(job, decided.status)  # before any await, because other jobs look at the same room
         waits_for_nodes = decided.status.waits_for_nodes_since is not None
         self._waits_for_accelerators = decided.waits_for_room or waits_for_nodes
         changed = decided.status != job.status
-        words_wait = self._words_wait(job, decided) if changed else 0.0
-        if changed and not words_wait:
+        delay = self._write_delay(job, decided) if changed else 0.0
+        if changed and not delay:
             await self._store.write_status(job, decided.status)
             self._written = asyncio.get_running_loop().time()
         self._metrics.on_decided(job, observed, decided, seconds)
-        return decided, words_wait
+        return decided, delay
 
-    def _words_wait(self, job: PipeTrainingJob, decided: Plan) -> float:
+    def _write_delay(self, job: PipeTrainingJob, decided: Plan) -> float:
         """How long the new status may wait, in seconds. While a job starts, its messages change with every pod."""
         pause = self.board.pulse.words_seconds
         waited = asyncio.get_running_loop().time() - self._written
@@ -254,7 +255,7 @@ class JobLoop:
             refusal=self._applier.refusal,
             unprotected=self._applier.unprotected,
             undeleted=self._refused_deletions.explanations,
-            share=job.status.share if self._grant is None else self._grant[0],
+            share=job.status.share if self._share is None else self._share[0],
             queue=self._quota.observe(job) if self._quota else None,
             released=self._releases.for_job(self.key),
             gives_way_to=self._place.gives_way_to,

@@ -165,8 +165,8 @@ class Controller:
             shares |= self._release_for_others.look(list(filter(None, claims)))
         places = self._gangs.look(list(filter(None, gangs)), now)
         for name, (loop, _) in looks.items():
-            loop.grant(shares.get(name))
-            loop.take_place(places.get(name, FREE))
+            loop.set_share(shares.get(name))
+            loop.set_place(places.get(name, FREE))
 
     async def _keep_sharing(self) -> None:
         while True:

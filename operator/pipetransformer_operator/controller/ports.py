@@ -108,7 +108,7 @@ class WorkerPool(Protocol):
         """How many of the job's workers without a node, and new ones, would find a node now. From memory."""
         ...
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """Reserves room for the workers of the job's next status, so that other jobs do not count on it."""
         ...
 

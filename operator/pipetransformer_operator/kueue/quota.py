@@ -83,7 +83,7 @@ class KueueQuota(ClusterListener):
                 await self._release(seen)  # its priority cannot change, so the next turn asks again
             elif workloads.is_evicted(seen) and not request.admitted:
                 await self._patch(seen, workloads.requeued(seen, request, now), MERGE_PATCH)
-            elif body := workloads.use(seen, request, status.generation, now):
+            elif body := workloads.usage(seen, request, status.generation, now):
                 await self._patch(seen, body, APPLY_PATCH)
         for name, seen in mine.items():
             if name not in wanted:

@@ -91,7 +91,7 @@ def returned(workload: Object) -> int:
     return sum(int(one["count"]) for one in pods)
 
 
-def use(workload: Object, request: QuotaRequest, generation: Generation | None, now: datetime) -> Object | None:
+def usage(workload: Object, request: QuotaRequest, generation: Generation | None, now: datetime) -> Object | None:
     """What to apply to the Workload's status: returned quota, and whether all pods run. None if nothing changed."""
     job = workload["metadata"]["labels"][JOB_LABEL]
     names = {worker_name(job, key) for key in request.worker_ids}

@@ -102,7 +102,7 @@ class ProcessPool:
         """See `WorkerPool`. A machine runs any number of processes."""
         return Room(None, None)
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`. There is no other job."""
 
     async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:

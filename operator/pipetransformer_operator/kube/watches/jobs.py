@@ -77,7 +77,7 @@ class KnownJobs:
             self._seen.pop(key, None)
             self._events.on_job_gone(key)
 
-    def listed(self, path: str) -> None:
+    def on_listed(self, path: str) -> None:
         """The watch starts with a list of this path: jobs that were known before may be gone."""
         if self._seen:
             self._doubted.add(path)
@@ -95,7 +95,7 @@ class KnownJobs:
                 except REQUEST_FAILED as error:
                     logger.warning("cannot list jobs: %s; trying again in %g s", error, RETRY_SECONDS)
                     await asyncio.sleep(RETRY_SECONDS)
-                    self.listed(path)
+                    self.on_listed(path)
 
     async def _look(self, path: str) -> None:
         """Drops the jobs that a list lacks although the list is newer."""
@@ -113,7 +113,7 @@ class KnownJobs:
 
 
 class ListedJobs:
-    """Known jobs, once all is listed that decisions about them need. Before that no job exists here.
+    """The known jobs, but none of them until everything is listed that decisions about them need.
 
     Without its pods a job would seem to have no workers. Without nodes none would seem cordoned or lost, so a new
     operator would end the drain that the one before began. Without other owners' pods the room would be unknown.

@@ -22,7 +22,7 @@ def controller_uid(pod: Object) -> str:
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
 
 
-def is_of(kept: Object, job: PipeTrainingJob) -> bool:
+def is_owned_by_name(kept: Object, job: PipeTrainingJob) -> bool:
     """Whether the job, or a deleted job of the same name, owns the object."""
     owners = {(one["kind"], one["name"]) for one in kept["metadata"].get("ownerReferences", [])}
     return (KIND, job.metadata.name) in owners
@@ -64,8 +64,8 @@ def observable(pod: Mapping[str, Any]) -> Object:
 
 
 def tolerations(pod: Mapping[str, Any]) -> list[Object]:
-    """What taints the pod tolerates, without those by which nodes say that they have a problem: every pod tolerates
-    some of these for a while."""
+    """The pod's tolerations, except those of taints by which nodes report a problem, because every pod tolerates some
+    of these for a while."""
     found = pod["spec"].get("tolerations") or ()
     return [one for one in found if not str(one.get("key")).startswith("node.kubernetes.io/")]
 

@@ -30,9 +30,9 @@ from pipetransformer_operator.kube.events import ClusterListener
 from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.plan import UNSEEN, DisruptionBudget, NodeFacts, Worker, worker_name
 
-from .placement import Groups, choose_domains, inside
+from .placement import Groups, choose_domains, prefer_nodes_with
 from .pod_groups import CLAIMED, FIRST_GROUP, PodGroups, Size
-from .pods import controller_uid, is_of, is_unattended, observable, observe, tolerations, worker_id
+from .pods import controller_uid, is_owned_by_name, is_unattended, observable, observe, tolerations, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
@@ -185,7 +185,7 @@ class KubePool(ClusterListener):
             return room  # a retry shows which nodes its pods tolerate
         return room._replace(reach=self._reservations.reach(shape, status.priority, avoided))
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`."""
         if self._reservations is None:
             return
@@ -272,15 +272,20 @@ class KubePool(ClusterListener):
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
+        # The pod's groups, before the first await, so that groups fill in order.
         groups = self._current_groups(job, status)
-        group = groups.of(number)  # before the first await, so that groups fill in order
-        alone = groups.alone(group)
+        group = groups.of(number)
+        alone = groups.is_alone(group)
         pod_group = self._pod_group_of.get(JobKey.of(job), {}).get(number, "")
         if self._pod_groups is not None and not pod_group:
             raise Conflict(f"job {job.metadata.name} was deleted while its workers were created")
+
+        # What the pod must carry, and which nodes it avoids.
         assignment = await self._quota.assigned(job, number, status) if self._quota else ANYWHERE
         path, name = _pods_path(job), worker_name(job.metadata.name, number)
         doubted, unfit = self._avoided.get(JobKey.of(job), (set(), set()))
+
+        # The pod itself. If it exists already, an earlier attempt created it.
         with self._request_in_flight(JobKey.of(job)):
             try:
                 pod = render(
@@ -304,6 +309,8 @@ class KubePool(ClusterListener):
                 raise Refused(f"spec.podTemplate: {error}") from error
             except Conflict as conflict:
                 created = await self._existing_pod(job, name, conflict)
+
+            # Without these labels and owner references no later turn would find the pod.
             if lost := _removed(created, pod):
                 await self._delete_pod(path, name, created["metadata"]["uid"])
                 raise Refused(f"pod {name} was deleted: an admission webhook or policy removed its {', '.join(lost)}")
@@ -325,7 +332,7 @@ class KubePool(ClusterListener):
             raise conflict from None
         if controller_uid(pod) == job.metadata.uid:
             return pod
-        if is_of(pod, job):
+        if is_owned_by_name(pod, job):
             raise Refused(f"pod {name} of a deleted job of the same name still exists") from conflict
         raise NameConflict(name) from conflict
 
@@ -372,7 +379,8 @@ class KubePool(ClusterListener):
         return groups
 
     def _choose_beginnings(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[str, Object]:
-        """Where each group should begin, in which no worker has a node yet: a preference for nodes."""
+        """For each group in which no worker has a node yet: a preference for nodes of the domain where it should
+        begin."""
         within, spread = job.spec.placement.within, job.spec.placement.spread
         if within is None or self._reservations is None:
             return {}
@@ -391,7 +399,7 @@ class KubePool(ClusterListener):
             self._shape(job), within.topology_key, avoided, apart_from=begun.values() if apart else ()
         )
         domains = choose_domains(sizes, room, apart=apart)
-        return {group: inside(within.topology_key, domain) for group, domain in domains.items()}
+        return {group: prefer_nodes_with(within.topology_key, domain) for group, domain in domains.items()}
 
     def _assign_pod_groups(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[int, str]:
         """The pod group of each new worker. All are one while no worker of the job has a node, otherwise each pipeline.

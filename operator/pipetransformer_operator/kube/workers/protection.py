@@ -18,7 +18,7 @@ from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused,
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.plan import DisruptionBudget
 
-from .pods import controller_uid, is_of
+from .pods import controller_uid, is_owned_by_name
 from .rendering import METRICS_PORT, owner_reference
 
 #: By kind, how a path names its objects. The part of the path before the namespace is its API path.
@@ -95,7 +95,7 @@ class Protection:
             same = seen["spec"] == body["spec"] and _has_labels(seen["metadata"], body)
             return seen if same else await self._patch(path, body, seen["metadata"]["uid"])
         name = f"{body['kind']} {body['metadata']['name']}"
-        if is_of(seen, job):
+        if is_owned_by_name(seen, job):
             raise Unavailable(f"{name} of a deleted job of the same name still exists")
         raise Refused(f"{name} exists and belongs to another owner: delete or rename it or the job")
 

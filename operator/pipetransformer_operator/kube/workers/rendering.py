@@ -24,7 +24,7 @@ from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.plan import worker_name
 
-from .placement import FAR, NEAR, PREFERRED, REQUIRED, Wish, none_of, off, wishes
+from .placement import FAR, NEAR, PREFERRED, REQUIRED, Wish, exclude_nodes, prefer_other_nodes, wishes
 
 SCRATCH_FOLDER = "/scratch"
 SHARED_MEMORY = "/dev/shm"
@@ -291,7 +291,7 @@ def _place(
     affinity = _object(spec, "affinity")
     wished = "topologySpreadConstraints" in spec or any(affinity.get(kind) is not None for kind in (NEAR, FAR))
     avoided = sorted({*doubted, *unfit})
-    for preference in ([off(avoided)] if avoided else []) + ([begins] if begins else []):
+    for preference in ([prefer_other_nodes(avoided)] if avoided else []) + ([begins] if begins else []):
         _items(_object(affinity, "nodeAffinity"), PREFERRED).append(preference)
     for wish in wished_for:
         hinders = doubted or (avoided and wish.kind == FAR)
@@ -311,7 +311,7 @@ def _keep_off(spec: Object, avoided: Collection[str]) -> None:
     if not terms:
         terms.append({})
     for term in terms:
-        _items(term, "matchFields").extend(none_of(sorted(avoided)))
+        _items(term, "matchFields").extend(exclude_nodes(sorted(avoided)))
 
 
 def _object(holder: Object, field: str) -> Object:

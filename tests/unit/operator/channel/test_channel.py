@@ -15,7 +15,7 @@ from pipetransformer_operator.channel import announcement as channel_announcemen
 from pipetransformer_operator.channel import app as channel_app
 from pipetransformer_operator.channel.announcement import Announcement
 from pipetransformer_operator.channel.authenticator import Identity
-from pipetransformer_operator.channel.board import LOOKS_REST, MAX_POLLS, TOLD_AT_ONCE, Board, Ended
+from pipetransformer_operator.channel.board import LOOK_PAUSE_FACTOR, MAX_POLLS, TOLD_AT_ONCE, Board, Ended
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker
@@ -329,7 +329,7 @@ async def test_workers_of_a_deleted_job_of_the_name_have_its_pods_looked_at_only
     while looks < 3:
         assert not board.knows(Identity("default", "digits-w0", "old-0"))
         await asyncio.sleep(0.001)
-    assert time.monotonic() - began >= 2 * LOOKS_REST * look_seconds
+    assert time.monotonic() - began >= 2 * LOOK_PAUSE_FACTOR * look_seconds
     assert board.knows(Identity("default", "digits-w0", "uid-0")) and looks == 3
 
 

@@ -542,7 +542,7 @@ async def test_a_share_lasts_until_jobs_share_again() -> None:
     loop, job = make_loop(cluster), cluster.jobs[KEY]
     job = job.model_copy(update={"status": JobStatus(share=share)})
     assert loop.observe(job).share == share, "an operator that has just started knows no other"
-    loop.grant(None)
+    loop.set_share(None)
     assert loop.observe(job).share is None
 
 

@@ -77,14 +77,14 @@ async def test_accelerators_that_become_free_wake_only_a_job_that_waits_for_some
 async def test_a_new_share_or_place_wakes_a_job_and_a_known_one_does_not() -> None:
     share, place = Share(workers=2, layout_generation=0), Place(preferred_since=NOW)
     async with settled(Cluster(2, make_job().workers(2).job())) as (loop, turns):
-        loop.grant(share)
+        loop.set_share(share)
         assert await wakes(turns)
         await quiet(turns)
-        loop.take_place(place)
+        loop.set_place(place)
         assert await wakes(turns)
         await quiet(turns)
-        loop.grant(share)
-        loop.take_place(place)
+        loop.set_share(share)
+        loop.set_place(place)
         assert not await wakes(turns)
 
 
@@ -114,7 +114,7 @@ class Listening(Cluster):
         super().__init__(size, *jobs)
         self.expected: list[JobStatus] = []
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         assert job.metadata.name == "digits"
         self.expected.append(status)
 

@@ -379,9 +379,9 @@ async def test_a_replacement_goes_to_its_pipeline_and_a_new_pipeline_to_another_
 
 def test_a_group_is_alone_only_while_the_job_has_no_worker_of_another() -> None:
     beside, alone = Groups(2, 2, ["2-0", "2-0"]), Groups(2, 2, ["2-0"])
-    assert (beside.of(4), beside.alone("2-1")) == ("2-1", False), "a claimed pipeline keeps its distance"
-    assert (alone.of(4), alone.alone("2-0")) == ("2-0", True)
-    assert (alone.of(5), alone.alone("2-0")) == ("2-1", False)
+    assert (beside.of(4), beside.is_alone("2-1")) == ("2-1", False), "a claimed pipeline keeps its distance"
+    assert (alone.of(4), alone.is_alone("2-0")) == ("2-0", True)
+    assert (alone.of(5), alone.is_alone("2-0")) == ("2-1", False)
 
 
 async def test_each_pair_of_groups_has_one_that_keeps_its_distance() -> None:
@@ -571,12 +571,12 @@ def test_a_job_reserves_room_for_each_wanted_worker_that_still_lacks_it() -> Non
         return found
 
     before = unreserved()
-    world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2]))
+    world.pool.reserve_room(one, JobStatus(worker_ids=[0, 1, 2]))
     assert before - unreserved() == 2, "one of three has a node"
     ended = Condition(type=ConditionType.COMPLETE, status=ConditionStatus.TRUE, reason="", last_transition_time=NOW)
-    world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2], conditions=[ended]))
+    world.pool.reserve_room(one, JobStatus(worker_ids=[0, 1, 2], conditions=[ended]))
     assert unreserved() == before, "it creates no worker any more"
-    world.pool.expect(one, JobStatus(worker_ids=[0]))
+    world.pool.reserve_room(one, JobStatus(worker_ids=[0]))
     assert unreserved() == before
 
 
