@@ -28,7 +28,7 @@ class Rule:
     field: str = ""
 
     @property
-    def rule(self) -> str:
+    def cel(self) -> str:
         """The condition as CEL."""
         return self.condition if isinstance(self.condition, str) else self.condition.cel
 
