@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipetransformer_contract.api import JobSpec
-from pipetransformer_contract.choose import Bounds, OnPack, ReleaseDownTo, change
+from pipetransformer_contract.choose import Bounds, OnPack, ReleaseDownTo, next_layout
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import FrozenForward, ScheduleName
 
@@ -100,7 +100,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
 
         # The layout that the operator would choose now. If it stays, and no layer froze, no phase begins.
         left = None if step is None else forecast.job.total_steps - step
-        to = change(
+        to = next_layout(
             forecast.offers(boundary, cached_layers),
             most_workers(spec),
             bounds,

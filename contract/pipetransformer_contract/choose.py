@@ -168,7 +168,7 @@ def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing
     return found
 
 
-def change(
+def next_layout(
     offers: Sequence[Offer], workers: int, bounds: Bounds, *, on_pack: OnPack, packing: Packing, present: Present
 ) -> Layout | None:
     """Choose the layout to which the workers regroup; None if they continue without a regroup.

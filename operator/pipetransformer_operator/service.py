@@ -29,7 +29,7 @@ from .kube.client.api import REQUEST_FAILED, Api, NotFound
 from .kube.client.lease import Lease
 from .kube.node_health.health import NodeHealth
 from .kube.store import served
-from .kube.trust.authority import KeptAuthority, Publisher
+from .kube.trust.authority import Publisher, SecretCertificate
 from .kube.trust.scrapers import PATH as METRICS_PATH
 from .kube.trust.scrapers import Forbidden, Scrapers
 from .kube.watched import AWAITED
@@ -243,7 +243,7 @@ def _listen(settings: Settings, port: int) -> socket.socket:
 def _certificate(api: Api, settings: Settings) -> Certificate:
     if settings.certificate_dir:
         return MountedCertificate(Path(settings.certificate_dir))
-    return KeptAuthority(api, settings.namespace, settings.channel_hosts)
+    return SecretCertificate(api, settings.namespace, settings.channel_hosts)
 
 
 async def _renew(certificate: Certificate, publisher: Publisher, controller: Controller) -> None:

@@ -7,7 +7,7 @@ import typer
 from pipetransformer_client.client import Client
 from pipetransformer_client.errors import ClientError
 from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.template import lost_locations
+from pipetransformer_contract.api.template import location_warnings
 
 from .app import app
 from .manifests import File, Name, Settings, all_jobs
@@ -72,5 +72,5 @@ def _print_checked(manifests: list[dict[str, Any]], output: Format | None) -> No
 
 def _warn(manifest: dict[str, Any]) -> None:
     """Warns of what is valid in a job, but probably not what its user wants."""
-    for lost in lost_locations(PipeTrainingJob.from_manifest(manifest).spec):
-        error_console().print(f"warning: {lost}")
+    for warning in location_warnings(PipeTrainingJob.from_manifest(manifest).spec):
+        error_console().print(f"warning: {warning}")

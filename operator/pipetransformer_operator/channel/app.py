@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
 from pipetransformer_contract.messages import Heartbeat, HeartbeatReply, Ready, Report, ReportReply
-from pipetransformer_contract.wire import Path, Wire
+from pipetransformer_contract.wire import ChannelPath, Wire
 from pipetransformer_operator.clocks import Stopwatch
 
 from .announcement import Announcement
@@ -118,10 +118,10 @@ class Channel:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[counted])
         app.add_routes(
             [
-                web.post(Path.READY, self._ready),
-                web.get(Path.GENERATION, self._generation),
-                web.post(Path.HEARTBEAT, self._heartbeat),
-                web.post(Path.REPORT, self._report),
+                web.post(ChannelPath.READY, self._ready),
+                web.get(ChannelPath.GENERATION, self._generation),
+                web.post(ChannelPath.HEARTBEAT, self._heartbeat),
+                web.post(ChannelPath.REPORT, self._report),
             ]
         )
         return app

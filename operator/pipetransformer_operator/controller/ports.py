@@ -14,6 +14,8 @@ from pipetransformer_operator.plan import DisruptionBudget, NodeFacts, Observed,
 
 
 class JobKey(NamedTuple):
+    """Namespace and name of a job."""
+
     namespace: str
     name: str
 

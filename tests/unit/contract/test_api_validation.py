@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
-from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.field_error import FieldError
 from pipetransformer_contract.api.manifest import checked
 from pipetransformer_contract.api.schema import Schema, root_schema
 from pipetransformer_contract.api.status import ConditionType, State

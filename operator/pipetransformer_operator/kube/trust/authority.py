@@ -36,7 +36,7 @@ _KEY_END = b"-----END PRIVATE KEY-----\n"
 _CERTIFICATE_END = b"-----END CERTIFICATE-----\n"
 
 
-class KeptAuthority:
+class SecretCertificate:
     """A `Certificate` whose authorities are in a Secret.
 
     Args:
