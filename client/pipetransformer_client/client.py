@@ -39,7 +39,7 @@ class Client:
     """The jobs of one cluster. All methods may raise `ClientError`; see `errors`.
 
     Attributes:
-        namespace: namespace of all jobs that are not given one.
+        namespace: namespace of the jobs whose namespace is not given.
     """
 
     def __init__(self, kube: Kube, namespace: str | None = None) -> None:

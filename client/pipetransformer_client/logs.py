@@ -97,7 +97,7 @@ class WorkerLogs:
     def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
         """Puts the lines of a worker into the queue. Each worker has a thread that runs this.
 
-        A stream may break, so it is opened again until one that was opened after the worker's end has been read.
+        A stream may break, so this opens it again, until it has read a stream that it opened after the worker's end.
         """
         query: Query = {**self._query, "follow": "true"}
         newest = ""

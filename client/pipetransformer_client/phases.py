@@ -75,8 +75,8 @@ class Savings:
 
 
 def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
-    """Predict the phases of a run, in order. If frozen layers leave the accelerators and the layout stays the same, no
-    phase begins.
+    """Predict the phases of a run, in order. No phase begins if frozen layers only leave the accelerators, and the
+    layout stays the same.
 
     If gradients decide when layers freeze, the steps are unknown. Then there is one phase for each possible number of
     frozen layers.

@@ -96,7 +96,7 @@ def _label_syntax_errors(labels: Mapping[str, str]) -> Iterator[FieldError]:
 
 
 def _words(detail: ErrorDetails) -> str:
-    """The message of an error of pydantic. For an unknown field it suggests the known one that is closest to it."""
+    """The message of an error of pydantic. For an unknown field it suggests the known field with the closest name."""
     if detail["type"] != "extra_forbidden":
         return detail["msg"]
     schema, (*parents, wrong) = root_schema(), detail["loc"]

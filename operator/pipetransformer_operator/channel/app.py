@@ -247,7 +247,7 @@ class Channel:
 
 async def _whole(request: web.Request, announced: Announcement) -> web.StreamResponse:
     """Answers with all members. Only a few such answers are in flight at a time, because thousands would take memory.
-    An answer that is not read in time is aborted."""
+    If the worker does not read the answer in time, the connection is aborted."""
     compressed = "gzip" in request.headers.get("Accept-Encoding", "")
     body = announced.compressed if compressed else announced.whole
     response = web.StreamResponse(headers={"Content-Encoding": "gzip"} if compressed else {})

@@ -20,7 +20,7 @@ REFUSED_SECONDS = 15.0
 
 @dataclass
 class _Outcome:
-    """What one application met."""
+    """What the cluster answered while one plan was carried out."""
 
     conflicts: set[str]
     unprotected: list[Refused] = field(default_factory=list)

@@ -32,7 +32,7 @@ class ReleaseForOthers:
         self._asked: _Asked | None = None
 
     def look(self, claims: Sequence[Claims]) -> dict[str, Share]:
-        """The smaller share of the job that is asked for a pipeline, by its key; empty if none is asked."""
+        """Returns the smaller share of the job that is asked for a pipeline, by its key; empty if no job is asked."""
         waiting = self._others.waiting()
         self._given = {pod.uid: self._given[pod.uid] for pod in waiting if pod.uid in self._given}
         if self._asked is not None and (given := self._asked.given(claims)) is not None:

@@ -109,9 +109,9 @@ class Controller:
         self.wake_waiting(by)
 
     def wake_waiting(self, by: JobKey | None) -> None:
-        """There is more room for workers: wakes the jobs that wait for it, except the one that made it.
+        """There is more room for workers: wakes the jobs that wait for it, except the job `by` that released it.
 
-        It ends no sleep after a failed attempt, because the jobs whose attempts failed would wake each other."""
+        A job that pauses after a failed attempt stays asleep. Otherwise such jobs would wake each other."""
         for key, loop in self._loops.items():
             if key != by:
                 loop.notice_accelerators()

@@ -31,7 +31,7 @@ class Room(NamedTuple):
     """How many more workers of a job would find a free accelerator now."""
 
     free: int | None  #: in total; None: unknown
-    unreserved: int | None  #: without those that other jobs reserved; 0: unknown, None: unlimited
+    unreserved: int | None  #: those that no other job has reserved; 0 if unknown, None if unlimited
     reach: int | None = None  #: in total if pods of lower priority were preempted; None: unknown or not asked
     unknown: str = ""  #: why `free` is unknown, in words
 
@@ -160,7 +160,7 @@ class WorkerPool(Protocol):
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
-        """Asks the worker to end if its UID is still `uid`. It may be gone already.
+        """Asks the worker to end if its UID is still `uid`. Does nothing if it is gone already.
 
         Raises:
             Refused: the cluster keeps it; the message says why.

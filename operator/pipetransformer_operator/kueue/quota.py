@@ -187,7 +187,7 @@ class KueueQuota(ClusterListener):
             raise Refused(f"{label}: WorkloadPriorityClass {name} does not exist") from None
 
     async def _release(self, seen: Object) -> None:
-        """Deletes a Workload and drops our finalizer."""
+        """Deletes a Workload and drops our finalizer, so that Kueue frees its quota."""
         metadata = seen["metadata"]
         if not workloads.is_ending(seen):
             path = f"{_path(metadata['namespace'])}/{metadata['name']}"

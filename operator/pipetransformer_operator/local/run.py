@@ -115,8 +115,8 @@ class _Waker:
 
 
 async def _follow_reports(controller: Controller, key: JobKey, store: MemoryStore, listener: JobListener) -> None:
-    """Shows the newest report every `SHOW_SECONDS`. The status alone would show mere progress only now and then, to
-    save an API server's writes."""
+    """Shows the newest report every `SHOW_SECONDS`. The status alone would show progress only now and then, because the
+    operator spares an API server its writes."""
     shown: Report | None = None
     while True:
         await asyncio.sleep(SHOW_SECONDS)

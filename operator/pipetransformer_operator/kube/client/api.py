@@ -124,7 +124,7 @@ class Api:
     async def get(
         self, path: str, query: Query = NO_QUERY, *, timeout: float = TIMEOUT_SECONDS, accept: str = JSON
     ) -> Object:
-        """Reads an object. Raises as `request`."""
+        """Reads an object. Raises as `request` does."""
         return await self.request("GET", path, query=query, timeout=timeout, accept=accept)
 
     async def list(
@@ -132,7 +132,7 @@ class Api:
     ) -> AsyncIterator[Object]:
         """Yields a list in parts, each with some of its `items`. All have the resourceVersion of the whole list.
 
-        Raises as `request`, also between two parts, because the server may forget that version."""
+        Raises as `request` does, also between two parts, because the server may forget that version."""
         asked = {**query, "limit": str(LISTED_AT_ONCE)}
         while True:
             part = await self.get(path, asked, timeout=timeout, accept=accept)
@@ -211,8 +211,9 @@ class Api:
             NotFound: 404.
             Conflict: 409.
             Invalid: 400, 413 or 422.
-            Refused: any other 4xx; or 500, for example because an admission webhook does not answer. Of a GET only 403,
-                because other failures of a read pass: 401, 410 between two parts of a list, or 500 while etcd elects.
+            Refused: any other 4xx; or 500, for example because an admission webhook does not answer. For a GET only
+                403, because other failures of a read pass: 401, 410 between two parts of a list, or 500 while etcd
+                elects a leader. They are `Unavailable`.
             Unavailable: no answer, 429, another failure, or this operator does not lead.
         """
         asked = dict(query)

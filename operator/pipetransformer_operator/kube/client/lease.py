@@ -115,7 +115,7 @@ class Lease:
                 raise LeaseLost(f"{holder} took over the lease {NAME} from {self._identity}")
 
     async def release(self) -> None:
-        """Gives the Lease up, so that another operator takes over at once. Call it after the last write."""
+        """Releases the Lease, so that another operator takes over at once. Call it after the last write."""
         if not self.held:
             return
         self._held_until = float("-inf")

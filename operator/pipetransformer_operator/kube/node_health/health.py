@@ -82,7 +82,7 @@ class NodeHealth:
         return news
 
     def _compare(self, name: str, node: Mapping[str, Any]) -> None:
-        """Tells when a node has more for pods than before: a device plugin adds accelerators after it appeared."""
+        """Tells the listener if a node has more for pods than before, as when a device plugin adds accelerators."""
         if name in self.draining or name in self.lost:
             self._offers.pop(name, None)
             return
@@ -98,7 +98,7 @@ class NodeHealth:
             job: UID of the job whose workers had trouble there.
             silent: nodes where its workers fell silent.
             unfit: nodes that rejected its workers, or whose accelerators failed. Other jobs avoid them for a shorter
-                time, because such a node lives: it may be slow, or lack room for this job's workers only.
+                time, because the node may be slow or lack room only for this job's workers.
         """
         soon = self._clock() + UNFIT_FOR_OTHERS
         _extend(self._doubted, silent)
@@ -137,7 +137,7 @@ class NodeHealth:
         return self._signals.drain.why(node)
 
     def doubts(self, name: str) -> bool:
-        """Whether workers there fell silent lately."""
+        """Whether workers of this node fell silent lately."""
         return name in self._doubted and self._clock() < self._doubted[name]
 
     def is_closed(self, name: str) -> bool:
@@ -156,11 +156,11 @@ class NodeHealth:
     def unfit(self, job: str) -> list[str]:
         """Names of nodes that are unhealthy, or that lately rejected workers or had an accelerator fail.
 
-        The job remembers its own trouble for longer than that of other jobs."""
+        For this job, trouble of its own workers counts for longer than that of other jobs' workers."""
         return sorted(self.unhealthy | {name for of, name in self._unexpired(self._unfit) if of in (job, _ANY)})
 
     def _unexpired(self, known: dict[_Key, datetime]) -> list[_Key]:
-        """The keys whose time has not come. Forgets all others."""
+        """Returns the keys whose time lies ahead, and forgets all others."""
         for key in [key for key, until in known.items() if self._clock() >= until]:
             del known[key]
         return list(known)

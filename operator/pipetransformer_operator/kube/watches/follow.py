@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS = 120
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
-#: A watch that ends earlier than this without an event is as bad as one that breaks: a proxy may answer so.
+#: A watch that ends earlier than this without an event counts as broken, because a proxy may answer in place of the
+#: API server.
 SHORTEST_WATCH_SECONDS = 1.0
 
 

@@ -48,7 +48,7 @@ class KnownJobs:
         self._doubt = asyncio.Event()
 
     def of(self, key: JobKey) -> Object | None:
-        """The job of that name; the newer of two if the watch missed the end of the older one."""
+        """The job of that name. If the watch missed the end of an older job, the newer of the two."""
         return max(self._seen.get(key, {}).values(), key=_version, default=None)
 
     def keys(self, namespace: str = "") -> list[JobKey]:

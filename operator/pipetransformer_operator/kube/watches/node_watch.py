@@ -15,7 +15,7 @@ class NodeListener(Protocol):
     """Is told of nodes."""
 
     def on_node_changed(self, node: Object, *, deleted: bool) -> None:
-        """The node is new, has changed or is gone. Of one that is gone only the name may be known."""
+        """The node is new, has changed or is gone. If it is gone, `node` may hold only its name."""
         ...
 
 

@@ -21,8 +21,8 @@ PATH = "/api/v1/pods"
 NAME = f"{PATH} of other owners"
 #: A pod that has ended holds nothing; the watch shows it as deleted.
 QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "labelSelector": f"!{JOB_LABEL}"}
-#: A pod counts as waiting after this many seconds. Before that it may find a node by itself: the scheduler tries again
-#: when another pod ends, and an autoscaler may already add a node.
+#: A pod counts as waiting after this many seconds. Before that it may still find a node, because the scheduler tries
+#: again when another pod ends, and an autoscaler may already add a node.
 PATIENCE_SECONDS = 5.0
 
 

@@ -44,7 +44,7 @@ class Groups:
         return self._joined[worker_id]
 
     def is_alone(self, group: str) -> bool:
-        """Whether the job has workers of no other group, now."""
+        """Whether all workers of the job are in this group now."""
         return not {*self._sizes, *self._joined.values()} - {group}
 
     def _join(self) -> str:

@@ -365,7 +365,7 @@ class KubePool(ClusterListener):
         return deleted if ends and "resourceVersion" in deleted["metadata"] else None
 
     def _nodes_to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
-        """Nodes to avoid: doubted ones that have workers of the job, and all others."""
+        """Two sets of nodes to avoid: doubted nodes that have workers of the job, and all other nodes to avoid."""
         if self._nodes is None:
             return set(), set()
         doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
@@ -402,7 +402,7 @@ class KubePool(ClusterListener):
         return {group: prefer_nodes_with(within.topology_key, domain) for group, domain in domains.items()}
 
     def _assign_pod_groups(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[int, str]:
-        """The pod group of each new worker. All are one while no worker of the job has a node, otherwise each pipeline.
+        """The pod group of each new worker: one for all while no worker of the job has a node, then one a pipeline.
 
         Claimed workers have groups of their own, because all pods of a group have one priority."""
         stays = set(status.worker_ids) - set(status.leaving_ids)
@@ -412,7 +412,7 @@ class KubePool(ClusterListener):
         return {one: group + CLAIMED if one in status.claimed_ids else group for one, group in groups.items()}
 
     def _pod_group_sizes(self, job: PipeTrainingJob, status: JobStatus, new: Mapping[int, str]) -> dict[str, Size]:
-        """How many pods the job wants of each pod group that has one, or gets one."""
+        """The size of each pod group that has a pod or gets one: how many of its pods the job wants."""
         stays = set(status.worker_ids) - set(status.leaving_ids)
         wanted = Counter(new.values())
         for pod in self._pods(job):

@@ -188,9 +188,9 @@ def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
 def disruption_budget(job: PipeTrainingJob, budget: DisruptionBudget) -> Object:
     """Allows evictions as long as `min_available` of the covered workers stay.
 
-    This is a number, because the cluster would take a percentage, or `maxUnavailable`, of the job's scale, which is a
-    ceiling. A pod that runs but is not ready is evicted at once with AlwaysAllow. With IfHealthyBudget it stays while
-    too few are ready, which may never end. Pods that do not run are always evicted.
+    `min_available` is a number of pods. The cluster would take a percentage, or `maxUnavailable`, of the job's scale,
+    which is a maximum. A pod that runs but is not ready is evicted at once with AlwaysAllow. With IfHealthyBudget it
+    stays while too few are ready, which may never end. Pods that do not run are always evicted.
     """
     covered = {JOB_LABEL: job.metadata.name, **({} if budget.claimed else {CLAIMED_LABEL: "false"})}
     return {

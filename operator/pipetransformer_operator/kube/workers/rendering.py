@@ -39,7 +39,7 @@ class PriorityClasses(NamedTuple):
     """Names of PriorityClasses; empty for none."""
 
     base: str = ""  #: of workers up to the job's starting size, unless the template names one
-    claimed: str = ""  #: of claimed workers, whatever the template says; they are preempted before others
+    claimed: str = ""  #: of claimed workers, even if the template names another; they are preempted before others
     autoscaled: str = ""  #: of claimed workers with `claimFrom: Autoscaler`: autoscalers ignore the lower priority
 
     def of_claims(self, job: PipeTrainingJob) -> str:
@@ -100,7 +100,7 @@ def render(
         avoided: nodes that the pod never runs on.
 
     Raises:
-        Refused: a field of the template must be a list or an object, but is not. The API server checks all else.
+        Refused: a field of the template must be a list or an object, but is not. The API server checks the rest.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata = template.get("metadata", {})
