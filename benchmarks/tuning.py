@@ -20,7 +20,7 @@ from pipetransformer import Evaluation, train
 from pipetransformer.job.load import load_job
 from pipetransformer.library.forecast import Forecast, measure_here
 from pipetransformer.partition import ModelCosts
-from pipetransformer_client.dry_run import phases, savings
+from pipetransformer_client.phases import phases, savings
 from pipetransformer_contract.api import JobSpec, PipeTrainingJob, trainer_spec
 from tests.testkit import ROOT
 from tests.testkit.results import RESULTS, print_table, spread, write_result

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console, RenderableType
 
-from pipetransformer_client.timeline import draw, read
+from pipetransformer_client.timeline import draw, read_record
 from pipetransformer_client.timeline.drawing import FAINT, INK, Drawing
 from pipetransformer_client.timeline.scale import Scale, time_ticks
 from tools.devcluster.layout import REPOSITORY
@@ -79,7 +79,7 @@ def main(folder: Path) -> None:
         folder: what `make demo` wrote.
     """
     images = REPOSITORY / "docs" / "images"
-    record = read(folder / "freezing")
+    record = read_record(folder / "freezing")
     write(images, "timeline", lambda width: draw(record, "Timeline of the freezing run", width))
     for picture in ("demo.png", "demo-narrow.png"):
         shutil.copyfile(folder / picture, images / picture)

@@ -107,7 +107,7 @@ class Planned(World):
             self._act()
 
     def wake_times(self) -> Sequence[float]:
-        times = [self.status.next_resize_time, self.status.next_grant_time]
+        times = [self.status.next_resize_time, self.status.sits_out_until]
         known = [(time - self._start).total_seconds() for time in times if time is not None]
         if self.run.admitted is None:
             known.append(self.run.job.arrival + PATIENCE.total_seconds())

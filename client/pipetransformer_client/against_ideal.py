@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pipetransformer_client.dry_run import Phase, bounds_of, most_workers
+from pipetransformer_client.phases import Phase, bounds_of, most_workers
 from pipetransformer_contract.api import JobSpec
 
 if TYPE_CHECKING:

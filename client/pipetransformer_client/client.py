@@ -39,7 +39,7 @@ class Client:
     """The jobs of one cluster. All methods may raise `ClientError`; see `errors`.
 
     Attributes:
-        namespace: namespace of all jobs that are not given one.
+        namespace: namespace of the jobs whose namespace is not given.
     """
 
     def __init__(self, kube: Kube, namespace: str | None = None) -> None:
@@ -155,7 +155,11 @@ class Client:
         return request
 
     def _changeable(self, name: str) -> Job:
-        """The job, if it has not ended."""
+        """Reads a job that the caller is about to change.
+
+        Raises:
+            Refused: the job has ended.
+        """
         if (job := self.get(name)).finished:
             raise Refused(f"{job.namespace}/{name} has ended ({job.status.state.value}) and cannot be changed")
         return job
@@ -179,7 +183,7 @@ class Client:
             Unavailable: the API server did not answer the first request.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        job, version = self._look(name)
+        job, version = self._read_with_version(name)
         yield job
         while not job.finished:
             started = time.monotonic()
@@ -193,7 +197,7 @@ class Client:
                     if job.finished:
                         return
                 time.sleep(max(0.0, started + min(RETRY_SECONDS, left) - time.monotonic()))  # a watch may end at once
-                newest, version = self._look(name)
+                newest, version = self._read_with_version(name)
             except Unavailable:
                 time.sleep(RETRY_SECONDS)
                 continue
@@ -252,12 +256,12 @@ class Client:
         """
         return fetch_from_pod(self._kube, self.get(name), "", RECORD_FILES, folder)
 
-    def _look(self, name: str) -> tuple[Job, str]:
+    def _read_with_version(self, name: str) -> tuple[Job, str]:
         """Reads the job and the resource version of the job list.
 
         A watch can start at the list's version. The job's own version may be too old for the API server.
         """
-        answer = self._kube.get(_path(self.namespace), fieldSelector=_named(name))
+        answer = self._kube.get(_path(self.namespace), fieldSelector=_field_selector(name))
         if not answer["items"]:
             raise NotFound(f"{self.namespace}/{name}: the job does not exist")
         return Job.of(answer["items"][0]), answer["metadata"]["resourceVersion"]
@@ -266,7 +270,7 @@ class Client:
         """Watches the job for `seconds` seconds, and yields it after each change that is newer than `version`."""
         query: dict[str, str | int] = {
             "watch": "true",
-            "fieldSelector": _named(job.name),
+            "fieldSelector": _field_selector(job.name),
             "resourceVersion": version,
             "timeoutSeconds": seconds,
         }
@@ -279,17 +283,17 @@ class Client:
             yield Job.of(event["object"])
 
 
-def _named(name: str) -> str:
-    return f"metadata.name={_checked(name)}"
+def _field_selector(name: str) -> str:
+    return f"metadata.name={_valid_name(name)}"
 
 
 def _path(namespace: str | None, name: str | None = None) -> str:
     """Path of a job, of all jobs in a namespace, or of all jobs."""
-    path = jobs_path(None if namespace is None else _checked(namespace))
-    return path if name is None else f"{path}/{_checked(name)}"
+    path = jobs_path(None if namespace is None else _valid_name(namespace))
+    return path if name is None else f"{path}/{_valid_name(name)}"
 
 
-def _checked(name: str) -> str:
+def _valid_name(name: str) -> str:
     """Returns a valid name, and refuses others, because they would change the request's path.
 
     An empty name, for example, would make the path that of all jobs.

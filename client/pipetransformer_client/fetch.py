@@ -59,13 +59,13 @@ def fetch_from_url(url: str, folder: Path) -> Path:
         NothingToFetch: the file system of the URL is not installed, or the folder does not exist.
         ClientError: the store refused the request or did not answer.
     """
-    with _reading(url):
+    with _store_errors(url):
         files, path = fsspec.core.url_to_fs(url)
         if not files.isdir(path):
             raise NothingToFetch(f"there is no folder {url}")
     folder.mkdir(parents=True, exist_ok=True)
     root = path.rstrip("/")
-    with _reading(url):
+    with _store_errors(url):
         if has_magic(root):  # the path has pattern characters, which `get` would expand
             for file in files.find(root):
                 place = folder / file.removeprefix(f"{root}/")
@@ -77,7 +77,7 @@ def fetch_from_url(url: str, folder: Path) -> Path:
 
 
 @contextmanager
-def _reading(url: str) -> Iterator[None]:
+def _store_errors(url: str) -> Iterator[None]:
     try:
         yield
     except ClientError:

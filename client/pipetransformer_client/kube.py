@@ -174,14 +174,14 @@ class Kube:
             raise Unavailable(f"{self._configuration.host} does not answer {method} {path}: {error}") from error
 
     def _failure(self, response: urllib3.BaseHTTPResponse, path: str) -> ClientError:
-        """The error of a response that is no success."""
+        """The error for a response whose request failed."""
         host, message = self._configuration.host, failure_message(response.data)
         if response.status == 401:
             words = f"{host} does not accept the credentials of the kubeconfig: log in to the cluster again"
             return Refused(f"{words} ({message or response.reason})")
         if response.status == 404 and not message:  # an API server that knows the kind of object says what is missing
             return NotFound(f"{host} does not serve {path}: is the operator's chart, with its CRD, installed there?")
-        return _sorted(response.status, message or str(response.reason))
+        return _error_for(response.status, message or str(response.reason))
 
     def _headers(self) -> dict[str, str]:
         settings = self._configuration.auth_settings().values()
@@ -251,7 +251,7 @@ def _messages(socket: WebSocket) -> Iterator[tuple[int, bytes]]:
             yield frame.data[0], frame.data[1:]
 
 
-def _sorted(status: int, message: str) -> ClientError:
+def _error_for(status: int, message: str) -> ClientError:
     if status == 404:
         return NotFound(message)
     if status == 409:

@@ -59,7 +59,7 @@ class WorkerLogs:
 
     def read(self) -> Iterator[LogLine]:
         """Yields all lines that were written so far. If a log cannot be read, as on a lost node, a line says so."""
-        for moment, worker, text in heapq.merge(*(self._whole(worker) for worker in self._phases())):
+        for moment, worker, text in heapq.merge(*(self._so_far(worker) for worker in self._phases())):
             yield LogLine(moment, worker, self._job.rank(worker), text)
 
     def follow(self) -> Iterator[LogLine]:
@@ -68,12 +68,15 @@ class WorkerLogs:
         readers: dict[str, threading.Thread] = {}
         stopped = False
         while True:
+            # Start a thread for each worker whose pod is new. During an outage, those that run continue.
             with contextlib.suppress(Unavailable):
                 self._job = self._read_job()
                 for worker, phase in self._phases().items():
                     if worker not in readers and phase != "Pending":
                         readers[worker] = threading.Thread(target=self._pump, args=(worker, arrived), daemon=True)
                         readers[worker].start()
+
+            # For a while, yield what the threads read.
             finished = self._job.finished
             deadline = time.monotonic() + POLL_SECONDS
             while (left := deadline - time.monotonic()) > 0:
@@ -85,6 +88,8 @@ class WorkerLogs:
                     raise item
                 moment, worker, text = item
                 yield LogLine(moment, worker, self._job.rank(worker), text)
+
+            # Look once more after the last thread has ended, because it may have read lines meanwhile.
             if stopped and arrived.empty():
                 return
             stopped = finished and not any(reader.is_alive() for reader in readers.values())
@@ -92,7 +97,7 @@ class WorkerLogs:
     def _pump(self, worker: str, arrived: "queue.SimpleQueue[tuple[str, str, str] | ClientError]") -> None:
         """Puts the lines of a worker into the queue. Each worker has a thread that runs this.
 
-        A stream may break, so it is opened again until one that was opened after the worker's end has been read.
+        A stream may break, so this opens it again, until it has read a stream that it opened after the worker's end.
         """
         query: Query = {**self._query, "follow": "true"}
         newest = ""
@@ -117,7 +122,7 @@ class WorkerLogs:
         except ClientError as error:
             arrived.put(error)
 
-    def _whole(self, worker: str) -> Iterator[tuple[str, str, str]]:
+    def _so_far(self, worker: str) -> Iterator[tuple[str, str, str]]:
         try:
             yield from self._lines(worker, self._query)
         except Unavailable as error:

@@ -168,7 +168,7 @@ def choices(offers: Sequence[Offer], bounds: Bounds, *, on_pack: OnPack, packing
     return found
 
 
-def change(
+def next_layout(
     offers: Sequence[Offer], workers: int, bounds: Bounds, *, on_pack: OnPack, packing: Packing, present: Present
 ) -> Layout | None:
     """Choose the layout to which the workers regroup; None if they continue without a regroup.
@@ -283,10 +283,10 @@ def _cheapest(
 
 
 def _slowest(quickest: float, present: float | None, bounds: Bounds) -> float:
-    """The largest step time in seconds, except for the tolerance, that a layout may have after a release.
+    """The largest step time in seconds, without the tolerance, that a layout may have after a release.
 
-    If `bounds` has the step time of the start, it is that, but at least that of the quickest layout. Otherwise it is
-    the present step time, or that of the quickest layout if there is no present one.
+    If `bounds` has the step time of the start, that is the limit, or the time of the quickest layout if that is longer.
+    Otherwise it is the present step time. Without a present layout it is the time of the quickest layout.
     """
     if bounds.starting_step_seconds is not None:
         return max(quickest, bounds.starting_step_seconds)

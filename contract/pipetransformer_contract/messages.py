@@ -388,7 +388,7 @@ class Heartbeat(Wire):
     `layout_generation` is the newest generation that this worker has committed or left with; 0 for none. A
     worker that is in no group sets `waiting_after`, and waits for a generation above this number. It left with that
     generation, or the generation broke, or its members never met. Then `lost_peers` names members that may be lost. A
-    broken connection does not tell which of them is. `because` says why the worker lost its group, until it is in a
+    broken connection does not tell which of them is. `why_broken` says why the worker lost its group, until it is in a
     group again. `unsaved` says why the worker cannot write its part of a checkpoint; empty otherwise.
     """
 
@@ -396,7 +396,7 @@ class Heartbeat(Wire):
     step: Count
     waiting_after: Count | None = None
     lost_peers: list[Name] = Field(default_factory=list, max_length=MAX_LOST_PEERS)
-    because: str = Field(default="", max_length=MAX_MESSAGE)
+    why_broken: str = Field(default="", max_length=MAX_MESSAGE)
     unsaved: str = Field(default="", max_length=MAX_MESSAGE)
 
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, ValidationError, ValidatorFunctionWrapHandler, 
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from .conditions import Condition
+from .cel import Predicate
 from .wire import Wire
 
 
@@ -18,17 +18,17 @@ class Rule:
     """A rule of the CRD: a condition on an object of the spec (`self` in CEL), and the message if it is not met.
 
     Attributes:
-        condition: a `Condition`; or CEL, if only the API server and `validate_manifest` check the rule.
+        condition: a `Predicate`; or CEL, if only the API server and `validate_manifest` check the rule.
         message: the message, which tells the user what to do.
         field: path of the field that the error names, below the object, such as `.alpha`.
     """
 
-    condition: Condition | str
+    condition: Predicate | str
     message: str
     field: str = ""
 
     @property
-    def rule(self) -> str:
+    def cel(self) -> str:
         """The condition as CEL."""
         return self.condition if isinstance(self.condition, str) else self.condition.cel
 

@@ -54,7 +54,7 @@ class Env:
     LOG_FORMAT: Final = "PIPETRANSFORMER_LOG_FORMAT"
 
 
-class Path:
+class ChannelPath:
     """Paths of the channel. `docs/channel.md` lists the status codes."""
 
     #: POST `Ready`: this worker has warmed up, and its store listens. Answer: 204.

@@ -1,4 +1,4 @@
-"""The parts of an operator that need no socket, put together: watches, pool, quota, controller and channel.
+"""The parts of an operator that need no socket, put together.
 
 The service connects them to a cluster. Simulations run the same parts on an API server in memory.
 """
@@ -36,23 +36,23 @@ class Watching(Protocol):
 
 
 class Assembly:
-    """See the module.
+    """Watches, pool, quota, controller and channel of one operator, which know each other.
 
     Args:
-        settings: of the operator.
-        api: of the cluster; guarded by the lease.
+        settings: settings of the operator.
+        api: client of the API server, which writes only while the lease is held.
         lease: wakes all loops when it is gained.
         trust: says which certificates workers trust.
         watcher: is told which watches are opened or refused.
         metrics: is told what the loops do.
         requests: is told of the channel's requests.
         most_polls: largest number of workers' polls that may wait at a time.
-        sources: of times and random texts.
+        sources: clocks and random texts.
 
     Attributes:
         cluster: what the watches know.
         controller: all jobs' loops.
-        quota: of jobs with a queue.
+        quota: the quota of jobs with a queue.
         publisher: writes what workers trust.
         channel: the workers' API.
         watching: parts to run while this operator leads, in addition to the watch of jobs.

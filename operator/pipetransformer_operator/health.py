@@ -17,7 +17,7 @@ from .kube.events import ClusterListener
 
 
 class Health(ClusterListener):
-    """See the module.
+    """Answers the kubelet's probes according to the watches that were opened.
 
     Args:
         kinds: plural names of the resources that must be watched before this operator is ready.

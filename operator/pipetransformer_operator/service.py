@@ -1,4 +1,4 @@
-"""The operator on a cluster, put together: lease, controller, channel, metrics and health, from start to stop.
+"""The operator on a cluster, from its start to its stop.
 
 While it waits for the lease, the operator already serves its metrics, and answers workers with 503.
 """
@@ -27,13 +27,13 @@ from .controller.ports import Unavailable
 from .health import Health
 from .kube.client.api import REQUEST_FAILED, Api, NotFound
 from .kube.client.lease import Lease
+from .kube.node_health.health import NodeHealth
 from .kube.store import served
-from .kube.trust.authority import KeptAuthority, Publisher
+from .kube.trust.authority import Publisher, SecretCertificate
 from .kube.trust.scrapers import PATH as METRICS_PATH
 from .kube.trust.scrapers import Forbidden, Scrapers
 from .kube.watched import AWAITED
 from .kube.watches.follow import WATCH_SECONDS
-from .kube.watches.nodes import Nodes
 from .kube.workers.protection import release_budgets
 from .kueue.quota import KueueQuota, NoKueue
 from .metrics import Metrics
@@ -54,7 +54,7 @@ class CannotStart(Exception):
 
 
 class Service:
-    """See the module.
+    """A running operator: its lease, controller, channel, metrics and health, put together.
 
     Attributes:
         health: tell it of each watch that is opened.
@@ -196,7 +196,7 @@ class _State:
     lease: Lease
     health: Health
     entrance: Entrance
-    nodes: Nodes
+    nodes: NodeHealth
     certificate: Certificate
     quota: KueueQuota | NoKueue
 
@@ -243,7 +243,7 @@ def _listen(settings: Settings, port: int) -> socket.socket:
 def _certificate(api: Api, settings: Settings) -> Certificate:
     if settings.certificate_dir:
         return MountedCertificate(Path(settings.certificate_dir))
-    return KeptAuthority(api, settings.namespace, settings.channel_hosts)
+    return SecretCertificate(api, settings.namespace, settings.channel_hosts)
 
 
 async def _renew(certificate: Certificate, publisher: Publisher, controller: Controller) -> None:

@@ -14,7 +14,7 @@ from aiolimiter import AsyncLimiter
 
 from pipetransformer_contract.logs import LogFormat
 
-from .kube.watches.signals import Signals
+from .kube.node_health.signals import Signals
 from .kube.workers.pod_groups import SCHEDULERS
 
 EVERY_CLUSTERS_NAMESPACE = "default"
@@ -75,7 +75,7 @@ class Settings:
         `PIPETRANSFORMER_SCRAPER_NAMESPACE`: namespace of Prometheus, which may read the workers' metrics; empty: none.
         `PIPETRANSFORMER_KUEUE`: `true` if jobs that name a queue request workers from Kueue.
         `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON: taints and conditions of nodes that are
-        drained or unhealthy. `kube.watches.signals` has the defaults.
+        drained or unhealthy. `kube.node_health.signals` has the defaults.
         `PIPETRANSFORMER_GANG_SCHEDULING`: how the scheduler knows pods that need nodes all at once: `PodGroup`,
         `Volcano`, or `None`.
         `PIPETRANSFORMER_RELEASE_FOR_OTHERS`: `true` if jobs release claimed workers for pods of other owners with

@@ -49,7 +49,7 @@ async def test_a_worker_leaves_on_the_way_down_and_another_comes_before_the_mode
     def note(job: PipeTrainingJob) -> None:
         why_resizing.add(job.status.reason(ConditionType.RESIZING))
 
-    status = await run_job(read_job(tmp_path / "job.yaml", run_dir), run_dir, told=events.append, changed=note)
+    status = await run_job(read_job(tmp_path / "job.yaml", run_dir), run_dir, on_event=events.append, on_status=note)
 
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
     lines = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]

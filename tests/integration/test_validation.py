@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.field_error import FieldError
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.validate import validate_manifest, validate_update
 from pipetransformer_operator.controller.ports import Refused

@@ -193,7 +193,7 @@ class _Kopf:
         version, jobs = "", self._assembly.cluster.jobs
         async for part in self._api.list(path):
             version = part["metadata"]["resourceVersion"]
-            jobs.listed(path)
+            jobs.on_listed(path)
             for one in part["items"]:
                 jobs.note(one)
         return version

@@ -74,7 +74,7 @@ class Worker:
         self._committed = 0
         self._waiting_after: int | None = None
         self._lost: list[str] = []
-        self._because = ""
+        self._why_broken = ""
         self._beat_now = asyncio.Event()
         self._noticed = asyncio.Event()
         self._report_now = asyncio.Event()
@@ -129,7 +129,7 @@ class Worker:
             if self._leads:
                 self._process.start(self._lead(group, self._present))
             how = await group.take_part(self)
-            self._because = "" if how != "Broken" else "a peer was lost"
+            self._why_broken = "" if how != "Broken" else "a peer was lost"
             if how in ("Succeeded", "Stopped"):
                 return await self._finish(how)
             if group.committed:
@@ -252,7 +252,11 @@ class Worker:
                 self._committed, self._waiting_after, self._lost = self._present, None, []
             beat: dict[str, Any] = {"layoutGeneration": self._committed, "step": self.job.step}
             if self._waiting_after is not None:
-                beat |= {"waitingAfter": self._waiting_after, "lostPeers": self._lost[:64], "because": self._because}
+                beat |= {
+                    "waitingAfter": self._waiting_after,
+                    "lostPeers": self._lost[:64],
+                    "whyBroken": self._why_broken,
+                }
             pause = 1.0
             try:
                 said = await self._say("POST", "/v1/heartbeat", beat)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pipetransformer_client.timeline import Record, read
+from pipetransformer_client.timeline import Record, read_record
 from pipetransformer_client.timeline.record import Regroup
 
 ACCURACY = "accuracy"
@@ -104,6 +104,6 @@ def side_by_side(record: Record, unfrozen: Record) -> list[str]:
 def _read(folder: Path) -> Record | None:
     """The record so far; None before the first layout."""
     try:
-        return read(folder)
+        return read_record(folder)
     except ValueError:
         return None

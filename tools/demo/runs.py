@@ -6,7 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from pipetransformer_client.timeline import read, write
+from pipetransformer_client.timeline import read_record, write_timeline
 from pipetransformer_contract.api.manifest import local_job
 from pipetransformer_contract.api.status import ConditionType
 from pipetransformer_operator.local.run import run_job
@@ -51,13 +51,13 @@ def train(manifest: Mapping[str, Any], folder: Path, changed: Callable[[], None]
     """
     folder = folder.absolute()
     folder.mkdir(parents=True)
-    status = asyncio.run(run_job(local_job(manifest, folder), folder, changed=lambda job: changed()))
+    status = asyncio.run(run_job(local_job(manifest, folder), folder, on_status=lambda job: changed()))
     if not status.is_true(ConditionType.COMPLETE):
         failed = status.condition(ConditionType.FAILED)
         why = "it was stopped" if failed is None else failed.message
         raise RunFailed(f"{folder.name} did not complete: {why}; logs: {folder / 'logs'}")
-    record = read(folder)
-    write(record, folder.name, folder)
+    record = read_record(folder)
+    write_timeline(record, folder.name, folder)
     wrong, tested = wrong_images(folder / "model")
     return Measured(record, wrong, tested, machine())
 

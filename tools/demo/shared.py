@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipetransformer_client.timeline import read, write
+from pipetransformer_client.timeline import read_record, write_timeline
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.manifest import read_job
 from pipetransformer_contract.api.status import ConditionType
@@ -71,11 +71,11 @@ async def train(cluster: Cluster, file: Path, folder: Path) -> JobStatus:
             cluster.hold(name, job.status.gpus.held)
 
     try:
-        return await run_job(job, folder, changed=changed)
+        return await run_job(job, folder, on_status=changed)
     finally:
         cluster.hold(name, 0)
         with contextlib.suppress(ValueError):  # it ended before its first generation, so there is nothing to draw
-            write(read(folder), name, folder)
+            write_timeline(read_record(folder), name, folder)
 
 
 async def both(folder: Path) -> Cluster:

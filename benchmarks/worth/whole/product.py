@@ -60,7 +60,7 @@ def _other_seconds() -> float:
 
 
 async def _train(job: PipeTrainingJob, run_dir: Path, seen: list[tuple[float, int]]) -> None:
-    status = await run_job(job, run_dir, changed=lambda now: seen.append((time.time(), now.status.gpus.held)))
+    status = await run_job(job, run_dir, on_status=lambda now: seen.append((time.time(), now.status.gpus.held)))
     if not status.is_true(ConditionType.COMPLETE):
         raise RuntimeError(f"{job.metadata.name} did not complete: {status.condition(ConditionType.FAILED)}")
 

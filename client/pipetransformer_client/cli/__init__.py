@@ -11,7 +11,7 @@ from pipetransformer_contract.api.manifest import InvalidManifest
 
 from . import change, checkpoint, fetch, logs, plan, run, show, submit, timeline, watch  # noqa: F401 - registers the commands
 from .app import app
-from .options import EXIT_CLUSTER, EXIT_REFUSED, errors
+from .options import EXIT_CLUSTER, EXIT_INVALID, error_console
 
 
 def main() -> None:
@@ -19,11 +19,11 @@ def main() -> None:
     try:
         app()
     except (InvalidManifest, InvalidName) as error:
-        errors().print(f"error: {error}")
-        sys.exit(EXIT_REFUSED)
+        error_console().print(f"error: {error}")
+        sys.exit(EXIT_INVALID)
     except (ClientError, TimeoutError) as error:
-        errors().print(f"error: {error}")
+        error_console().print(f"error: {error}")
         sys.exit(EXIT_CLUSTER)
     except OSError as error:  # a file or folder in the arguments
-        errors().print(f"error: {error}")
-        sys.exit(EXIT_REFUSED)
+        error_console().print(f"error: {error}")
+        sys.exit(EXIT_INVALID)

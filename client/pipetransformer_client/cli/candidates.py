@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pipetransformer_client.dry_run import Phase
+from pipetransformer_client.phases import Phase
 from pipetransformer_contract.words import counted
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from pipetransformer_contract.api import KIND
-from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.field_error import FieldError
 from pipetransformer_contract.api.manifest import Document, InvalidManifest, checked, read_documents
 
 from .completion import complete_field

@@ -10,8 +10,8 @@ from .completion import complete_job
 
 #: The job failed.
 EXIT_FAILED = 1
-#: The arguments or the job's file were refused.
-EXIT_REFUSED = 2
+#: The arguments or the job's file are invalid.
+EXIT_INVALID = 2
 #: The cluster refused or did not answer.
 EXIT_CLUSTER = 3
 EXIT_INTERRUPTED = 130
@@ -41,6 +41,6 @@ def console() -> Console:
     return out if out.is_terminal else Console(markup=False, emoji=False, width=_WIDE)
 
 
-def errors() -> Console:
+def error_console() -> Console:
     """A console on standard error. Text is printed as it is, without markup and without wrapping lines."""
     return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pipetransformer_client.against_ideal import compare_with_ideal
-from pipetransformer_client.dry_run import Phase, Savings, phases, savings
+from pipetransformer_client.phases import Phase, Savings, phases, savings
 from pipetransformer_contract.api import PipeTrainingJob, trainer_spec
 from pipetransformer_contract.api.manifest import local_manifest
 from pipetransformer_contract.spec import FrozenForward
@@ -21,8 +21,8 @@ from .app import app
 from .candidates import candidate_object, print_candidates
 from .ideal import ideal_object, print_ideal
 from .manifests import File, Name, Settings, one_job
-from .options import EXIT_REFUSED, Output, console, errors
-from .show import print_object
+from .options import EXIT_INVALID, Output, console, error_console
+from .output import print_object
 
 if TYPE_CHECKING:
     from pipetransformer.partition import ModelCosts
@@ -51,8 +51,8 @@ def plan(
         from pipetransformer.errors import DeviceError, DeviceMemoryError, ModelError
         from pipetransformer.library.forecast import Forecast, measure_here
     except ModuleNotFoundError as error:
-        errors().print(f"error: plan builds the job's model, so it needs the trainer on this machine: {error}")
-        raise typer.Exit(EXIT_REFUSED) from error
+        error_console().print(f"error: plan builds the job's model, so it needs the trainer on this machine: {error}")
+        raise typer.Exit(EXIT_INVALID) from error
     if measure and costs is not None:
         raise typer.BadParameter("give --measure or --costs, not both")
     given = None
@@ -67,8 +67,8 @@ def plan(
         found = phases(spec, forecast)
         runs = compare_with_ideal(found, spec, forecast) if ideal else None
     except (ModelError, DeviceError, DeviceMemoryError, OSError, ValueError) as error:
-        errors().print(f"error: {error}")
-        raise typer.Exit(EXIT_REFUSED) from error
+        error_console().print(f"error: {error}")
+        raise typer.Exit(EXIT_INVALID) from error
     saved = savings(found, spec, forecast)
     if output is not None:
         shown = _object(found, saved, forecast.costs.model_dump(mode="json") if forecast.costs else None)
@@ -78,10 +78,11 @@ def plan(
     if runs is not None:
         print_ideal(runs, console())
     if forecast.never_freezes:
-        errors().print(f"warning: spec.freeze: no layer freezes in the {forecast.job.total_steps} steps of the job")
+        steps = forecast.job.total_steps
+        error_console().print(f"warning: spec.freeze: no layer freezes in the {steps} steps of the job")
     if spec.freeze.ignored:
         fields = ", ".join(spec.freeze.ignored)
-        errors().print(f"warning: spec.freeze: policy {spec.freeze.policy} ignores {fields}")
+        error_console().print(f"warning: spec.freeze: policy {spec.freeze.policy} ignores {fields}")
 
 
 def _costs_of(file: Path) -> "ModelCosts":
@@ -91,10 +92,10 @@ def _costs_of(file: Path) -> "ModelCosts":
     try:
         return ModelCosts.model_validate(json.loads(file.read_text())["costs"])
     except OSError as error:
-        errors().print(f"error: --costs: cannot read {file}: {error.strerror}")
+        error_console().print(f"error: --costs: cannot read {file}: {error.strerror}")
     except (ValueError, KeyError, TypeError):
-        errors().print(f"error: --costs: {file} holds no costs: it must be the output of plan --measure -o json")
-    raise typer.Exit(EXIT_REFUSED)
+        error_console().print(f"error: --costs: {file} holds no costs: it must be the output of plan --measure -o json")
+    raise typer.Exit(EXIT_INVALID)
 
 
 def _object(found: list[Phase], saved: Savings | None, costs: dict[str, Any] | None) -> dict[str, Any]:

@@ -12,14 +12,14 @@ import typer
 from rich.console import Console
 
 from pipetransformer_client.run_folder import RunFolder, RunFolderError
-from pipetransformer_client.timeline import read, write
+from pipetransformer_client.timeline import read_record, write_timeline
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.manifest import local_job, local_manifest
 from pipetransformer_contract.api.status import ConditionType, JobStatus
 
 from .app import app
 from .manifests import File, Name, Settings, one_job
-from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, console, errors
+from .options import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_INVALID, console, error_console
 from .summary import print_summary
 from .view import LiveView, PlainView
 
@@ -38,8 +38,8 @@ def run(
     """Run a job on this machine, with workers as local processes. The same command resumes an interrupted run."""
     out = console()
     if find_spec("pipetransformer_operator") is None:  # only this command needs it
-        errors().print("error: a local run needs the operator: pip install ./operator")
-        raise typer.Exit(EXIT_REFUSED)
+        error_console().print("error: a local run needs the operator: pip install ./operator")
+        raise typer.Exit(EXIT_INVALID)
     try:
         manifest = local_manifest(one_job(file, name, settings))
         run_dir = run_dir.absolute()
@@ -53,12 +53,12 @@ def run(
                 with PlainView(out) if plain or not out.is_terminal else LiveView(out) as view:
                     status = _train(job, folder, view)
             except (KeyboardInterrupt, asyncio.CancelledError) as error:
-                errors().print(_interrupted(folder))
+                error_console().print(_interrupted(folder))
                 raise typer.Exit(EXIT_INTERRUPTED) from error
             _print_end(out, status, folder)
     except (RunFolderError, OSError) as error:
-        errors().print(f"error: {error}")
-        raise typer.Exit(EXIT_REFUSED) from error
+        error_console().print(f"error: {error}")
+        raise typer.Exit(EXIT_INVALID) from error
 
 
 def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) -> JobStatus:
@@ -71,41 +71,41 @@ def _train(job: PipeTrainingJob, folder: RunFolder, view: PlainView | LiveView) 
     from pipetransformer_operator.plan import EventType, PlanEvent
 
     if (step := folder.checkpoint_step()) is not None:
-        view.told("Resuming", f"from the checkpoint at step {step}", warning=False)
+        view.show_event("Resuming", f"from the checkpoint at step {step}", warning=False)
     elif folder.trained:
-        view.told("StartingOver", f"because {folder.path / 'checkpoints'} has no checkpoint", warning=True)
+        view.show_event("StartingOver", f"because {folder.path / 'checkpoints'} has no checkpoint", warning=True)
 
     # The run continues if it cannot be shown, such as on a terminal that is closed, or in a file on a full disk.
-    def changed(job: PipeTrainingJob) -> None:
+    def on_status(job: PipeTrainingJob) -> None:
         with suppress(OSError):
-            view.changed(job.metadata.name, job.status)
+            view.show_status(job.metadata.name, job.status)
 
-    def told(event: PlanEvent) -> None:
+    def on_event(event: PlanEvent) -> None:
         with suppress(OSError):
-            view.told(event.reason.value, event.message, warning=event.type is EventType.WARNING)
+            view.show_event(event.reason.value, event.message, warning=event.type is EventType.WARNING)
 
     running = run_job(
         job,
         folder.path,
-        changed=changed,
-        told=told,
+        on_status=on_status,
+        on_event=on_event,
         inherited=[folder.lock],
     )
-    return asyncio.run(_until_told(running, view))
+    return asyncio.run(_until_signal(running, view))
 
 
 def _interrupted(folder: RunFolder) -> str:
     step = folder.checkpoint_step()
-    goes_on = "starts over, because there is no checkpoint yet" if step is None else f"resumes at step {step}"
-    return f"interrupted; the workers were stopped. The same command {goes_on}"
+    continues = "starts over, because there is no checkpoint yet" if step is None else f"resumes at step {step}"
+    return f"interrupted; the workers were stopped. The same command {continues}"
 
 
 def _print_end(out: Console, status: JobStatus, folder: RunFolder) -> None:
     with suppress(ValueError, OSError):  # the run ended before it trained, or because its disk is full
-        write(read(folder.path), folder.path.name, folder.path)
+        write_timeline(read_record(folder.path), folder.path.name, folder.path)
     failed = status.condition(ConditionType.FAILED)
     if failed and status.is_true(ConditionType.FAILED):
-        errors().print(f"Failed ({failed.reason}): {failed.message}\nlogs: {folder.path / 'logs'}")
+        error_console().print(f"Failed ({failed.reason}): {failed.message}\nlogs: {folder.path / 'logs'}")
         raise typer.Exit(EXIT_FAILED)
     folder.finish()
     print_summary(out, folder.path)
@@ -121,7 +121,7 @@ def _print_finished(out: Console, job: PipeTrainingJob, run_dir: Path) -> None:
     )
 
 
-async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | LiveView) -> JobStatus:
+async def _until_signal(run: Coroutine[None, None, JobStatus], view: PlainView | LiveView) -> JobStatus:
     """Waits for a run, and stops it at a signal.
 
     At the first signal workers write a checkpoint and end. At the second signal they end at once, but not at another
@@ -129,19 +129,19 @@ async def _until_told(run: Coroutine[None, None, JobStatus], view: PlainView | L
     under `nohup`, stays ignored.
     """
     task = asyncio.create_task(run)
-    told = False
+    signalled = False
 
     def stop(number: signal.Signals) -> None:
-        nonlocal told
-        if told:
+        nonlocal signalled
+        if signalled:
             if number is not signal.SIGHUP:
                 task.cancel()
             return
-        told = True
+        signalled = True
         task.cancel()
         with suppress(OSError):  # the terminal is closed
             words = "The workers write a checkpoint. Press Ctrl-C again to end them at once"
-            view.told("Stopping", words, warning=True)
+            view.show_event("Stopping", words, warning=True)
 
     for number in (one for one in _SIGNALS if signal.getsignal(one) is not signal.SIG_IGN):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.field_error import FieldError
 from pipetransformer_contract.api.manifest import InvalidManifest, parse_value
 from pipetransformer_contract.api.schema import Schema, root_schema
 

@@ -1,12 +1,10 @@
 """`list` and `describe`: show jobs of the cluster."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 
 from pipetransformer_client.client import Client
@@ -16,8 +14,9 @@ from pipetransformer_contract.messages import Report
 from pipetransformer_contract.progress import duration
 
 from .app import app
-from .options import Context, Format, JobName, Namespace, Output, console, errors
-from .view import draw_layout, held, progress
+from .options import Context, JobName, Namespace, Output, console, error_console
+from .output import print_jobs, print_object
+from .view import draw_layout, held_line, progress_line
 
 _TITLES = ("NAME", "STATE", "STAGES", "PIPELINES", "GPUS", "FROZEN", "STEP", "ETA", "SAVED", "AGE")
 
@@ -41,7 +40,7 @@ def list_jobs(
         try:
             rows.append([job.namespace, *_row(job)])
         except ClientError as error:  # it hides no other job
-            errors().print(f"warning: {error}")
+            error_console().print(f"warning: {error}")
             rows.append([job.namespace, job.name, *["?"] * (len(_TITLES) - 2), _age(job.created)])
     _print_columns(rows if all_namespaces else [row[1:] for row in rows])
 
@@ -55,32 +54,6 @@ def describe(name: JobName, namespace: Namespace = None, context: Context = None
         print_object(job.manifest, output)
         return
     _print_job(console(), job, client.events(job))
-
-
-def print_jobs(jobs: Sequence[Job], output: Format) -> None:
-    """Prints jobs as a `List`, as kubectl does."""
-    _print_list([job.manifest for job in jobs], output)
-
-
-def print_manifests(manifests: Sequence[Mapping[str, Any]], output: Format) -> None:
-    """Prints one object by itself, so that a program can read it, and several as a `List`."""
-    if len(manifests) == 1:
-        print_object(manifests[0], output)
-    else:
-        _print_list(manifests, output)
-
-
-def _print_list(manifests: Sequence[Mapping[str, Any]], output: Format) -> None:
-    print_object({"apiVersion": "v1", "kind": "List", "items": list(manifests)}, output)
-
-
-def print_object(value: Mapping[str, Any], output: Format) -> None:
-    """Prints a JSON-able object as JSON or YAML."""
-    text = json.dumps(value, indent=2)
-    if output is Format.JSON:
-        print(text)
-    else:  # PyYAML knows no enums
-        print(yaml.safe_dump(json.loads(text), sort_keys=False, allow_unicode=True), end="")
 
 
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
@@ -116,9 +89,9 @@ def _print_job(out: Console, job: Job, events: list[Event]) -> None:
     status = job.status
     out.print(f"{job.namespace}/{job.name}  {status.state.value}  {_age(job.created)} old\n", highlight=False)
     out.print(draw_layout(status))
-    out.print(progress(status) or "no step yet", highlight=False)
+    out.print(progress_line(status) or "no step yet", highlight=False)
     saved = status.gpu_seconds_saved_at(datetime.now(UTC))
-    out.print(f"{held(status)}, {saved:.0f} GPU-seconds saved", highlight=False)
+    out.print(f"{held_line(status)}, {saved:.0f} GPU-seconds saved", highlight=False)
     if status.checkpoint:
         out.print(f"checkpoint at step {status.checkpoint.step}, {status.checkpoint.boundary} frozen", highlight=False)
     if job.results:

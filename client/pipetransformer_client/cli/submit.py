@@ -7,12 +7,12 @@ import typer
 from pipetransformer_client.client import Client
 from pipetransformer_client.errors import ClientError
 from pipetransformer_contract.api import PipeTrainingJob
-from pipetransformer_contract.api.template import lost_locations
+from pipetransformer_contract.api.template import location_warnings
 
 from .app import app
 from .manifests import File, Name, Settings, all_jobs
-from .options import EXIT_FAILED, Context, Format, Namespace, Output, console, errors
-from .show import print_jobs, print_manifests
+from .options import EXIT_FAILED, Context, Format, Namespace, Output, console, error_console
+from .output import print_jobs, print_manifests
 from .watch import watch_job
 
 
@@ -71,6 +71,6 @@ def _print_checked(manifests: list[dict[str, Any]], output: Format | None) -> No
 
 
 def _warn(manifest: dict[str, Any]) -> None:
-    """Tells what is valid in a job, but not what its user wants."""
-    for lost in lost_locations(PipeTrainingJob.from_manifest(manifest).spec):
-        errors().print(f"warning: {lost}")
+    """Warns of what is valid in a job, but probably not what its user wants."""
+    for warning in location_warnings(PipeTrainingJob.from_manifest(manifest).spec):
+        error_console().print(f"warning: {warning}")

@@ -8,13 +8,13 @@ import typer
 
 from pipetransformer_client.client import Client
 from pipetransformer_client.errors import NotFound, Unavailable
-from pipetransformer_client.timeline import read, write
+from pipetransformer_client.timeline import read_record, write_timeline
 from pipetransformer_contract.api.manifest import similar_path
 from pipetransformer_contract.api.validate import is_name
 
 from .app import app
 from .completion import complete_record
-from .options import EXIT_REFUSED, Context, Namespace, console, errors
+from .options import EXIT_INVALID, Context, Namespace, console, error_console
 
 
 @app.command()
@@ -32,16 +32,16 @@ def timeline(
     """Draw layouts, frozen layers, GPUs, speed, loss and accuracy over time. The run may still train."""
     try:
         if Path(source).is_dir():
-            record, name = read(Path(source)), Path(source).resolve().name
+            record, name = read_record(Path(source)), Path(source).resolve().name
         elif not is_name(source):  # it can only be meant as a folder
             raise NotADirectoryError(_no_folder(source))
         else:
             with tempfile.TemporaryDirectory() as scratch:
-                record, name = read(_fetch(source, Path(scratch), namespace, context)), source
+                record, name = read_record(_fetch(source, Path(scratch), namespace, context)), source
     except ValueError as error:
-        errors().print(f"error: {error}")
-        raise typer.Exit(EXIT_REFUSED) from error
-    for path in write(record, name, folder):
+        error_console().print(f"error: {error}")
+        raise typer.Exit(EXIT_INVALID) from error
+    for path in write_timeline(record, name, folder):
         console().print(f"{path.name}: {path}", highlight=False, soft_wrap=True)
 
 

@@ -41,7 +41,7 @@ class PlainView:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def changed(self, name: str, status: JobStatus) -> None:
+    def show_status(self, name: str, status: JobStatus) -> None:
         """Shows a new status of the job."""
         report = status.last_report
         if report is None:
@@ -49,9 +49,9 @@ class PlainView:
         shown = report.layout_generation, report.boundary, report.outcome is not None
         if shown != self._shown or self._clock() >= self._shown_at + PROGRESS_SECONDS:
             self._shown, self._shown_at = shown, self._clock()
-            self._console.print(f"{progress(status)}  {held(status)}", highlight=False, soft_wrap=True)
+            self._console.print(f"{progress_line(status)}  {held_line(status)}", highlight=False, soft_wrap=True)
 
-    def told(self, reason: str, message: str, *, warning: bool) -> None:
+    def show_event(self, reason: str, message: str, *, warning: bool) -> None:
         """Shows an event of the operator."""
         self._console.print(f"{reason}: {message}", markup=False, highlight=False, soft_wrap=True)
 
@@ -73,12 +73,12 @@ class LiveView:
         with suppress(OSError):  # the terminal is closed
             self._live.stop()
 
-    def changed(self, name: str, status: JobStatus) -> None:
+    def show_status(self, name: str, status: JobStatus) -> None:
         """Shows a new status of the job."""
         self._name, self._status = name, status
         self._live.refresh()
 
-    def told(self, reason: str, message: str, *, warning: bool) -> None:
+    def show_event(self, reason: str, message: str, *, warning: bool) -> None:
         """Shows an event of the operator."""
         event = Text(f"{reason}: {message}", style="yellow" if warning else "dim")
         self._events = [*self._events, event][-NUM_EVENTS:]
@@ -87,7 +87,7 @@ class LiveView:
     def __rich__(self) -> RenderableType:
         if self._status is None:
             return Panel(Group(*self._events), title="starting", title_align="left")
-        progressed = Text(f"{progress(self._status) or 'starting'}\n{held(self._status)}")
+        progressed = Text(f"{progress_line(self._status) or 'starting'}\n{held_line(self._status)}")
         title = f"{self._name} · {self._status.state.value}"
         return Panel(Group(draw_layout(self._status), progressed, *self._events), title=title, title_align="left")
 
@@ -125,7 +125,7 @@ def _cells(report: Report | None, generation: int) -> Iterator[tuple[int, int]]:
         yield frozen, num_layers - frozen
 
 
-def progress(status: JobStatus) -> str:
+def progress_line(status: JobStatus) -> str:
     """The newest report in one line; empty before the first report."""
     report, generation = status.last_report, status.generation
     if report is None:
@@ -148,6 +148,6 @@ def progress(status: JobStatus) -> str:
     ).line()
 
 
-def held(status: JobStatus) -> str:
+def held_line(status: JobStatus) -> str:
     """The numbers of held and of released workers in one line. On a cluster each worker is one GPU."""
     return f"workers held {status.gpus.held}, released {status.gpus.released}"

@@ -10,7 +10,7 @@ from pipetransformer_client.errors import Unavailable
 from pipetransformer_client.job import Job
 
 from .app import app
-from .options import EXIT_FAILED, Context, JobName, Namespace, console, errors
+from .options import EXIT_FAILED, Context, JobName, Namespace, console, error_console
 from .view import LiveView, PlainView
 
 
@@ -33,7 +33,7 @@ def watch_job(client: Client, name: str, *, plain: bool = False, timeout: float 
         for job in follow(client, name, view, timeout=timeout):
             failure = job.failure
     if failure:
-        errors().print(f"Failed ({failure})")
+        error_console().print(f"Failed ({failure})")
         raise typer.Exit(EXIT_FAILED)
     out.print(f"{job.namespace}/{job.name} is complete", highlight=False)
 
@@ -43,7 +43,7 @@ def follow(client: Client, name: str, view: PlainView | LiveView, *, timeout: fl
     told: set[str] = set()
     for job in client.stream(name, timeout=timeout):
         _tell(client, job, view, told)
-        view.changed(job.name, job.status)
+        view.show_status(job.name, job.status)
         yield job
 
 
@@ -55,4 +55,4 @@ def _tell(client: Client, job: Job, view: PlainView | LiveView, told: set[str]) 
     for event in events:
         if event.uid not in told:
             told.add(event.uid)
-            view.told(event.reason, event.message, warning=event.warning)
+            view.show_event(event.reason, event.message, warning=event.warning)

@@ -4,7 +4,7 @@
 """
 
 from .draw import draw
-from .page import WIDTHS, write
-from .record import Record, read
+from .page import WIDTHS, write_timeline
+from .record import Record, read_record
 
-__all__ = ["WIDTHS", "Record", "draw", "read", "write"]
+__all__ = ["WIDTHS", "Record", "draw", "read_record", "write_timeline"]

@@ -32,7 +32,7 @@ _CAPTION = (
 )
 
 
-def write(record: Record, name: str, folder: Path) -> tuple[Path, Path]:
+def write_timeline(record: Record, name: str, folder: Path) -> tuple[Path, Path]:
     """Writes `timeline.html`, which needs no other file, and `timeline.svg`. Returns both paths.
 
     Args:

@@ -175,7 +175,7 @@ class Record:
         return sum(regroup.gpus * (regroup.end - regroup.time) for regroup in self.regroups)
 
 
-def read(folder: Path) -> Record:
+def read_record(folder: Path) -> Record:
     """Reads the record in a run's folder.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from pipetransformer_contract.cel import field, given
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, ReleaseDownTo, choose
-from pipetransformer_contract.conditions import field, given
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer, Positive
 from pipetransformer_contract.spec import TrainerSpec, TrainingSpec

@@ -1,8 +1,8 @@
 """All labels that the operator reads or sets, and a check of a job's labels, which the CRD's CEL rules cannot see."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from .field_error import FieldError
 from .job import GROUP, JobSpec
 
 #: On all objects of a job: the job's name.
@@ -27,17 +27,6 @@ JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 PRIORITY_CLASS_LABEL = "kueue.x-k8s.io/priority-class"
 #: A label of Kubernetes on a namespace: the namespace's name.
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-
-
-@dataclass(frozen=True, slots=True)
-class FieldError:
-    """An error of one field. `path` names it as the user wrote it, such as `spec.training.epochs`."""
-
-    path: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.message}"
 
 
 def label_errors(labels: Mapping[str, str], spec: JobSpec) -> list[FieldError]:

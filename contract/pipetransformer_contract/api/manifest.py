@@ -20,8 +20,8 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from . import KIND, PipeTrainingJob
+from .field_error import FieldError
 from .job import TRAINER_CONTAINER
-from .labels import FieldError
 from .schema import root_schema, without_nulls
 from .validate import validate_manifest, with_name
 

@@ -159,7 +159,7 @@ def _leaves(annotation: Any) -> Iterator[Any]:
 
 
 def _validation(rule: Rule) -> Schema:
-    validation = {"rule": rule.rule, "message": rule.message}
+    validation = {"rule": rule.cel, "message": rule.message}
     return validation | {"fieldPath": rule.field} if rule.field else validation
 
 

@@ -492,11 +492,11 @@ class JobStatus(Wire):
         description="The layout that the members could not commit. It is not tried again before `nextResizeTime`.",
     )
     too_short: TooShort | None = None
-    grants_in_vain: Count = Field(
+    unused_shares: Count = Field(
         default=0,
         description="How many times in a row other jobs released workers for this job, and it still found no node.",
     )
-    next_grant_time: datetime | None = Field(
+    sits_out_until: datetime | None = Field(
         default=None,
         description="No other job releases workers for this job before this time, because it found no node when others"
         " did, or because it released workers itself.",

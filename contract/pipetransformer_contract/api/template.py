@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from .field_error import FieldError
 from .job import JobSpec
-from .labels import FieldError
 
 #: Folder in the trainer container with its token and the certificates of the channel's authorities.
 CHANNEL_FOLDER = "/var/run/pipetransformer"
@@ -21,8 +21,8 @@ def template_errors(spec: JobSpec) -> list[FieldError]:
     return [*_second_accelerators(spec), *_hidden_channel(spec)]
 
 
-def repeated_names(spec: JobSpec) -> list[FieldError]:
-    """Containers and init containers whose name another one has. The API server refuses them."""
+def repeated_name_errors(spec: JobSpec) -> list[FieldError]:
+    """Errors of containers, and of init containers, that share a name. The API server finds them too."""
     pod = spec.pod_template.spec
     inits = [str(one.get("name")) for one in _objects((pod.model_extra or {}).get("initContainers"))]
     named = {"containers": [one.name for one in pod.containers], "initContainers": inits}
@@ -34,9 +34,11 @@ def repeated_names(spec: JobSpec) -> list[FieldError]:
     ]
 
 
-def lost_locations(spec: JobSpec) -> list[FieldError]:
-    """Locations of checkpoints and output that are on no volume of the trainer. Their files are lost with a pod, but
-    the image may have mounts that the template does not name. So this is no error."""
+def location_warnings(spec: JobSpec) -> list[FieldError]:
+    """Warnings of locations of checkpoints and output that are on no volume of the trainer.
+
+    Their files are lost with a pod. These are no errors, because the image may have mounts that the template does not
+    name."""
     folders = [str(mount.get("mountPath")) for mount in _trainers_mounts(spec)]
     named = {"spec.checkpoint.location": spec.checkpoint, "spec.output.location": spec.output}
     return [

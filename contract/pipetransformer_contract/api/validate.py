@@ -19,10 +19,11 @@ from celpy.evaluation import CELEvalError
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from .field_error import FieldError
 from .job import GROUP, KIND, VERSION, Metadata, PipeTrainingJob
-from .labels import FieldError, label_errors
+from .labels import label_errors
 from .schema import Schema, root_schema, with_defaults
-from .template import repeated_names, template_errors
+from .template import repeated_name_errors, template_errors
 
 _LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -45,11 +46,11 @@ def validate_manifest(manifest: Mapping[str, Any]) -> list[FieldError]:
         return [FieldError(_path(detail["loc"]), _words(detail)) for detail in error.errors()]
     return [
         *_name_errors(job.metadata),
-        *_label_errors(job.metadata.labels),
+        *_label_syntax_errors(job.metadata.labels),
         *_broken_rules(root_schema(), manifest, ""),
         *label_errors(job.metadata.labels, job.spec),
         *template_errors(job.spec),
-        *repeated_names(job.spec),
+        *repeated_name_errors(job.spec),
     ]
 
 
@@ -82,7 +83,7 @@ def _name_errors(metadata: Metadata) -> list[FieldError]:
     return [FieldError("metadata.name", message)]
 
 
-def _label_errors(labels: Mapping[str, str]) -> Iterator[FieldError]:
+def _label_syntax_errors(labels: Mapping[str, str]) -> Iterator[FieldError]:
     """Errors of labels that the API server refuses."""
     characters = "letters, digits, '-', '_' and '.', of which the first and the last are a letter or a digit"
     for key, value in labels.items():
@@ -95,7 +96,7 @@ def _label_errors(labels: Mapping[str, str]) -> Iterator[FieldError]:
 
 
 def _words(detail: ErrorDetails) -> str:
-    """The message of an error of pydantic. For an unknown field it suggests the known one that is closest to it."""
+    """The message of an error of pydantic. For an unknown field it suggests the known field with the closest name."""
     if detail["type"] != "extra_forbidden":
         return detail["msg"]
     schema, (*parents, wrong) = root_schema(), detail["loc"]
@@ -132,7 +133,7 @@ def _broken_rules(schema: Schema, value: Any, path: str, old: Any = None) -> Ite
 
 
 def _holds(rule: str, schema: Schema, value: Any, old: Any) -> bool:
-    """Whether a value keeps a rule. One that the rule cannot be computed for breaks it, as on the API server."""
+    """Whether a value keeps a rule. If the rule cannot be computed, the value breaks it, as on the API server."""
     names = {"self": _to_cel(schema, value)} | ({} if old is None else {"oldSelf": _to_cel(schema, old)})
     try:
         return bool(_program(rule).evaluate(names))

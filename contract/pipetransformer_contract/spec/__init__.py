@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from pipetransformer_contract.conditions import Condition, field, given, is_true
+from pipetransformer_contract.cel import Predicate, field, given, is_true
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec_model import Rule, SpecModel
 
@@ -57,7 +57,7 @@ __all__ = [
     "TrainingSpec",
 ]
 
-_CYCLE_LEAVES_STEPS = Condition(
+_CYCLE_LEAVES_STEPS = Predicate(
     "!has(self.multiLevel) || (has(self.training.steps) && self.training.steps > (self.multiLevel.levels - 1) *"
     " (self.multiLevel.descentSteps + self.multiLevel.ascentSteps))",
     lambda spec: (

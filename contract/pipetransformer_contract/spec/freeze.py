@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from pipetransformer_contract.conditions import field, given, not_both, size
+from pipetransformer_contract.cel import field, given, not_both, size
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec_model import Rule, SpecModel
 

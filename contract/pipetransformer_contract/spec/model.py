@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.alias_generators import to_camel
 
-from pipetransformer_contract.conditions import field
+from pipetransformer_contract.cel import field
 from pipetransformer_contract.spec_model import Rule, SpecModel
 
 from .names import SCRIPT, ImportPath, known_or_imported

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipetransformer_contract.conditions import Condition, field
+from pipetransformer_contract.cel import Predicate, field
 from pipetransformer_contract.spec_model import Rule
 
 #: The name of a model or dataset that the program in the pod passes to `pipetransformer.train`.
@@ -22,6 +22,6 @@ IS_A_LOCATION = Rule(
 )
 
 
-def known_or_imported(name: str, known: Iterable[str]) -> Condition:
+def known_or_imported(name: str, known: Iterable[str]) -> Predicate:
     """Whether the field `name` has one of the `known` values, or the form `module:attribute`."""
     return field(name).is_among(known) | field(name).matches(IMPORT_PATH)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from pipetransformer_contract.cel import Predicate, field, given
 from pipetransformer_contract.choose import Packing
-from pipetransformer_contract.conditions import Condition, field, given
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec_model import IntOrString, Rule, SpecModel
 
@@ -43,7 +43,7 @@ _DEFAULT_SPANS = 2
 #: Value of `tokenSlices` if the trainer chooses the slices.
 AUTO = "Auto"
 _MOST_SLICES = 65536
-_AUTO_OR_NUMBER = Condition(
+_AUTO_OR_NUMBER = Predicate(
     f"!has(self.tokenSlices) || (type(self.tokenSlices) == int"
     f" ? self.tokenSlices >= 1 && self.tokenSlices <= {_MOST_SLICES} : self.tokenSlices == '{AUTO}')",
     lambda spec: (

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pipetransformer_contract.conditions import exactly_one, field
+from pipetransformer_contract.cel import exactly_one, field
 from pipetransformer_contract.messages import Positive
 from pipetransformer_contract.spec_model import Rule, SpecModel
 

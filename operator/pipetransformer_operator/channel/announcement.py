@@ -1,4 +1,4 @@
-"""A published generation as it is sent to workers, encoded once for all of them.
+"""What workers are sent of a published generation.
 
 Each worker gets a notice of a few hundred bytes. The leader gets the whole generation with all members, and passes it
 on; a worker whose leader is silent also asks for it.
@@ -15,11 +15,11 @@ WHOLES_AT_ONCE = 8
 
 
 class Announcement:
-    """See the module.
+    """A published generation as JSON, encoded once for all workers.
 
     Attributes:
-        generation: that is announced.
-        uids: of its members and leavers.
+        generation: the generation that is announced.
+        uids: UIDs of its members and leavers.
         slots: one is held during each answer with all members.
     """
 

@@ -17,12 +17,12 @@ from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
 from pipetransformer_contract.messages import Heartbeat, HeartbeatReply, Ready, Report, ReportReply
-from pipetransformer_contract.wire import Path, Wire
+from pipetransformer_contract.wire import ChannelPath, Wire
 from pipetransformer_operator.clocks import Stopwatch
 
 from .announcement import Announcement
 from .authenticator import Authenticator, CannotTell, Identity, Unauthenticated
-from .board import Board, Ended, NotYetDurable, Reporter
+from .board import Board, Ended, NotYetDurable
 from .limits.rate import Rate
 from .listener import NO_LISTENER, ChannelListener
 from .refusal import Refusal, RefusedError
@@ -34,8 +34,8 @@ MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
 #: Seconds until a worker may try again if too many polls wait.
 FULL_SECONDS = 20.0
-#: Polls of members and leavers may exceed the limit of waiting polls by the limit divided by this number.
-MEMBERS_OF = 10
+#: Polls of members and leavers may exceed the limit of waiting polls by this share of it.
+MEMBERS_EXTRA = 0.1
 #: Timeout for reading an answer with all members.
 WHOLE_SECONDS = 10.0
 #: Timeout for receiving the body of a request.
@@ -118,28 +118,28 @@ class Channel:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[counted])
         app.add_routes(
             [
-                web.post(Path.READY, self._ready),
-                web.get(Path.GENERATION, self._generation),
-                web.post(Path.HEARTBEAT, self._heartbeat),
-                web.post(Path.REPORT, self._report),
+                web.post(ChannelPath.READY, self._ready),
+                web.get(ChannelPath.GENERATION, self._generation),
+                web.post(ChannelPath.HEARTBEAT, self._heartbeat),
+                web.post(ChannelPath.REPORT, self._report),
             ]
         )
         return app
 
     async def _ready(self, request: web.Request) -> web.Response:
-        board, reporter = await self._identify(request)
-        board.put_ready(reporter, await _body(request, Ready))
+        board, sender = await self._identify(request)
+        board.put_ready(sender, await _body(request, Ready))
         return web.Response(status=204)
 
     async def _generation(self, request: web.Request) -> web.StreamResponse:
-        board, reporter = await self._identify(request)
+        board, sender = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
-        extra = -(-self._most_polls // MEMBERS_OF) if board.belongs(reporter) else 0
+        extra = math.ceil(self._most_polls * MEMBERS_EXTRA) if board.belongs(sender) else 0
         full = self._polls >= self._most_polls + extra
         self._polls += 1
         try:
-            announced = await board.generation_after(reporter, after, timeout=0 if full else timeout)
+            announced = await board.generation_after(sender, after, timeout=0 if full else timeout)
         finally:
             self._polls -= 1
         if full and timeout and announced is None:
@@ -152,8 +152,8 @@ class Channel:
         return web.Response(body=announced.notice, content_type=JSON)
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
-        board, reporter = await self._identify(request)
-        pause = board.put_heartbeat(reporter, await _body(request, Heartbeat))
+        board, sender = await self._identify(request)
+        pause = board.put_heartbeat(sender, await _body(request, Heartbeat))
         reply = HeartbeatReply(
             layout_generation=board.layout_generation,
             next_seconds=pause,
@@ -163,10 +163,10 @@ class Channel:
         return web.json_response(reply.to_wire())
 
     async def _report(self, request: web.Request) -> web.Response:
-        board, reporter = await self._identify(request)
+        board, sender = await self._identify(request)
         report = await _body(request, Report)
-        if not board.belongs(reporter):
-            text = f"worker {reporter.name} is not a member of the published generation"
+        if not board.belongs(sender):
+            text = f"worker {sender.name} is not a member of the published generation"
             raise RefusedError(Refusal.NOT_MEMBER, text)
         if report.job_uid != board.job_uid:
             text = f"jobUid: {report.job_uid!r} is not the UID of the present job"
@@ -181,7 +181,7 @@ class Channel:
             text = f"boundary: cannot freeze {report.boundary} of {report.num_layers} layers"
             raise RefusedError(Refusal.DOES_NOT_FIT, text)
         try:
-            await board.put_report(reporter, report, timeout=DURABLE_SECONDS)
+            await board.put_report(sender, report, timeout=DURABLE_SECONDS)
         except NotYetDurable as error:
             raise RefusedError(Refusal.NOT_DURABLE, str(error)) from error
         reply = ReportReply(
@@ -191,7 +191,7 @@ class Channel:
         )
         return web.json_response(reply.to_wire())
 
-    async def _identify(self, request: web.Request) -> tuple[Board, Reporter]:
+    async def _identify(self, request: web.Request) -> tuple[Board, Identity]:
         identity = await self._authenticate(request)
         if wait := self._workers.take(identity.uid):
             raise RefusedError(Refusal.TOO_MANY, f"worker {identity.name} asks too often", retry_after=wait)
@@ -206,11 +206,10 @@ class Channel:
         if board is None or not board.shown:
             text = f"{JOB_HEADER}: this operator does not know job {namespace}/{job} yet"
             raise RefusedError(Refusal.UNKNOWN_JOB, text)
-        reporter = Reporter(identity.name, identity.uid)
-        if not board.knows(reporter):
+        if not board.knows(identity):
             text = f"pod {identity.name} is not a worker of job {namespace}/{job}"
             raise RefusedError(Refusal.FOREIGN_JOB, text)
-        return board, reporter
+        return board, identity
 
     async def _authenticate(self, request: web.Request) -> Identity:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
@@ -227,9 +226,9 @@ class Channel:
         except Unauthenticated as error:
             raise RefusedError(Refusal.INVALID_TOKEN, f"Authorization: {error}") from error
         except CannotTell as error:
-            self._bad_tokens.give_back(request.remote)
+            self._bad_tokens.undo(request.remote)
             raise RefusedError(Refusal.CANNOT_TELL, str(error)) from error
-        self._bad_tokens.give_back(request.remote)
+        self._bad_tokens.undo(request.remote)
         return identity
 
     def _refused(self, request: web.Request, error: RefusedError) -> web.Response:
@@ -248,7 +247,7 @@ class Channel:
 
 async def _whole(request: web.Request, announced: Announcement) -> web.StreamResponse:
     """Answers with all members. Only a few such answers are in flight at a time, because thousands would take memory.
-    An answer that is not read in time is aborted."""
+    If the worker does not read the answer in time, the connection is aborted."""
     compressed = "gzip" in request.headers.get("Accept-Encoding", "")
     body = announced.compressed if compressed else announced.whole
     response = web.StreamResponse(headers={"Content-Encoding": "gzip"} if compressed else {})

@@ -1,4 +1,4 @@
-"""One job's board: what its workers said, and the generation that they may see.
+"""A board between one job's loop and the HTTP requests of its workers.
 
 HTTP handlers write to the board and wait on it. The job's loop reads it, and shows a generation on it once that is
 durable. The two never call each other. The board lives as long as the operator knows the job; after a restart workers
@@ -7,7 +7,7 @@ say everything again.
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from pipetransformer_operator.clocks import Clock
 from pipetransformer_operator.plan.types import SHORTEST_PACE, Beat, Worker, WorkerPhase
 
 from .announcement import Announcement
+from .authenticator import Identity
 from .limits.pulse import Pulse
 
 #: If all workers are silent for this long, at the shortest pace, the operator may have been cut off. Once it hears one
@@ -23,9 +24,9 @@ from .limits.pulse import Pulse
 DEAF = timedelta(seconds=10)
 #: Polls of one worker that may wait at once: two of its threads ask, and a broken connection may still count.
 MAX_POLLS = 4
-#: An unknown sender has the board look at the pods of the job, 70 ms for 4,096. The next look waits this many times as
-#: long as the last one took. The workers of a deleted job of the same name ask until they end.
-LOOKS_REST = 10
+#: If a sender is unknown, the board looks at the pods of the job, which takes 70 ms for 4,096. Until the next look it
+#: waits this many times as long, because the workers of a deleted job of the same name ask until they end.
+LOOK_PAUSE_FACTOR = 10
 #: Polls answered before the event loop does anything else; each answer takes half a millisecond.
 TOLD_AT_ONCE = 32
 
@@ -36,14 +37,6 @@ class Ended(Exception):
 
 class NotYetDurable(Exception):
     """The report did not become durable in time; the worker must send it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reporter:
-    """The worker that sent a request, as its token says."""
-
-    name: str
-    uid: str
 
 
 class BoardOwner(Protocol):
@@ -63,12 +56,12 @@ class BoardOwner(Protocol):
 
 
 class Board:
-    """See the module.
+    """What the workers of one job reported, and the generation that they may see.
 
     Args:
         owner: the job's loop.
         clock: the present time, with its time zone.
-        pulse: of all boards together.
+        pulse: the pace of all jobs' workers. The board tells it how many workers this job has.
 
     Attributes:
         stop: whether the members must write a checkpoint and exit; heartbeats answer with it.
@@ -155,7 +148,7 @@ class Board:
         waiting polls that it concerns are answered.
 
         Args:
-            generation: from the written status.
+            generation: the generation in the written status; None before the first.
             ended: whether the job has ended.
             stop: whether the members must write a checkpoint and exit.
             checkpoint_request: token of the checkpoint that the members shall write now; empty without one.
@@ -196,32 +189,32 @@ class Board:
         """Number of the newest published generation, 0 before the first."""
         return self._announced.generation.layout_generation if self._announced else 0
 
-    def knows(self, reporter: Reporter) -> bool:
-        """Whether the reporter is a worker of this job, even one that was created after the last turn."""
+    def knows(self, sender: Identity) -> bool:
+        """Whether the sender is a worker of this job, even one that was created after the last turn."""
         seconds = asyncio.get_running_loop().time
-        if reporter.uid not in self._workers and (began := seconds()) >= self._next_look:
+        if sender.uid not in self._workers and (began := seconds()) >= self._next_look:
             self.learn(self._owner.workers())
-            self._next_look = began + LOOKS_REST * (seconds() - began)
-        return self._workers.get(reporter.uid) == reporter.name
+            self._next_look = began + LOOK_PAUSE_FACTOR * (seconds() - began)
+        return self._workers.get(sender.uid) == sender.name
 
-    def belongs(self, reporter: Reporter) -> bool:
-        """Whether the reporter is a member or a leaver of the published generation."""
-        return self._announced is not None and reporter.uid in self._announced.uids
+    def belongs(self, sender: Identity) -> bool:
+        """Whether the sender is a member or a leaver of the published generation."""
+        return self._announced is not None and sender.uid in self._announced.uids
 
-    def put_ready(self, reporter: Reporter, ready: Ready) -> None:
+    def put_ready(self, sender: Identity, ready: Ready) -> None:
         """Notes that the worker is warm."""
-        self._hear(reporter)
-        if self._ready.get(reporter.uid) != ready:
-            self._ready[reporter.uid] = ready
+        self._hear(sender)
+        if self._ready.get(sender.uid) != ready:
+            self._ready[sender.uid] = ready
             self._owner.notice()  # most often others must be ready, too, before anything follows
 
-    def put_heartbeat(self, reporter: Reporter, heartbeat: Heartbeat) -> float:
+    def put_heartbeat(self, sender: Identity, heartbeat: Heartbeat) -> float:
         """Notes a sign of life. Returns seconds until the next is expected.
 
         Raises:
             Ended: the job has ended.
         """
-        now, uid = self._hear(reporter), reporter.uid
+        now, uid = self._hear(sender), sender.uid
         if self._ended:
             raise Ended("the job has ended")
         before = self._beats.get(uid)
@@ -236,7 +229,7 @@ class Board:
             waiting_after=heartbeat.waiting_after,
             waiting_since=since,
             pace=timedelta(seconds=pause),
-            because=heartbeat.because,
+            why_broken=heartbeat.why_broken,
             unsaved=heartbeat.unsaved,
         )
         lost, known = frozenset(heartbeat.lost_peers), self._lost_peers.pop(uid, frozenset())
@@ -248,13 +241,13 @@ class Board:
             self._owner.wake()
         return pause
 
-    async def put_report(self, reporter: Reporter, report: Report, *, timeout: float) -> None:
+    async def put_report(self, sender: Identity, report: Report, *, timeout: float) -> None:
         """Takes a report, and returns once the status contains it.
 
         Raises:
             NotYetDurable: that took longer than `timeout` seconds.
         """
-        self._hear(reporter)
+        self._hear(sender)
         if report.newer_than(self._report):
             self._report = report
         self._arrived += 1
@@ -267,19 +260,19 @@ class Board:
             except TimeoutError as error:
                 raise NotYetDurable(f"the report is not in the job's status after {timeout:g} s") from error
 
-    async def generation_after(self, reporter: Reporter, after: int, *, timeout: float) -> Announcement | None:
-        """The newest generation above `after` that names the reporter. None if none came within `timeout` seconds, or
-        if `MAX_POLLS` newer polls of the reporter wait.
+    async def generation_after(self, sender: Identity, after: int, *, timeout: float) -> Announcement | None:
+        """The newest generation above `after` that names the sender. None if none came within `timeout` seconds, or
+        if `MAX_POLLS` newer polls of the sender wait.
 
         Raises:
             Ended: the job has ended.
         """
-        self._hear(reporter)
+        self._hear(sender)
         try:
             async with asyncio.timeout(timeout):
                 # Check again each time: the state may have changed since the poll was woken.
-                while not self._has_news(reporter, after):
-                    if not await self._waited(reporter.uid):
+                while not self._has_news(sender, after):
+                    if not await self._waited(sender.uid):
                         return None
         except TimeoutError:
             return None
@@ -287,8 +280,8 @@ class Board:
             raise Ended("the job has ended")
         return self._announced
 
-    def _has_news(self, reporter: Reporter, after: int) -> bool:
-        return self._ended or (self.layout_generation > after and self.belongs(reporter))
+    def _has_news(self, sender: Identity, after: int) -> bool:
+        return self._ended or (self.layout_generation > after and self.belongs(sender))
 
     async def _waited(self, uid: str) -> bool:
         """Waits for the next change. Returns False if newer polls of the same worker replaced this one."""
@@ -312,13 +305,13 @@ class Board:
                 _wake(poll, changed=True)
             await asyncio.sleep(0)
 
-    def _hear(self, reporter: Reporter) -> datetime:
+    def _hear(self, sender: Identity) -> datetime:
         now = self._clock()
         if now < self._newest:
             self._cap_times(now)
         if now > self._newest + DEAF + timedelta(seconds=self.pulse.beat_seconds) - SHORTEST_PACE:
             self.since = now
-        self._newest = self._heard[reporter.uid] = now
+        self._newest = self._heard[sender.uid] = now
         return now
 
     def _cap_times(self, now: datetime) -> None:

@@ -1,4 +1,4 @@
-"""Makes the cluster what one job's plan says, and remembers what the cluster refused."""
+"""Carries out plans: creates and deletes workers, protects them, requests quota and tells the user."""
 
 import asyncio
 import logging
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_operator.plan import Deletion, Plan, worker_name
 
-from .deletions import Deletions
 from .ports import JobKey, JobStore, NameConflict, Quota, Refused, WorkerPool
+from .refused_deletions import RefusedDeletions
 from .slots import Slots
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ REFUSED_SECONDS = 15.0
 
 @dataclass
 class _Outcome:
-    """What one application met."""
+    """What the cluster answered while one plan was carried out."""
 
     conflicts: set[str]
     unprotected: list[Refused] = field(default_factory=list)
@@ -29,16 +29,16 @@ class _Outcome:
 
 
 class Applier:
-    """See the module.
+    """Makes the cluster what the plans of one job say, and remembers what the cluster refused.
 
     Args:
-        key: of the job.
+        key: namespace and name of the job.
         store: where jobs are kept.
         pool: where workers run.
         slots: one is taken for each creation or deletion. All jobs share them in turn, so that one job's workers exist
             before the next job's. Slow requests of one namespace do not stop the others.
-        quota: where jobs with a queue request workers; None: no queue decides.
-        deletions: remembers which deletions the cluster refused.
+        quota: where jobs with a queue request workers; None if jobs have no queue.
+        refused_deletions: remembers which deletions the cluster refused.
 
     Attributes:
         conflicts: names of the plan's workers that other objects have.
@@ -47,7 +47,13 @@ class Applier:
     """
 
     def __init__(
-        self, key: JobKey, store: JobStore, pool: WorkerPool, slots: Slots, quota: Quota | None, deletions: Deletions
+        self,
+        key: JobKey,
+        store: JobStore,
+        pool: WorkerPool,
+        slots: Slots,
+        quota: Quota | None,
+        refused_deletions: RefusedDeletions,
     ) -> None:
         self.conflicts: set[str] = set()
         self.refusal = self.unprotected = ""
@@ -56,7 +62,7 @@ class Applier:
         self._pool = pool
         self._slots = slots
         self._quota = quota
-        self._deletions = deletions
+        self._refused_deletions = refused_deletions
 
     async def apply(self, job: PipeTrainingJob, decided: Plan) -> bool:
         """Carries out all parts of a plan. A part that the cluster does not take now does not stop the others.
@@ -69,7 +75,7 @@ class Applier:
                 deletion raises nothing, because later turns try it again.
         """
         clock = asyncio.get_running_loop()
-        undeleted = self._deletions.refused
+        undeleted = self._refused_deletions.explanations
         attempted = {worker_name(self._key.name, worker_id) for worker_id in decided.create}
         wanted = {worker_name(self._key.name, worker_id) for worker_id in decided.status.worker_ids}
         outcome = _Outcome(self.conflicts & wanted - attempted)  # a postponed start resumes under other names
@@ -81,7 +87,7 @@ class Applier:
         if stays and (not decided.status.finished or decided.disruption_budget is not None):
             outcome.errors += await _together([self._protect(job, decided, outcome)])
             outcome.errors += await _together([self._prepare_and_create(job, decided, outcome)])
-        due = self._deletions.due(decided.delete, clock.time())
+        due = self._refused_deletions.due(decided.delete, clock.time())
         outcome.errors += await _together([self._delete(job, deletion) for deletion in due])
         await _together([self._store.tell(job, event) for event in decided.events])
         if decided.expired:
@@ -95,7 +101,7 @@ class Applier:
         if known:  # the status already says why
             outcome.errors += [*outcome.unprotected, *outcome.refusals][:1]
         self._raise(outcome.errors)
-        changed = self.conflicts != before or self._deletions.refused != undeleted
+        changed = self.conflicts != before or self._refused_deletions.explanations != undeleted
         return bool(attempted - self.conflicts or known or changed)
 
     def _raise(self, errors: list[Exception]) -> None:
@@ -141,10 +147,10 @@ class Applier:
             try:
                 await self._pool.delete(job, deletion.name, deletion.uid)
             except Refused as error:
-                pause = self._deletions.refuse(deletion.uid, str(error), asyncio.get_running_loop().time())
+                pause = self._refused_deletions.add(deletion.uid, str(error), asyncio.get_running_loop().time())
                 logger.warning("%s: cannot delete a worker: %s; trying again in %g s", self._key, error, pause)
             else:
-                self._deletions.accept(deletion.uid)
+                self._refused_deletions.remove(deletion.uid)
 
 
 def _first(refusals: list[Refused]) -> str:

@@ -20,10 +20,10 @@ class WaitingPods(Protocol):
 
 
 class ReleaseForOthers:
-    """See the module.
+    """Chooses the job that is asked to release a pipeline, and remembers the request until the job has answered.
 
     Args:
-        others: knows the pods that wait.
+        others: knows the pods of other owners that wait.
     """
 
     def __init__(self, others: WaitingPods) -> None:
@@ -32,7 +32,7 @@ class ReleaseForOthers:
         self._asked: _Asked | None = None
 
     def look(self, claims: Sequence[Claims]) -> dict[str, Share]:
-        """The smaller share of the job that is asked for a pipeline, by its key; empty if none is asked."""
+        """Returns the smaller share of the job that is asked for a pipeline, by its key; empty if no job is asked."""
         waiting = self._others.waiting()
         self._given = {pod.uid: self._given[pod.uid] for pod in waiting if pod.uid in self._given}
         if self._asked is not None and (given := self._asked.given(claims)) is not None:

@@ -28,7 +28,7 @@ FREE = Place()
 
 
 class Gangs:
-    """See the module."""
+    """Remembers which starting jobs are preferred, and since when."""
 
     def __init__(self) -> None:
         self._preferred: dict[str, datetime] = {}

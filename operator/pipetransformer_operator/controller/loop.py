@@ -1,4 +1,4 @@
-"""The loop of one job: observe, plan, apply. Events and time wake it.
+"""The loop of one job. Events and time wake it.
 
 It runs from when the job is first seen until the job is gone. Each turn recomputes everything from what exists, so an
 extra wake-up costs a turn, and a missed one waits for a resync. The order of writes makes a crash harmless: first the
@@ -24,7 +24,6 @@ from pipetransformer_operator.clocks import Clock, Token
 from pipetransformer_operator.plan import Observed, Plan, Worker, plan
 
 from .apply import Applier
-from .deletions import Deletions
 from .gangs import FREE, Place
 from .ports import (
     Conflict,
@@ -37,6 +36,7 @@ from .ports import (
     Unavailable,
     WorkerPool,
 )
+from .refused_deletions import RefusedDeletions
 from .releases import Releases
 from .slots import Slots
 
@@ -59,19 +59,19 @@ class Pace:
 
 
 class JobLoop:
-    """See the module.
+    """Takes turns for one job until the job is gone: it observes, plans and applies.
 
     Args:
-        key: of the job.
+        key: namespace and name of the job.
         store: where jobs are kept.
         pool: where workers run.
         clock: the present time, with its time zone.
         pace: pauses between turns.
         metrics: is told of each turn.
-        pulse: of all jobs' workers.
-        slots: for creations and deletions of all jobs, see `Applier`.
-        releases: when accelerators were last released.
-        quota: where jobs with a queue request workers; None: no queue decides.
+        pulse: the pace of all jobs' workers.
+        slots: slots for creations and deletions of all jobs, see `Applier`.
+        releases: knows when accelerators were last released.
+        quota: where jobs with a queue request workers; None if jobs have no queue.
         token: makes the nonces of generations.
     """
 
@@ -102,9 +102,9 @@ class JobLoop:
         self._noticed.set()
         self._woken = asyncio.Event()
         self._releases = releases
-        self._deletions = Deletions(pace.first_retry, pace.longest_retry)
-        self._applier = Applier(key, store, pool, slots, quota, self._deletions)
-        self._grant: tuple[Share | None] | None = None  # None before the first decision; its share may be None, too
+        self._refused_deletions = RefusedDeletions(pace.first_retry, pace.longest_retry)
+        self._applier = Applier(key, store, pool, slots, quota, self._refused_deletions)
+        self._share: tuple[Share | None] | None = None  # None before the first decision; its share may be None, too
         self._place = FREE
         self._written = float("-inf")
         self._due: float | None = None
@@ -124,13 +124,14 @@ class JobLoop:
         if self._waits_for_accelerators:
             self.notice()
 
-    def grant(self, share: Share | None) -> None:
-        """Sets the job's share of the workers that jobs compete for. Until then the share in the status applies."""
-        if self._grant != (share,):
-            self._grant = (share,)
+    def set_share(self, share: Share | None) -> None:
+        """Sets the job's share of the workers that jobs compete for. Before the first call the share in the status
+        applies."""
+        if self._share != (share,):
+            self._share = (share,)
             self.notice()
 
-    def take_place(self, place: Place) -> None:
+    def set_place(self, place: Place) -> None:
         """Sets the job's place among jobs that wait for their first workers."""
         if place != self._place:
             self._place = place
@@ -178,7 +179,7 @@ class JobLoop:
         observed = self.observe(job)
         self.board.learn(observed.workers)
         try:
-            decided, words_wait = await self._decide(job, observed)
+            decided, delay = await self._decide(job, observed)
         except Invalid as error:
             report = observed.report
             if report is None:
@@ -186,7 +187,7 @@ class JobLoop:
             what = f"step {report.step} in generation {report.layout_generation}"
             logger.warning("%s: writing the status without the leader's report of %s: %s", self.key, what, error)
             arrived = 0  # so the sender is not told that it is durable, and sends its next report
-            decided, words_wait = await self._decide(job, replace(observed, report=None))
+            decided, delay = await self._decide(job, replace(observed, report=None))
         await self.board.show(
             decided.status.generation,
             ended=decided.status.finished and decided.status.stop is None,
@@ -197,8 +198,8 @@ class JobLoop:
         self._due = decided.requeue_after  # a refusal may last for days, and what the plan waits for does not
         if await self._applier.apply(job, decided):
             self.notice()
-        again = self._deletions.wait(asyncio.get_running_loop().time())
-        return min(filter(None, (words_wait, decided.requeue_after, again)), default=None)
+        again = self._refused_deletions.seconds_until_due(asyncio.get_running_loop().time())
+        return min(filter(None, (delay, decided.requeue_after, again)), default=None)
 
     async def _decide(self, job: PipeTrainingJob, observed: Observed) -> tuple[Plan, float]:
         """Makes the plan and writes its status. Returns the plan, and for how many seconds the write may wait.
@@ -210,18 +211,18 @@ class JobLoop:
         started = time.perf_counter()
         decided = plan(job.spec, observed, self._clock())
         seconds = time.perf_counter() - started
-        self._pool.expect(job, decided.status)  # before any await, because other jobs look at the same room
+        self._pool.reserve_room(job, decided.status)  # before any await, because other jobs look at the same room
         waits_for_nodes = decided.status.waits_for_nodes_since is not None
         self._waits_for_accelerators = decided.waits_for_room or waits_for_nodes
         changed = decided.status != job.status
-        words_wait = self._words_wait(job, decided) if changed else 0.0
-        if changed and not words_wait:
+        delay = self._write_delay(job, decided) if changed else 0.0
+        if changed and not delay:
             await self._store.write_status(job, decided.status)
             self._written = asyncio.get_running_loop().time()
         self._metrics.on_decided(job, observed, decided, seconds)
-        return decided, words_wait
+        return decided, delay
 
-    def _words_wait(self, job: PipeTrainingJob, decided: Plan) -> float:
+    def _write_delay(self, job: PipeTrainingJob, decided: Plan) -> float:
         """How long the new status may wait, in seconds. While a job starts, its messages change with every pod."""
         pause = self.board.pulse.words_seconds
         waited = asyncio.get_running_loop().time() - self._written
@@ -253,8 +254,8 @@ class JobLoop:
             kept_by=tuple(job.metadata.finalizers) if job.metadata.deletion_timestamp else None,
             refusal=self._applier.refusal,
             unprotected=self._applier.unprotected,
-            undeleted=self._deletions.refused,
-            share=job.status.share if self._grant is None else self._grant[0],
+            undeleted=self._refused_deletions.explanations,
+            share=job.status.share if self._share is None else self._share[0],
             queue=self._quota.observe(job) if self._quota else None,
             released=self._releases.for_job(self.key),
             gives_way_to=self._place.gives_way_to,

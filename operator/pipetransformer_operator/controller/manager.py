@@ -31,7 +31,7 @@ class Controller:
         clock: the present time, with its time zone.
         pace: pauses of the loops.
         metrics: is told what the loops do.
-        quota: where jobs with a queue request workers; None: no queue decides.
+        quota: where jobs with a queue request workers; None if jobs have no queue.
         others: knows pods of other owners that wait. Jobs release claimed workers to them. None: jobs release none.
         weigh_namespaces: weights of jobs also count between namespaces.
         token: makes the nonces of generations.
@@ -109,9 +109,9 @@ class Controller:
         self.wake_waiting(by)
 
     def wake_waiting(self, by: JobKey | None) -> None:
-        """There is more room for workers: wakes the jobs that wait for it, except the one that made it.
+        """There is more room for workers: wakes the jobs that wait for it, except the job `by` that released it.
 
-        It does not end the wait after a failed attempt, because such jobs would wake each other."""
+        A job that pauses after a failed attempt stays asleep. Otherwise such jobs would wake each other."""
         for key, loop in self._loops.items():
             if key != by:
                 loop.notice_accelerators()
@@ -165,8 +165,8 @@ class Controller:
             shares |= self._release_for_others.look(list(filter(None, claims)))
         places = self._gangs.look(list(filter(None, gangs)), now)
         for name, (loop, _) in looks.items():
-            loop.grant(shares.get(name))
-            loop.take_place(places.get(name, FREE))
+            loop.set_share(shares.get(name))
+            loop.set_place(places.get(name, FREE))
 
     async def _keep_sharing(self) -> None:
         while True:

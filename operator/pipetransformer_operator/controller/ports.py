@@ -14,6 +14,8 @@ from pipetransformer_operator.plan import DisruptionBudget, NodeFacts, Observed,
 
 
 class JobKey(NamedTuple):
+    """Namespace and name of a job."""
+
     namespace: str
     name: str
 
@@ -29,7 +31,7 @@ class Room(NamedTuple):
     """How many more workers of a job would find a free accelerator now."""
 
     free: int | None  #: in total; None: unknown
-    unreserved: int | None  #: without those that other jobs reserved; 0: unknown, None: unlimited
+    unreserved: int | None  #: those that no other job has reserved; 0 if unknown, None if unlimited
     reach: int | None = None  #: in total if pods of lower priority were preempted; None: unknown or not asked
     unknown: str = ""  #: why `free` is unknown, in words
 
@@ -108,7 +110,7 @@ class WorkerPool(Protocol):
         """How many of the job's workers without a node, and new ones, would find a node now. From memory."""
         ...
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """Reserves room for the workers of the job's next status, so that other jobs do not count on it."""
         ...
 
@@ -159,7 +161,7 @@ class WorkerPool(Protocol):
         ...
 
     async def delete(self, job: PipeTrainingJob, name: str, uid: str) -> None:
-        """Asks the worker to end if its UID is still `uid`. It may be gone already.
+        """Asks the worker to end if its UID is still `uid`. Does nothing if it is gone already.
 
         Raises:
             Refused: the cluster keeps it; the message says why.

@@ -1,8 +1,8 @@
 """Limits what runs at once for all namespaces together, so that no namespace takes everything.
 
 If a namespace's admission does not answer, each request there lasts until its timeout, and a job has thousands. So a
-namespace takes another slot only while it holds fewer than are free. One busy namespace gets half of all slots, two get
-a third each, and the rest stays free for quick ones.
+namespace takes another slot only while it holds fewer slots than are free. One busy namespace gets half of all slots,
+two get a third each, and the rest stays free for namespaces that answer quickly.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 
 
 class Slots:
-    """See the module. Among namespaces that may take a slot, the oldest request comes first.
+    """Slots that namespaces take and return. Among namespaces that may take a slot, the oldest request comes first.
 
     Args:
-        number: of slots. A namespace has at most half of them, rounded up.
+        number: how many slots there are. A namespace has at most half of them, rounded up.
     """
 
     def __init__(self, number: int) -> None:

@@ -118,7 +118,7 @@ class _Answers:
         elif code in (403, 404):
             self._service.health.on_watch_refused(path)
         elif path.endswith(f"/{PLURAL}") and code == 200:
-            self._service.jobs.listed(path)
+            self._service.jobs.on_listed(path)
 
 
 def _register(registry: kopf.OperatorRegistry, service: Service) -> None:

@@ -73,13 +73,13 @@ class ParsedJobs:
 
 
 class KubeStore:
-    """See the module.
+    """Reads jobs from memory, and writes their status, their events and their deletion to the API server.
 
     Args:
-        api: of the cluster.
-        jobs: as the watch shows them.
-        parsed: of the same jobs, those that were read or written.
-        sources: of the times and names of events.
+        api: client of the API server.
+        jobs: jobs as the watch shows them.
+        parsed: the newest version of each job that was read or written here.
+        sources: clock and names of events.
     """
 
     def __init__(self, api: Api, jobs: JobSource, parsed: ParsedJobs, sources: Sources = MACHINE) -> None:

@@ -1,4 +1,4 @@
-"""What this operator's watches know of the cluster, put together."""
+"""The watches of this operator, put together with what they feed."""
 
 from collections.abc import Sequence
 
@@ -9,44 +9,46 @@ from .capacity.free_accelerators import FreeAccelerators
 from .capacity.reservations import Reservations
 from .client.api import Api
 from .events import Listeners
+from .node_health.health import NodeHealth
+from .node_health.signals import Signals
 from .store import KubeStore, ParsedJobs
 from .watches import node_watch, other_pods
 from .watches.follow import Awaited
 from .watches.jobs import KnownJobs, ListedJobs
 from .watches.node_watch import NodeWatch
-from .watches.nodes import Nodes
 from .watches.other_pods import OtherPods
 from .watches.pod_watch import PodWatch
-from .watches.signals import Signals
 
 #: Watches that an operator of all namespaces waits for before it decides about jobs, unless the cluster refuses them.
 AWAITED = (node_watch.PATH, other_pods.NAME)
 
 
 class WatchedCluster:
-    """See the module. Nodes and pods of other owners are watched only if all namespaces are.
+    """What this operator's watches know of the cluster.
+
+    It watches nodes and pods of other owners only if it watches all namespaces.
 
     Args:
-        api: of the cluster.
-        namespaces: to watch; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to watch; all when empty.
         signals: taints and conditions of nodes that are drained or unhealthy.
-        sources: of times and names.
+        sources: clocks, and names of events.
 
     Attributes:
         events: tells listeners what happens. Add them before the watches run.
         store: jobs in the API server.
-        jobs: as kopf's watch shows them.
-        pods: of workers.
-        nodes: with a problem, as the watch of nodes tells it.
-        free: accelerators of each node, as the watch of nodes tells it.
-        others: pods of other owners; None where they are not watched.
-        node_watch: of all nodes; None where they are not watched.
-        reservations: of free accelerators; None where nodes are not watched.
+        jobs: all jobs, as kopf's watch shows them.
+        pods: the pods of all workers.
+        nodes: which nodes have a problem, as the watch of nodes shows it.
+        free: free accelerators of each node, as the watches of nodes and pods show them.
+        others: pods of other owners; None if they are not watched.
+        node_watch: the watch of all nodes; None if they are not watched.
+        reservations: which jobs reserved free accelerators; None if nodes are not watched.
     """
 
     def __init__(self, api: Api, namespaces: Sequence[str], signals: Signals, sources: Sources = MACHINE) -> None:
         self.events = Listeners()
-        self.nodes = Nodes(sources.now, self.events, signals)
+        self.nodes = NodeHealth(sources.now, self.events, signals)
         self.free = FreeAccelerators(self.nodes)
         parsed = ParsedJobs()
         self.jobs = KnownJobs(api, parsed, self.events)
@@ -63,7 +65,7 @@ class WatchedCluster:
         self.store = KubeStore(api, ListedJobs(self.jobs, self.pods, awaited), parsed, sources)
 
     @property
-    def seen_nodes(self) -> Nodes | None:
+    def seen_nodes(self) -> NodeHealth | None:
         """`nodes`, or None where they are not watched."""
         return self.nodes if self.reservations is not None else None
 

@@ -1,4 +1,4 @@
-"""Kueue as the quota of jobs (`Quota`): asks for what a job's status says, and returns what it no longer says.
+"""Kueue as the quota of jobs.
 
 Every turn makes the Workloads match the status, so an extra turn costs nothing. When a job is deleted, our finalizer
 keeps its Workloads until its pods are gone.
@@ -32,11 +32,11 @@ _ENDED = ("Succeeded", "Failed")
 
 
 class KueueQuota(ClusterListener):
-    """See the module.
+    """A `Quota` that asks Kueue for what a job's status says, and returns what the status no longer says.
 
     Args:
-        api: of the cluster.
-        namespaces: that are served; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces that this operator serves; all when empty.
         events: is told whose Workload changed.
         clock: the present time, with its time zone.
     """
@@ -83,7 +83,7 @@ class KueueQuota(ClusterListener):
                 await self._release(seen)  # its priority cannot change, so the next turn asks again
             elif workloads.is_evicted(seen) and not request.admitted:
                 await self._patch(seen, workloads.requeued(seen, request, now), MERGE_PATCH)
-            elif body := workloads.use(seen, request, status.generation, now):
+            elif body := workloads.usage(seen, request, status.generation, now):
                 await self._patch(seen, body, APPLY_PATCH)
         for name, seen in mine.items():
             if name not in wanted:
@@ -154,11 +154,11 @@ class KueueQuota(ClusterListener):
         with self._noting_refusals(job):
             value = await self._class_value(job)
             body = workloads.render(job, request, claimed=claimed, class_value=value)
-            folder = _path(job.metadata.namespace)
+            collection = _path(job.metadata.namespace)
             try:
-                made = await self._api.request("POST", folder, body, timeout=TIMEOUT_SECONDS)
+                made = await self._api.request("POST", collection, body, timeout=TIMEOUT_SECONDS)
             except Conflict:
-                made = await self._api.get(f"{folder}/{request.name}", timeout=TIMEOUT_SECONDS)
+                made = await self._api.get(f"{collection}/{request.name}", timeout=TIMEOUT_SECONDS)
                 if controller_uid(made) != job.metadata.uid:
                     raise Refused(f"Workload {request.name} exists and belongs to another owner") from None
         self._seen.note(made)
@@ -187,7 +187,7 @@ class KueueQuota(ClusterListener):
             raise Refused(f"{label}: WorkloadPriorityClass {name} does not exist") from None
 
     async def _release(self, seen: Object) -> None:
-        """Deletes a Workload and drops our finalizer."""
+        """Deletes a Workload and drops our finalizer, so that Kueue frees its quota."""
         metadata = seen["metadata"]
         if not workloads.is_ending(seen):
             path = f"{_path(metadata['namespace'])}/{metadata['name']}"
@@ -221,8 +221,8 @@ class NoKueue(ClusterListener):
     An earlier operator may have used Kueue, so this one releases the Workloads that it left.
 
     Args:
-        api: of the cluster.
-        namespaces: that are served; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces that this operator serves; all when empty.
     """
 
     def __init__(self, api: Api, namespaces: Iterable[str]) -> None:

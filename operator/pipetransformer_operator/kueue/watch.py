@@ -1,7 +1,7 @@
 """Workloads of our jobs, as last seen. Kueue's outages are frequent and silent, so nothing waits for this watch.
 
-Nothing is known of a namespace until its first list; from then on, whatever was seen last. While Kueue is away its API
-answers with errors and an open watch is silent. So the watch is opened often, each time after a list.
+Until the first list of a namespace nothing is known of it. While Kueue is away its API answers with errors, and an open
+watch is silent. So the watch is opened often, each time after a list, and what was last seen stays known.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ QUERY = {"labelSelector": JOB_LABEL}
 
 
 class Workloads:
-    """See the module.
+    """Watches the Workloads of our jobs, and remembers what it last saw of them.
 
     Args:
-        api: of the cluster.
-        namespaces: to watch; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to watch; all when empty.
         events: is told whose Workload changed.
     """
 

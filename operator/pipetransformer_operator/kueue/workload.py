@@ -23,10 +23,10 @@ def render(job: PipeTrainingJob, request: QuotaRequest, *, claimed: bool, class_
     """The Workload of a request.
 
     Args:
-        job: whose request it is.
-        request: its size never changes.
+        job: the job that requests quota.
+        request: the request; its size never changes.
         claimed: whether it is for claimed workers. Of two claims Kueue preempts the newer one first.
-        class_value: of the WorkloadPriorityClass that the job names; None if it names none.
+        class_value: value of the WorkloadPriorityClass that the job names; None if it names none.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     pods = {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}
@@ -91,7 +91,7 @@ def returned(workload: Object) -> int:
     return sum(int(one["count"]) for one in pods)
 
 
-def use(workload: Object, request: QuotaRequest, generation: Generation | None, now: datetime) -> Object | None:
+def usage(workload: Object, request: QuotaRequest, generation: Generation | None, now: datetime) -> Object | None:
     """What to apply to the Workload's status: returned quota, and whether all pods run. None if nothing changed."""
     job = workload["metadata"]["labels"][JOB_LABEL]
     names = {worker_name(job, key) for key in request.worker_ids}

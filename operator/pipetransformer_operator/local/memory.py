@@ -23,7 +23,7 @@ class MemoryStore:
     """Keeps one job.
 
     Args:
-        job: as validated.
+        job: the job, which was validated.
         listener: is told of each write of the status, and of each event.
 
     Attributes:

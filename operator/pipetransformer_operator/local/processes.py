@@ -59,14 +59,14 @@ class ProcessListener(Protocol):
 
 
 class ProcessPool:
-    """See the module.
+    """Starts, lists and ends the processes of one job's workers.
 
     Args:
         run_dir: folder for the run's record; logs go to its `logs/`.
         scratch: folder for tokens and termination messages.
         channel_url: base URL of the channel.
         command: starts a worker.
-        own: environment variables of each worker.
+        own: environment variables of each worker, in addition to those of this process.
         inherited: file descriptors that stay open in each worker.
     """
 
@@ -102,7 +102,7 @@ class ProcessPool:
         """See `WorkerPool`. A machine runs any number of processes."""
         return Room(None, None)
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`. There is no other job."""
 
     async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:

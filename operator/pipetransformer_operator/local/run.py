@@ -31,8 +31,8 @@ async def run_job(
     job: PipeTrainingJob,
     run_dir: Path,
     *,
-    changed: Callable[[PipeTrainingJob], None] = lambda job: None,
-    told: Callable[[PlanEvent], None] = lambda event: None,
+    on_status: Callable[[PipeTrainingJob], None] = lambda job: None,
+    on_event: Callable[[PlanEvent], None] = lambda event: None,
     inherited: Sequence[int] = (),
 ) -> JobStatus:
     """Runs the job to its end and returns its last status. All workers have ended when this returns or raises.
@@ -40,12 +40,12 @@ async def run_job(
     Args:
         job: from `local_job`.
         run_dir: folder for the run's record and the workers' logs.
-        changed: called with the job after each change of its status, and after each report of its leader.
-        told: called with each decision.
+        on_status: called with the job after each change of its status, and after each report of its leader.
+        on_event: called with each decision.
         inherited: file descriptors that stay open in each worker.
     """
     key = JobKey.of(job)
-    shown = _Shown(changed, told)
+    shown = _Shown(on_status, on_event)
     store = MemoryStore(job, shown)
     with _scratch(run_dir) as scratch:
         sock = socket.create_server((ADDRESS, 0))
@@ -89,18 +89,18 @@ def _scratch(run_dir: Path) -> Iterator[Path]:
 class _Shown:
     """Shows the job to the user (`JobListener`), and notes when it has finished."""
 
-    def __init__(self, changed: Callable[[PipeTrainingJob], None], told: Callable[[PlanEvent], None]) -> None:
+    def __init__(self, on_status: Callable[[PipeTrainingJob], None], on_event: Callable[[PlanEvent], None]) -> None:
         self.finished = asyncio.Event()
-        self._changed = changed
-        self._told = told
+        self._on_status = on_status
+        self._on_event = on_event
 
     def on_status(self, job: PipeTrainingJob) -> None:
         if job.status.finished:
             self.finished.set()
-        self._changed(job)  # last, because it raises if the reader of its pipe is gone
+        self._on_status(job)  # last, because it raises if the reader of its pipe is gone
 
     def on_event(self, event: PlanEvent) -> None:
-        self._told(event)
+        self._on_event(event)
 
 
 class _Waker:
@@ -115,8 +115,8 @@ class _Waker:
 
 
 async def _follow_reports(controller: Controller, key: JobKey, store: MemoryStore, listener: JobListener) -> None:
-    """Shows the newest report every `SHOW_SECONDS`. The status alone would show mere progress only now and then, to
-    save an API server's writes."""
+    """Shows the newest report every `SHOW_SECONDS`. The status alone would show progress only now and then, because the
+    operator spares an API server its writes."""
     shown: Report | None = None
     while True:
         await asyncio.sleep(SHOW_SECONDS)

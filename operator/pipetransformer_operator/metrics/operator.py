@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import ConditionType, Reason
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_contract.wire import Path
+from pipetransformer_contract.wire import ChannelPath
 from pipetransformer_operator.channel.listener import ChannelListener
 from pipetransformer_operator.channel.refusal import Refusal
 from pipetransformer_operator.channel.tls.certificate import Validity
@@ -254,7 +254,7 @@ class Metrics(LoopMetrics, ChannelListener):
     def on_request(self, path: str, code: int, seconds: float) -> None:
         """See `ChannelListener`."""
         self._requests.labels(path, str(code)).inc()
-        if path == Path.REPORT and code == 200:
+        if path == ChannelPath.REPORT and code == 200:
             self._report_seconds.observe(seconds)
 
     def on_refusal(self, kind: Refusal) -> None:

@@ -118,8 +118,8 @@ class Beat:
             higher number. None while the worker is in a process group.
         waiting_since: when the operator first heard of that wait; None while `waiting_after` is None.
         pace: time until the worker's next heartbeat, as the operator asked in its answer.
-        because: why the worker's process group broke, or why a new one did not form, in the worker's words. Empty once
-            the worker is in a group again.
+        why_broken: why the worker's process group broke, or why a new one did not form, in the worker's words. Empty
+            once the worker is in a group again.
         unsaved: why the worker cannot write its part of a checkpoint; empty if it can.
     """
 
@@ -128,7 +128,7 @@ class Beat:
     waiting_after: int | None = None
     waiting_since: datetime | None = None
     pace: timedelta = SHORTEST_PACE
-    because: str = ""
+    why_broken: str = ""
     unsaved: str = ""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_contract.wire import Path as ChannelPath
+from pipetransformer_contract.wire import ChannelPath
 from pipetransformer_operator.channel.app import MAX_POLL_SECONDS, Channel
 from pipetransformer_operator.channel.authenticator import Identity, TokenTable
 from pipetransformer_operator.channel.limits.entrance import Entrance, allow_files, listen, serve

@@ -26,8 +26,7 @@ from pipetransformer_contract.messages import (
     ReportReply,
 )
 from pipetransformer_contract.spec import TrainerSpec
-from pipetransformer_contract.wire import Env, Wire
-from pipetransformer_contract.wire import Path as Route
+from pipetransformer_contract.wire import ChannelPath, Env, Wire
 
 RETRY_SECONDS = 0.05
 BYTES_PER_BLOCK = 100
@@ -61,7 +60,9 @@ class Worker:
                 assert self.generation is not None
                 if self.uid not in {member.uid for member in self.generation.members}:
                     left = self.generation.layout_generation
-                    self.call("POST", Route.HEARTBEAT, Heartbeat(layout_generation=left, step=0, waiting_after=left))
+                    self.call(
+                        "POST", ChannelPath.HEARTBEAT, Heartbeat(layout_generation=left, step=0, waiting_after=left)
+                    )
                     continue
                 if self.generation.leader == self.name:
                     self.lead()
@@ -82,9 +83,9 @@ class Worker:
         """Waits for a generation newer than the present one."""
         present = self.generation.layout_generation if self.generation else 0
         while True:
-            self.call("POST", Route.READY, Ready(address="127.0.0.1:1"))
+            self.call("POST", ChannelPath.READY, Ready(address="127.0.0.1:1"))
             # It hosts no store, so it asks as one whose leader is silent.
-            body = self.call("GET", f"{Route.GENERATION}?after={present}&timeoutSeconds=5&members=true")
+            body = self.call("GET", f"{ChannelPath.GENERATION}?after={present}&timeoutSeconds=5&members=true")
             if body:
                 self.generation = Generation.model_validate_json(body)
                 self.newest = self.generation.layout_generation
@@ -96,7 +97,7 @@ class Worker:
         present = self.generation.layout_generation
         while self.newest <= present:
             self.newest = self.beat(present, 0)
-            if self.call("GET", f"{Route.GENERATION}?after={present}&timeoutSeconds=1"):
+            if self.call("GET", f"{ChannelPath.GENERATION}?after={present}&timeoutSeconds=1"):
                 self.newest = present + 1
 
     def lead(self) -> None:
@@ -123,7 +124,7 @@ class Worker:
     def beat(self, present: int, step: int) -> int:
         """Gives a sign of life; returns the newest published generation."""
         beat = Heartbeat(layout_generation=present, step=step)
-        reply = HeartbeatReply.model_validate_json(self.call("POST", Route.HEARTBEAT, beat))
+        reply = HeartbeatReply.model_validate_json(self.call("POST", ChannelPath.HEARTBEAT, beat))
         if reply.stop:
             raise ToldToStop
         return reply.layout_generation
@@ -152,7 +153,7 @@ class Worker:
             checkpoint=checkpoint,
             outcome=outcome,
         )
-        self.newest = ReportReply.model_validate_json(self.call("POST", Route.REPORT, report)).layout_generation
+        self.newest = ReportReply.model_validate_json(self.call("POST", ChannelPath.REPORT, report)).layout_generation
 
     def allowed(self) -> int:
         """The step up to which the test lets the job train."""

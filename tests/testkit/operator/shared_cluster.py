@@ -47,7 +47,7 @@ class Cluster:
     def room(self, job: PipeTrainingJob) -> Room:
         return Room(None, None)
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """Any number of jobs may look at the same room."""
 
     async def prepare(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> None:

@@ -60,7 +60,7 @@ class World:
         self.silent: set[str] = set()
         self.report_pace = timedelta(0)
         self.lost_peers: set[str] = set()
-        self.because: dict[str, str] = {}
+        self.why_broken: dict[str, str] = {}
         self._committed: dict[str, int] = {}
         self._waiting: dict[str, tuple[int, datetime]] = {}
         self._leaving: set[str] = set()
@@ -139,8 +139,8 @@ class World:
         """What the worker's last heartbeat said; silent ones said it long ago."""
         time = self.now - timedelta(hours=1) if worker.name in self.silent else self.now
         after, since = self._waiting.get(worker.uid, (None, None))
-        committed, because = self._committed.get(worker.uid, 0), self.because.get(worker.name, "")
-        return Beat(time, committed, after, since, because=because, unsaved=self.unsaved.get(worker.name, ""))
+        committed, why = self._committed.get(worker.uid, 0), self.why_broken.get(worker.name, "")
+        return Beat(time, committed, after, since, why_broken=why, unsaved=self.unsaved.get(worker.name, ""))
 
     def turn(self, *, executed: bool = True) -> Plan:
         """One plan, executed; or only its status written, as by an operator that dies then."""

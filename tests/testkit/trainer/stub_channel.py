@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlparse
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Heartbeat, Member, Ready, Report, ResizeReason
-from pipetransformer_contract.wire import Path as ChannelPath
+from pipetransformer_contract.wire import ChannelPath
 
 
 class StubChannel:

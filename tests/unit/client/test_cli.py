@@ -454,14 +454,14 @@ def slow_to_end(seconds: int) -> str:
 
 def signal_while_it_trains(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """Sends the signal to this process at each report."""
-    shown = PlainView.changed
+    shown = PlainView.show_status
 
     def changed(view: PlainView, name: str, status: JobStatus) -> None:
         shown(view, name, status)
         if status.last_report is not None:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(PlainView, "changed", changed)
+    monkeypatch.setattr(PlainView, "show_status", changed)
 
 
 def test_a_finished_run_says_where_its_model_is_and_how_to_start_over(
@@ -516,7 +516,7 @@ def test_a_run_says_why_it_failed_even_if_its_timeline_cannot_be_written(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     write_local_job(tmp_path, monkeypatch, advance_to=0)
-    monkeypatch.setattr("pipetransformer_client.cli.run.read", full)
+    monkeypatch.setattr("pipetransformer_client.cli.run.read_record", full)
     command_line = '["sh", "-c", "echo the storage is full >&2; exit 2"]'
     assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={command_line}") == 1
     assert "the storage is full" in capsys.readouterr().err
@@ -551,8 +551,8 @@ def test_a_closed_terminal_ends_the_workers_and_leaves_them_time_for_a_checkpoin
             os.kill(os.getpid(), signal.SIGHUP)
         closed()
 
-    monkeypatch.setattr(PlainView, "changed", changed)
-    monkeypatch.setattr(PlainView, "told", closed)
+    monkeypatch.setattr(PlainView, "show_status", changed)
+    monkeypatch.setattr(PlainView, "show_event", closed)
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
         assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end(1)}") == 130
@@ -565,7 +565,7 @@ def test_a_second_signal_ends_the_workers_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_local_job(tmp_path, monkeypatch, advance_to=3)
-    told = PlainView.told
+    told = PlainView.show_event
 
     def again(view: PlainView, reason: str, message: str, *, warning: bool) -> None:
         told(view, reason, message, warning=warning)
@@ -573,7 +573,7 @@ def test_a_second_signal_ends_the_workers_at_once(
             os.kill(os.getpid(), signal.SIGINT)
 
     signal_while_it_trains(monkeypatch, signal.SIGINT)
-    monkeypatch.setattr(PlainView, "told", again)
+    monkeypatch.setattr(PlainView, "show_event", again)
     assert command(monkeypatch, *RUN, "--set", f"podTemplate.spec.containers[0].command={slow_to_end(30)}") == 130
     assert not (tmp_path / "run" / "saved").exists()
     assert not Path("/proc", (tmp_path / "run" / "pid").read_text().strip()).exists()
@@ -586,8 +586,8 @@ def test_a_run_that_cannot_be_shown_ends_as_any_other(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     write_local_job(tmp_path, monkeypatch, advance_to=6)
-    monkeypatch.setattr(PlainView, "changed", full)
-    monkeypatch.setattr(PlainView, "told", full)
+    monkeypatch.setattr(PlainView, "show_status", full)
+    monkeypatch.setattr(PlainView, "show_event", full)
     assert command(monkeypatch, *RUN) == 0
 
 

@@ -11,7 +11,7 @@ import yaml
 from pipetransformer.job.load import load_job
 from pipetransformer.library.forecast import Forecast
 from pipetransformer.partition import assumed_costs
-from pipetransformer_client.dry_run import bounds_of
+from pipetransformer_client.phases import bounds_of
 from pipetransformer_contract.api import trainer_spec
 from pipetransformer_contract.layout import Layout
 from tests.testkit.client.command_line import command

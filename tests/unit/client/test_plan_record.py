@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.library.forecast import Forecast
 from pipetransformer.partition import Cut
-from pipetransformer_client.dry_run import Phase, phases
+from pipetransformer_client.phases import Phase, phases
 from pipetransformer_contract.api import trainer_spec
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import TrainerSpec

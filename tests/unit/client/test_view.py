@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from pipetransformer_client.cli.view import LiveView, PlainView, draw_layout, progress
+from pipetransformer_client.cli.view import LiveView, PlainView, draw_layout, progress_line
 from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import LastReport
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Outcome, ResizeReason
@@ -51,8 +51,8 @@ def job() -> PipeTrainingJob:
 def test_a_terminal_shows_every_pipeline_with_its_frozen_layers(job: PipeTrainingJob) -> None:
     console = Console(record=True, width=100, force_terminal=True, file=StringIO())
     with LiveView(console) as view:
-        view.changed(job.metadata.name, job.status)
-        view.told("GenerationPublished", "Generation 2", warning=False)
+        view.show_status(job.metadata.name, job.status)
+        view.show_event("GenerationPublished", "Generation 2", warning=False)
     text = console.export_text()
     assert "pipeline 1" in text and "stage 1" in text
     assert "▒▒▒▒▒▒▒▒█ " in text and " ███" in text
@@ -64,9 +64,9 @@ def test_a_terminal_shows_the_newest_events_and_no_layers_of_an_older_layout(job
     assert job.status.generation is not None
     newer = job.status.generation.model_copy(update={"layout_generation": 3})
     with LiveView(console) as view:
-        view.changed(job.metadata.name, job.status.model_copy(update={"generation": newer}))
+        view.show_status(job.metadata.name, job.status.model_copy(update={"generation": newer}))
         for number in range(8):
-            view.told(f"Event{number}", "so it is", warning=False)
+            view.show_event(f"Event{number}", "so it is", warning=False)
     last = console.export_text().rpartition("generation 3")[2]
     assert re.findall(r"Event(\d)", last) == list("234567")
     assert "stage 1" in last and "█" not in last
@@ -74,12 +74,12 @@ def test_a_terminal_shows_the_newest_events_and_no_layers_of_an_older_layout(job
 
 def test_a_line_of_a_pipe_is_as_long_as_it_is() -> None:
     console = Console(record=True, width=20, file=StringIO())
-    PlainView(console).told("WorkerLost", "digits-w0 on node [a] ended", warning=True)
+    PlainView(console).show_event("WorkerLost", "digits-w0 on node [a] ended", warning=True)
     assert console.export_text() == "WorkerLost: digits-w0 on node [a] ended\n"
 
 
 def test_progress_names_step_total_time_left_loss_metric_and_layout(job: PipeTrainingJob) -> None:
-    assert progress(job.status) == (
+    assert progress_line(job.status) == (
         "step 40/400 (10%)  ETA 3m20s  loss 0.2500  held-out accuracy 0.9412  layout 2 x 2  frozen 8/12  412 samples/s"
     )
 
@@ -90,12 +90,12 @@ def test_progress_says_nothing_of_what_is_not_known(job: PipeTrainingJob) -> Non
     report = job.status.last_report.model_copy(update={"seconds_left": None, "held_out": None, "loss": None})
     generation = job.status.generation.model_copy(update={"layout_generation": 3})
     status = job.status.model_copy(update={"last_report": report, "generation": generation})
-    assert progress(status) == "step 40/400 (10%)  frozen 8/12  412 samples/s"
-    assert progress(JobStatus()) == ""
+    assert progress_line(status) == "step 40/400 (10%)  frozen 8/12  412 samples/s"
+    assert progress_line(JobStatus()) == ""
     almost = job.status.model_copy(update={"last_report": report.model_copy(update={"step": 399})})
-    assert progress(almost).startswith("step 399/400 (99%)"), "100% is the end"
+    assert progress_line(almost).startswith("step 399/400 (99%)"), "100% is the end"
     ended = job.status.last_report.model_copy(update={"outcome": Outcome.FAILED})
-    assert "ETA" not in progress(job.status.model_copy(update={"last_report": ended}))
+    assert "ETA" not in progress_line(job.status.model_copy(update={"last_report": ended}))
 
 
 def test_a_pipe_gets_a_line_a_minute_and_one_for_each_layout_and_freeze(job: PipeTrainingJob) -> None:
@@ -106,7 +106,7 @@ def test_a_pipe_gets_a_line_a_minute_and_one_for_each_layout_and_freeze(job: Pip
     def steps_shown(step: int, **changed: object) -> list[str]:
         assert job.status.last_report is not None
         report = job.status.last_report.model_copy(update={"step": step, **changed})
-        view.changed(job.metadata.name, job.status.model_copy(update={"last_report": report}))
+        view.show_status(job.metadata.name, job.status.model_copy(update={"last_report": report}))
         return re.findall(r"step (\d+)/", console.export_text(clear=False))
 
     assert steps_shown(40) == ["40"]

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
-from pipetransformer_contract.api.labels import FieldError
+from pipetransformer_contract.api.field_error import FieldError
 from pipetransformer_contract.api.manifest import checked
 from pipetransformer_contract.api.schema import Schema, root_schema
 from pipetransformer_contract.api.status import ConditionType, State
@@ -132,7 +132,7 @@ def test_a_program_is_refused_what_a_manifest_is() -> None:
             broken |= {rule.message for rule in part.rules if rule.holds is not None and not rule.holds(typed)}
         assert broken == {error.message for error in validate_manifest(manifest)} & checked
         seen |= broken
-    assert seen == checked == {rule.message for part in parts for rule in part.rules if "oldSelf" not in rule.rule}
+    assert seen == checked == {rule.message for part in parts for rule in part.rules if "oldSelf" not in rule.cel}
 
 
 def test_the_container_named_trainer_must_have_the_accelerator_and_not_the_first() -> None:

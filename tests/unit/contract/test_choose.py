@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, change, choices, choose, pays_to_recut
+from pipetransformer_contract.choose import (
+    Bounds,
+    OnPack,
+    Packing,
+    Present,
+    choices,
+    choose,
+    next_layout,
+    pays_to_recut,
+)
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer, StepTime
 
@@ -236,7 +245,7 @@ def test_by_the_papers_packing_a_pause_counts_as_so_many_steps_on_every_machine(
     offered = offers({4: 30}, {(4, 1): 0.8 * scale}, pause=1e6)
     present = Present(Layout(4, 1), scale, remaining)
     assert pays_to_recut(offered, present, Packing.PAPER) is pays
-    to = change(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=Packing.PAPER, present=present)
+    to = next_layout(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=Packing.PAPER, present=present)
     assert to == (Layout(4, 1) if pays else None)
 
 
@@ -244,7 +253,7 @@ def test_a_layout_that_was_just_cut_is_not_cut_anew_and_another_layout_needs_no_
     offered = offers({2: 30, 4: 20}, {(4, 1): 1.0, (2, 2): 0.5})
     for present, to in ((Layout(4, 1), Layout(2, 2)), (Layout(2, 2), None)):
         seconds = 0.5 if to is None else 1.0
-        assert to == change(
+        assert to == next_layout(
             offered,
             4,
             bounds(),
@@ -260,7 +269,7 @@ def test_no_layout_is_chosen_that_would_train_no_step(packing: Packing, remainin
     """Members hear of it with the vote of the next step."""
     offered = offers({2: 30, 4: 20}, {(4, 1): 1.0, (2, 2): 0.5})
     present = Present(Layout(4, 1), 1.0, remaining)
-    to = change(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=packing, present=present)
+    to = next_layout(offered, 4, bounds(), on_pack=OnPack.WIDEN, packing=packing, present=present)
     assert to == (Layout(2, 2) if changes else None)
     assert choose(offered, 2, bounds(), on_pack=OnPack.WIDEN, packing=packing, present=present) == Layout(2, 1)
 

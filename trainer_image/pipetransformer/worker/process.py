@@ -304,7 +304,7 @@ class WorkerProcess(Hooks):
             step=trainer.step,
             waiting_after=self._handler.waiting_after,
             lost_peers=trainer.lost_peers[:MAX_LOST_PEERS],
-            because=trainer.why_broken[:MAX_MESSAGE],
+            why_broken=trainer.why_broken[:MAX_MESSAGE],
             unsaved=trainer.why_unsaved[:MAX_MESSAGE],
         )
 

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 #: A worker that waits to join keeps one connection. This is enough for the workers of two jobs of the largest size, and
 #: for heartbeats. Each connection takes 25 to 37 kB; the chart's memory limit fits all of them and a thousand jobs.
 MAX_CONNECTIONS = 12_000
-#: Waiting polls may hold this many of every six connections. The others are for heartbeats and reports.
-POLLS_OF_SIX = 5
+#: Waiting polls may hold this share of the connections. The others are for heartbeats and reports.
+POLLS_SHARE = 5 / 6
 #: Connections that one address may hold once half of all are taken: enough for a node whose workers share its address.
 FEW = 64
 #: Open files reserved for everything else.
@@ -86,10 +86,10 @@ class _Site(web.SockSite):
 
 
 class Entrance:
-    """See the module.
+    """Counts the open connections of the channel, and says which new ones are admitted.
 
     Args:
-        files: that this process may have open.
+        files: how many files this process may have open.
         listener: is told of each connection that is closed at once.
     """
 
@@ -103,7 +103,7 @@ class Entrance:
     @property
     def most_polls(self) -> int:
         """How many polls may wait at a time."""
-        return self._most * POLLS_OF_SIX // 6
+        return int(self._most * POLLS_SHARE)
 
     @property
     def open(self) -> int:

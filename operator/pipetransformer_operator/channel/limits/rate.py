@@ -24,7 +24,7 @@ class Rate:
         self._full_at: dict[Hashable, float] = {}
 
     def take(self, key: Hashable) -> float:
-        """Counts one action. Returns 0 if it is allowed now; otherwise seconds until it is."""
+        """Counts one action and returns 0 if it is allowed now; otherwise returns the seconds until it is."""
         wait = self.wait(key)
         if not wait:
             if len(self._full_at) >= MAX_KEYS:
@@ -33,8 +33,8 @@ class Rate:
             self._full_at[key] = max(self._full_at.get(key, 0.0), self._clock()) + 1 / self._per_second
         return wait
 
-    def give_back(self, key: Hashable) -> None:
-        """Takes back the count of one action."""
+    def undo(self, key: Hashable) -> None:
+        """Takes back one action, as if it had not been counted."""
         if key in self._full_at:
             self._full_at[key] -= 1 / self._per_second
 

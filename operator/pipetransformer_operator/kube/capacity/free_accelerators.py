@@ -24,8 +24,8 @@ class PodView:
     """What a pod holds, and where.
 
     Attributes:
-        uid: of the pod.
-        node: that it is bound to, or on which the scheduler preempts others for it; empty for none.
+        uid: UID of the pod.
+        node: name of the node that it is bound to, or on which the scheduler preempts others for it; empty for none.
         requests: what it holds there, in thousandths of each resource's unit.
         priority: the number of its PriorityClass.
     """
@@ -51,12 +51,12 @@ class NodeGate(Protocol):
     """Knows which nodes take no pods."""
 
     def is_closed(self, name: str) -> bool:
-        """Whether the node takes no pods now, because it is cordoned or lost."""
+        """Whether the node takes no pods now, because its workers leave it or it is lost."""
         ...
 
 
 class FreeAccelerators:
-    """See the module.
+    """Counts what pods hold on each node, and how many more pods of a shape each node would take.
 
     Args:
         gate: knows which nodes take no pods; None: all take pods.
@@ -119,7 +119,7 @@ class FreeAccelerators:
         """How many more pods of this shape find nodes, by the nodes' value of a label.
 
         Args:
-            shape: of the pods.
+            shape: shape of the pods.
             label: key of the label.
             avoided: nodes that the pods do not use.
             apart_from: nodes whose values are left out.

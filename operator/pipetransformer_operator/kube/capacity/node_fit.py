@@ -89,10 +89,10 @@ class NodeView:
     """What the scheduler compares with a pod.
 
     Attributes:
-        name: of the node.
+        name: name of the node.
         allocatable: what pods may hold there in total.
-        labels: of the node.
-        taints: of the node.
+        labels: its labels.
+        taints: its taints.
     """
 
     name: str
@@ -129,7 +129,7 @@ class PodShape:
 
     Attributes:
         key: the same text for equal shapes.
-        spec: the pod's.
+        spec: the pod's spec.
         requests: what it holds on its node.
         unknown: why it is unknown which nodes take it, in words; empty if it is known.
     """
@@ -141,7 +141,7 @@ class PodShape:
 
 
 def shape_of(spec: Mapping[str, Any]) -> PodShape:
-    """The shape of pods of that spec. If it has not the form that Kubernetes wants, no node takes them."""
+    """The shape of pods of that spec. If the spec is malformed, no node takes them."""
     try:
         _Form.model_validate(spec)
     except ValidationError as error:

@@ -31,10 +31,10 @@ class Lister(Protocol):
 
 
 class Reservations:
-    """See the module.
+    """Reserves free accelerators for workers that jobs want, and says how many more workers a job may count on.
 
     Args:
-        free: what nodes have left.
+        free: knows what nodes have left.
         listers: watches of all pods. Until all have listed theirs, nodes seem to have more room than they do.
         events: is told when a job needs less than it reserved.
     """
@@ -52,8 +52,8 @@ class Reservations:
         """How many of the job's workers without a node, and new ones, would find a node now.
 
         Args:
-            key: of the job.
-            shape: of its pods.
+            key: namespace and name of the job.
+            shape: shape of its pods.
             avoided: nodes that its pods do not use.
         """
         if not self._known:

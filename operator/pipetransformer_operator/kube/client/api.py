@@ -70,7 +70,7 @@ class Api:
     """A client of one API server. Use `connect` to make one, and `close` it.
 
     Args:
-        api_client: of the library.
+        api_client: client of the Kubernetes library, which knows the address and the credentials.
         leadership: sends nothing but GET requests unless it is held; None: may always write.
         listener: is told of each request that was sent.
         limiter: delays requests, except the opening of watches; None: no limit.
@@ -124,7 +124,7 @@ class Api:
     async def get(
         self, path: str, query: Query = NO_QUERY, *, timeout: float = TIMEOUT_SECONDS, accept: str = JSON
     ) -> Object:
-        """Reads an object. Raises as `request`."""
+        """Reads an object. Raises as `request` does."""
         return await self.request("GET", path, query=query, timeout=timeout, accept=accept)
 
     async def list(
@@ -132,7 +132,7 @@ class Api:
     ) -> AsyncIterator[Object]:
         """Yields a list in parts, each with some of its `items`. All have the resourceVersion of the whole list.
 
-        Raises as `request`, also between two parts, because the server may forget that version."""
+        Raises as `request` does, also between two parts, because the server may forget that version."""
         asked = {**query, "limit": str(LISTED_AT_ONCE)}
         while True:
             part = await self.get(path, asked, timeout=timeout, accept=accept)
@@ -156,10 +156,10 @@ class Api:
         """Yields events of the list at `path`, until the server ends the watch after `seconds`.
 
         Args:
-            path: of the list.
+            path: path of the list.
             version: resourceVersion after which events begin.
             seconds: lifetime of the watch.
-            query: of the list.
+            query: query of the list, such as its selectors.
             bookmarks: asks the server to report its progress.
             bookmarked: the server has sent a bookmark before, so a watch without one for a minute is dead. A server
                 sends the first only after an object of the kind has changed since the server started.
@@ -211,8 +211,9 @@ class Api:
             NotFound: 404.
             Conflict: 409.
             Invalid: 400, 413 or 422.
-            Refused: any other 4xx; or 500, for example because an admission webhook does not answer. Of a GET only 403,
-                because other failures of a read pass: 401, 410 between two parts of a list, or 500 while etcd elects.
+            Refused: any other 4xx; or 500, for example because an admission webhook does not answer. For a GET only
+                403, because other failures of a read pass: 401, 410 between two parts of a list, or 500 while etcd
+                elects a leader. They are `Unavailable`.
             Unavailable: no answer, 429, another failure, or this operator does not lead.
         """
         asked = dict(query)
@@ -236,7 +237,7 @@ class Api:
             finally:
                 self._tell(method, path, code, time.perf_counter() - started)
         if not 200 <= code <= 299:
-            raise _sorted(method, code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
+            raise _error_for(method, code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
         result: Object = json.loads(data)
         return result
 
@@ -300,7 +301,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _sorted(method: str, status: int, message: str) -> Exception:
+def _error_for(method: str, status: int, message: str) -> Exception:
     if status == 404:
         return NotFound(message)
     if method == "GET":

@@ -34,15 +34,15 @@ class LeaseListener(Protocol):
 
 
 class Lease:
-    """See the module.
+    """Holds the Lease for this operator, or waits until no other operator holds it.
 
     Args:
-        api: of the cluster; not guarded by this lease.
-        namespace: of the Lease.
-        identity: of this operator, readable by an admin. An operator that restarts with the same identity takes over
-            at once.
+        api: client of the API server, which this lease does not guard.
+        namespace: namespace of the Lease.
+        identity: name of this operator, which an admin can read. An operator that restarts with the same identity takes
+            over at once.
         seconds: how long the Lease must stay unchanged before another operator takes it.
-        sources: of its times.
+        sources: the clocks to use.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Lease:
         sources: Sources = MACHINE,
     ) -> None:
         self._api = api
-        self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._path = f"{self._folder}/{NAME}"
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._path = f"{self._collection}/{NAME}"
         self._identity = identity
         self._seconds = seconds
         self._clock, self._now = sources.seconds, sources.now
@@ -115,7 +115,7 @@ class Lease:
                 raise LeaseLost(f"{holder} took over the lease {NAME} from {self._identity}")
 
     async def release(self) -> None:
-        """Gives the Lease up, so that another operator takes over at once. Call it after the last write."""
+        """Releases the Lease, so that another operator takes over at once. Call it after the last write."""
         if not self.held:
             return
         self._held_until = float("-inf")
@@ -145,7 +145,7 @@ class Lease:
         except NotFound:
             metadata = {"name": NAME}
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-            self._written = await self._api.request("POST", self._folder, {**body, "spec": self._spec({})})
+            self._written = await self._api.request("POST", self._collection, {**body, "spec": self._spec({})})
             return self._identity
         spec = lease.get("spec", {})
         holder: str = spec.get("holderIdentity") or ""

@@ -36,19 +36,19 @@ _KEY_END = b"-----END PRIVATE KEY-----\n"
 _CERTIFICATE_END = b"-----END CERTIFICATE-----\n"
 
 
-class KeptAuthority:
+class SecretCertificate:
     """A `Certificate` whose authorities are in a Secret.
 
     Args:
-        api: of the cluster.
-        namespace: of the operator.
-        hosts: names of the channel.
+        api: client of the API server.
+        namespace: namespace of the operator.
+        hosts: DNS names or IP addresses of the channel.
         clock: the present time, with its time zone.
     """
 
     def __init__(self, api: Api, namespace: str, hosts: Sequence[str], clock: Clock = utc_now) -> None:
         self._api = api
-        self._folder = f"/api/v1/namespaces/{namespace}/secrets"
+        self._collection = f"/api/v1/namespaces/{namespace}/secrets"
         self._hosts = hosts
         self._clock = clock
         self.context = server_context()
@@ -76,16 +76,16 @@ class KeptAuthority:
             try:
                 if secret is None:
                     body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}, "type": "Opaque"}
-                    await self._api.request("POST", self._folder, {**body, "data": _encode(wanted)})
+                    await self._api.request("POST", self._collection, {**body, "data": _encode(wanted)})
                 else:
-                    await self._api.request("PUT", f"{self._folder}/{SECRET}", {**secret, "data": _encode(wanted)})
+                    await self._api.request("PUT", f"{self._collection}/{SECRET}", {**secret, "data": _encode(wanted)})
             except Conflict:  # another operator was quicker
                 continue
             return wanted
 
     async def _read(self) -> Object | None:
         try:
-            return await self._api.get(f"{self._folder}/{SECRET}")
+            return await self._api.get(f"{self._collection}/{SECRET}")
         except NotFound:
             return None
 
@@ -103,8 +103,8 @@ class Publisher:
     """Writes the certificates that workers trust into namespaces, once each until they change.
 
     Args:
-        api: of the cluster.
-        trust: says which certificates.
+        api: client of the API server.
+        trust: says which certificates workers trust.
     """
 
     def __init__(self, api: Api, trust: Trust) -> None:

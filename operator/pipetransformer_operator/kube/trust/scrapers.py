@@ -1,7 +1,4 @@
-"""Checks which clients may read the operator's metrics.
-
-The API server decides, by TokenReview and SubjectAccessReview.
-"""
+"""Who may read the operator's metrics: the API server decides, by TokenReview and SubjectAccessReview."""
 
 import time
 from hashlib import sha256
@@ -21,10 +18,10 @@ class Forbidden(Exception):
 
 
 class Scrapers:
-    """See the module.
+    """Asks the API server who holds a token and may read the metrics, and remembers for a while who may.
 
     Args:
-        api: of the cluster. It sends reviews, which are POST requests, also while this operator does not lead.
+        api: client of the API server, which also sends reviews (POST requests) while this operator does not lead.
         clock: seconds that only grow.
     """
 

@@ -1,4 +1,4 @@
-"""An `Authenticator` that asks the API server (TokenReview) and caches each answer until the token expires."""
+"""Which worker holds a token: the API server decides, by TokenReview."""
 
 import asyncio
 import base64
@@ -22,10 +22,10 @@ PARALLEL_REVIEWS = 32
 
 
 class TokenReviewer(ClusterListener):
-    """See the module.
+    """An `Authenticator` that asks the API server, and caches each answer until the token expires.
 
     Args:
-        api: of the cluster.
+        api: client of the API server.
         clock: seconds since the epoch.
     """
 

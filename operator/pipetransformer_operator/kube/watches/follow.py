@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 WATCH_SECONDS = 120
 FIRST_RETRY_SECONDS = 0.5
 LONGEST_RETRY_SECONDS = 10.0
-#: A watch that ends earlier than this without an event is as bad as one that breaks: a proxy may answer so.
+#: A watch that ends earlier than this without an event counts as broken, because a proxy may answer in place of the
+#: API server.
 SHORTEST_WATCH_SECONDS = 1.0
 
 
@@ -26,8 +27,8 @@ class Followed:
     """Objects to follow, and what is known of them. Subclasses implement `relist`.
 
     Args:
-        path: of the list.
-        query: of the list and of each watch.
+        path: path of the list.
+        query: query of the list and of each watch, such as a selector.
     """
 
     def __init__(self, path: str, query: Query = NO_QUERY) -> None:
@@ -52,9 +53,9 @@ class Reported(Followed):
     """Objects whose watch is reported to listeners.
 
     Args:
-        path: of the list.
+        path: path of the list.
         events: is told how the watch does.
-        query: of the list and of each watch.
+        query: query of the list and of each watch, such as a selector.
         name: of the watch, which listeners are told in place of its path if another watch has the same path.
     """
 
@@ -77,9 +78,9 @@ class Awaited(Reported):
     """Objects that must be listed before any decision, unless the cluster refuses the list.
 
     Args:
-        path: of the list.
+        path: path of the list.
         events: is told how the watch does, and when the list is answered.
-        query: of the list and of each watch.
+        query: query of the list and of each watch, such as a selector.
         name: see `Reported`.
 
     Attributes:
@@ -109,8 +110,8 @@ async def follow(
     """Yields each change after the list: the object, and whether it was deleted.
 
     Args:
-        api: of the cluster.
-        followed: the objects.
+        api: client of the API server.
+        followed: the objects to list and to watch.
         watch_seconds: how long a watch stays open.
         relists_always: list again after each watch, even if it did not break.
     """

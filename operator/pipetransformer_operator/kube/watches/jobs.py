@@ -31,10 +31,10 @@ class JobTrimmer(Protocol):
 
 
 class KnownJobs:
-    """See the module.
+    """The jobs that their watch showed and that still exist.
 
     Args:
-        api: of the cluster.
+        api: client of the API server.
         trimmer: decides how much of a job to keep.
         events: is told which jobs change and which are gone.
     """
@@ -48,7 +48,7 @@ class KnownJobs:
         self._doubt = asyncio.Event()
 
     def of(self, key: JobKey) -> Object | None:
-        """The job of that name; the newer of two if the watch missed the end of the older one."""
+        """The job of that name. If the watch missed the end of an older job, the newer of the two."""
         return max(self._seen.get(key, {}).values(), key=_version, default=None)
 
     def keys(self, namespace: str = "") -> list[JobKey]:
@@ -77,7 +77,7 @@ class KnownJobs:
             self._seen.pop(key, None)
             self._events.on_job_gone(key)
 
-    def listed(self, path: str) -> None:
+    def on_listed(self, path: str) -> None:
         """The watch starts with a list of this path: jobs that were known before may be gone."""
         if self._seen:
             self._doubted.add(path)
@@ -95,7 +95,7 @@ class KnownJobs:
                 except REQUEST_FAILED as error:
                     logger.warning("cannot list jobs: %s; trying again in %g s", error, RETRY_SECONDS)
                     await asyncio.sleep(RETRY_SECONDS)
-                    self.listed(path)
+                    self.on_listed(path)
 
     async def _look(self, path: str) -> None:
         """Drops the jobs that a list lacks although the list is newer."""
@@ -113,15 +113,15 @@ class KnownJobs:
 
 
 class ListedJobs:
-    """Known jobs, once all is listed that decisions about them need. Before that no job exists here.
+    """The known jobs, but none of them until everything is listed that decisions about them need.
 
     Without its pods a job would seem to have no workers. Without nodes none would seem cordoned or lost, so a new
     operator would end the drain that the one before began. Without other owners' pods the room would be unknown.
 
     Args:
-        jobs: as their watch shows them.
-        pods: of workers.
-        others: what else must be listed, unless the cluster refuses that.
+        jobs: all jobs, as their watch shows them.
+        pods: the watch of workers' pods.
+        others: other watches that must have listed their objects, unless the cluster refuses that.
     """
 
     def __init__(self, jobs: KnownJobs, pods: PodWatch, others: Sequence[Awaited]) -> None:

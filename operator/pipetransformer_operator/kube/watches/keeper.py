@@ -29,11 +29,11 @@ _PROTECTION_KINDS = {
 
 
 class Keeper:
-    """See the module.
+    """Watches what this operator wrote for workers, and has it written again if another client touched it.
 
     Args:
-        api: of the cluster.
-        namespaces: to watch; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to watch; all when empty.
         protection: knows what it wrote for each job.
         publisher: knows what it wrote into each namespace.
         events: is told whose protection was touched.
@@ -59,9 +59,9 @@ class Keeper:
             authorities = _Authorities(self._publisher, tasks)
             for namespace in self._namespaces or [""]:
                 where = f"/namespaces/{namespace}" if namespace else ""
-                for folder, kind in _PROTECTION_KINDS.items():
-                    protections = _Protections(self._protection, folder, self._events)
-                    path = f"{folder}{where}/{kind}"
+                for api_path, kind in _PROTECTION_KINDS.items():
+                    protections = _Protections(self._protection, api_path, self._events)
+                    path = f"{api_path}{where}/{kind}"
                     tasks.create_task(self._keep(_Kept(self._api, path, _PROTECTION, namespace, protections)))
                 path = f"/api/v1{where}/configmaps"
                 tasks.create_task(self._keep(_Kept(self._api, path, _AUTHORITY, namespace, authorities)))
@@ -114,20 +114,20 @@ class _Kept(Followed):
 class _Protections:
     """Objects of one kind that protect jobs' workers. The job's next turn writes them again."""
 
-    def __init__(self, protection: Protection, folder: str, events: ClusterListener) -> None:
+    def __init__(self, protection: Protection, api_path: str, events: ClusterListener) -> None:
         self._protection = protection
-        self._folder = folder
+        self._api_path = api_path
         self._events = events
 
     def written(self, namespace: str) -> Iterable[Object]:
         """See `_Writer`."""
-        return self._protection.written(self._folder, namespace)
+        return self._protection.written(self._api_path, namespace)
 
     def on_seen(self, one: Object, *, deleted: bool) -> None:
         """See `_Writer`."""
         metadata = one["metadata"]
         key = JobKey(metadata["namespace"], metadata["labels"][JOB_LABEL])
-        if self._protection.forget_if_touched(key, self._folder, metadata, deleted=deleted):
+        if self._protection.forget_if_touched(key, self._api_path, metadata, deleted=deleted):
             self._events.on_protection_touched(key)
 
 

@@ -1,4 +1,4 @@
-"""Nodes as the API server shows them: a list, then each change. A new list also tells which nodes are gone."""
+"""The watch of nodes."""
 
 from typing import Protocol
 
@@ -15,15 +15,15 @@ class NodeListener(Protocol):
     """Is told of nodes."""
 
     def on_node_changed(self, node: Object, *, deleted: bool) -> None:
-        """The node is new, has changed or is gone. Of one that is gone only the name may be known."""
+        """The node is new, has changed or is gone. If it is gone, `node` may hold only its name."""
         ...
 
 
 class NodeWatch(Awaited):
-    """See the module.
+    """Watches all nodes, and tells a listener of each that is new, has changed or is gone.
 
     Args:
-        api: of the cluster.
+        api: client of the API server.
         nodes: is told of each node.
         events: is told how the watch does.
     """

@@ -1,4 +1,4 @@
-"""Watches pods of other owners: what pods with a node hold there, and which pods find no node."""
+"""Pods of other owners: what they hold on their nodes, and which of them find no node."""
 
 import re
 import time
@@ -21,17 +21,17 @@ PATH = "/api/v1/pods"
 NAME = f"{PATH} of other owners"
 #: A pod that has ended holds nothing; the watch shows it as deleted.
 QUERY = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed", "labelSelector": f"!{JOB_LABEL}"}
-#: A pod counts as waiting after this many seconds. Before that it may find a node by itself: the scheduler tries again
-#: when another pod ends, and an autoscaler may already add a node.
+#: A pod counts as waiting after this many seconds. Before that it may still find a node, because the scheduler tries
+#: again when another pod ends, and an autoscaler may already add a node.
 PATIENCE_SECONDS = 5.0
 
 
 class OtherPods(Awaited):
-    """See the module.
+    """Watches pods that are not workers. It counts what they hold, and remembers which of them wait for a node.
 
     Args:
-        api: of the cluster.
-        free: is told of each pod.
+        api: client of the API server.
+        free: is told of each pod, and counts what it holds.
         clock: seconds that only grow.
         events: is told when a pod releases accelerators, and how the watch does.
 

@@ -21,13 +21,13 @@ _QUERY = {"labelSelector": JOB_LABEL}
 
 
 class PodWatch:
-    """See the module.
+    """Watches workers' pods, and keeps what the operator uses of them, by job.
 
     Args:
-        api: of the cluster.
-        namespaces: to watch; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to watch; all when empty.
         events: is told which pods change and go, what they release, and how the watches do.
-        free: is told of each pod; None where nodes are not watched.
+        free: is told of each pod; None if nodes are not watched.
     """
 
     def __init__(

@@ -43,8 +43,8 @@ class Groups:
             self._joined[worker_id] = self._join()
         return self._joined[worker_id]
 
-    def alone(self, group: str) -> bool:
-        """Whether the job has workers of no other group, now."""
+    def is_alone(self, group: str) -> bool:
+        """Whether all workers of the job are in this group now."""
         return not {*self._sizes, *self._joined.values()} - {group}
 
     def _join(self) -> str:
@@ -142,17 +142,17 @@ def _wish(topology: Topology | None, kind: str, pods: dict[str, Any], weight: in
     return Wish(kind, _term(topology.topology_key, pods), weight, asked=True, required=topology.required)
 
 
-def off(nodes: Sequence[str]) -> dict[str, Any]:
+def prefer_other_nodes(nodes: Sequence[str]) -> dict[str, Any]:
     """A preference for nodes other than these."""
-    return {"weight": 100, "preference": {"matchFields": none_of(nodes)}}
+    return {"weight": 100, "preference": {"matchFields": exclude_nodes(nodes)}}
 
 
-def inside(label: str, value: str) -> dict[str, Any]:
+def prefer_nodes_with(label: str, value: str) -> dict[str, Any]:
     """A preference for nodes with this label."""
     return {"weight": 100, "preference": {"matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}}
 
 
-def none_of(nodes: Sequence[str]) -> list[dict[str, Any]]:
+def exclude_nodes(nodes: Sequence[str]) -> list[dict[str, Any]]:
     """Requirements that exclude each of these nodes, one each: a field selector takes only one name."""
     return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
 

@@ -15,7 +15,7 @@ from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
 from pipetransformer_operator.kube.client.api import Api, NotFound
 
-from .pods import controller_uid, is_of
+from .pods import controller_uid, is_owned_by_name
 from .rendering import owner_reference
 
 #: Name of the group of a job's first workers.
@@ -187,7 +187,7 @@ class PodGroups:
             Refused: the group is not the job's own.
         """
         name = group["metadata"]["name"]
-        if not is_of(group, job):
+        if not is_owned_by_name(group, job):
             raise Refused(f"PodGroup {name} exists and belongs to another owner: delete or rename it or the job")
         if controller_uid(group) != job.metadata.uid:
             raise Refused(f"PodGroup {name} of a deleted job of the same name still exists")

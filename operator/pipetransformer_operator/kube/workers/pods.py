@@ -7,7 +7,7 @@ from typing import Any
 from pipetransformer_contract.api import KIND, PipeTrainingJob
 from pipetransformer_contract.api.labels import PLACEMENT_GROUP_LABEL, POD_GROUP_LABEL, WORKER_LABEL
 from pipetransformer_contract.api.requests import Object
-from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.plan import NOT_SET_UP, Worker, WorkerPhase
 from pipetransformer_operator.plan.last_words import MAX_WORKER_CHARACTERS, last_words, report_in
 
@@ -22,7 +22,7 @@ def controller_uid(pod: Object) -> str:
     return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
 
 
-def is_of(kept: Object, job: PipeTrainingJob) -> bool:
+def is_owned_by_name(kept: Object, job: PipeTrainingJob) -> bool:
     """Whether the job, or a deleted job of the same name, owns the object."""
     owners = {(one["kind"], one["name"]) for one in kept["metadata"].get("ownerReferences", [])}
     return (KIND, job.metadata.name) in owners
@@ -64,8 +64,8 @@ def observable(pod: Mapping[str, Any]) -> Object:
 
 
 def tolerations(pod: Mapping[str, Any]) -> list[Object]:
-    """What taints the pod tolerates, without those by which nodes say that they have a problem: every pod tolerates
-    some of these for a while."""
+    """The pod's tolerations, except those of taints by which nodes report a problem, because every pod tolerates some
+    of these for a while."""
     found = pod["spec"].get("tolerations") or ()
     return [one for one in found if not str(one.get("key")).startswith("node.kubernetes.io/")]
 
@@ -85,14 +85,14 @@ def is_unattended(pod: Object) -> bool:
 
 
 def observe(
-    pod: Object, trainer: str, nodes: Nodes | None = None, unattended_since: datetime | None = None
+    pod: Object, trainer: str, nodes: NodeHealth | None = None, unattended_since: datetime | None = None
 ) -> Worker | None:
     """What the plan needs to know of a pod; None if it is not a worker's pod.
 
     Args:
         pod: as the API server gives it.
         trainer: name of the trainer container; only its exit counts.
-        nodes: nodes with a problem; None where nodes are not watched.
+        nodes: knows which nodes have a problem; None if nodes are not watched.
         unattended_since: see `Worker`.
     """
     number = worker_id(pod)
@@ -121,8 +121,8 @@ def observe(
         priority=int(pod["spec"].get("priority") or 0),
         disrupted=_condition(status, "DisruptionTarget").get("status") == "True" or rejected,
         rejected=rejected,
-        draining=nodes is not None and node in nodes.cordoned,
-        drain_reason=nodes.why.get(node, "") if nodes is not None else "",
+        draining=nodes is not None and node in nodes.draining,
+        drain_reason=nodes.why_draining.get(node, "") if nodes is not None else "",
         node_lost=nodes is not None and node in nodes.lost,
         node_gone=nodes is not None and nodes.is_gone(node),
         node_doubted=nodes is not None and nodes.doubts(node),

@@ -27,12 +27,12 @@ from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room, unknown_room
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.events import ClusterListener
-from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.plan import UNSEEN, DisruptionBudget, NodeFacts, Worker, worker_name
 
-from .placement import Groups, choose_domains, inside
+from .placement import Groups, choose_domains, prefer_nodes_with
 from .pod_groups import CLAIMED, FIRST_GROUP, PodGroups, Size
-from .pods import controller_uid, is_of, is_unattended, observable, observe, tolerations, worker_id
+from .pods import controller_uid, is_owned_by_name, is_unattended, observable, observe, tolerations, worker_id
 from .protection import Protection
 from .rendering import ANYWHERE, NO_CLASSES, Assignment, PriorityClasses, render
 
@@ -87,23 +87,23 @@ class _Shape(NamedTuple):
 
 
 class KubePool(ClusterListener):
-    """See the module.
+    """Creates and deletes the pods of all jobs' workers, and lists them as the plan sees them.
 
     Args:
-        api: of the cluster.
-        pods: all workers' pods.
+        api: client of the API server.
+        pods: knows the pods of all workers.
         channel_url: base URL of the channel, as pods reach it.
-        trust: prepares a namespace for workers.
-        nodes: nodes with a problem, a live view; None where nodes are not watched.
-        priority_classes: of base and of claimed workers.
+        trust: makes workers of a namespace trust the channel.
+        nodes: knows which nodes have a problem; None if nodes are not watched.
+        priority_classes: PriorityClasses of base and of claimed workers.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
-        quota: says where workers of jobs with a queue may run; None where no queue decides.
-        reservations: of what nodes have free; None where nodes are not watched.
+        quota: says where workers of jobs with a queue may run; None if jobs have no queue.
+        reservations: know what nodes have free; None if nodes are not watched.
         clock: the present time, with its time zone.
-        pod_groups: of all jobs; None where the scheduler gives each pod a node by itself.
+        pod_groups: the pod groups of all jobs; None if the scheduler gives each pod a node by itself.
 
     Attributes:
-        protection: of all jobs' workers.
+        protection: writes what protects the workers of all jobs.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class KubePool(ClusterListener):
         pods: PodSource,
         channel_url: str,
         trust: NamespaceTrust,
-        nodes: Nodes | None = None,
+        nodes: NodeHealth | None = None,
         priority_classes: PriorityClasses = NO_CLASSES,
         scraper: str = "",
         quota: WorkerQuota | None = None,
@@ -185,7 +185,7 @@ class KubePool(ClusterListener):
             return room  # a retry shows which nodes its pods tolerate
         return room._replace(reach=self._reservations.reach(shape, status.priority, avoided))
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         """See `WorkerPool`."""
         if self._reservations is None:
             return
@@ -272,15 +272,20 @@ class KubePool(ClusterListener):
 
     async def create(self, job: PipeTrainingJob, number: int, status: JobStatus) -> None:
         """See `WorkerPool`."""
+        # The pod's groups, before the first await, so that groups fill in order.
         groups = self._current_groups(job, status)
-        group = groups.of(number)  # before the first await, so that groups fill in order
-        alone = groups.alone(group)
+        group = groups.of(number)
+        alone = groups.is_alone(group)
         pod_group = self._pod_group_of.get(JobKey.of(job), {}).get(number, "")
         if self._pod_groups is not None and not pod_group:
             raise Conflict(f"job {job.metadata.name} was deleted while its workers were created")
+
+        # What the pod must carry, and which nodes it avoids.
         assignment = await self._quota.assigned(job, number, status) if self._quota else ANYWHERE
         path, name = _pods_path(job), worker_name(job.metadata.name, number)
         doubted, unfit = self._avoided.get(JobKey.of(job), (set(), set()))
+
+        # The pod itself. If it exists already, an earlier attempt created it.
         with self._request_in_flight(JobKey.of(job)):
             try:
                 pod = render(
@@ -304,6 +309,8 @@ class KubePool(ClusterListener):
                 raise Refused(f"spec.podTemplate: {error}") from error
             except Conflict as conflict:
                 created = await self._existing_pod(job, name, conflict)
+
+            # Without these labels and owner references no later turn would find the pod.
             if lost := _removed(created, pod):
                 await self._delete_pod(path, name, created["metadata"]["uid"])
                 raise Refused(f"pod {name} was deleted: an admission webhook or policy removed its {', '.join(lost)}")
@@ -325,7 +332,7 @@ class KubePool(ClusterListener):
             raise conflict from None
         if controller_uid(pod) == job.metadata.uid:
             return pod
-        if is_of(pod, job):
+        if is_owned_by_name(pod, job):
             raise Refused(f"pod {name} of a deleted job of the same name still exists") from conflict
         raise NameConflict(name) from conflict
 
@@ -358,7 +365,7 @@ class KubePool(ClusterListener):
         return deleted if ends and "resourceVersion" in deleted["metadata"] else None
 
     def _nodes_to_avoid(self, job: PipeTrainingJob) -> tuple[set[str], set[str]]:
-        """Nodes to avoid: doubted ones that have workers of the job, and all others."""
+        """Two sets of nodes to avoid: doubted nodes that have workers of the job, and all other nodes to avoid."""
         if self._nodes is None:
             return set(), set()
         doubted, unfit = set(self._nodes.doubted), set(self._nodes.unfit(job.metadata.uid))
@@ -372,7 +379,8 @@ class KubePool(ClusterListener):
         return groups
 
     def _choose_beginnings(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[str, Object]:
-        """Where each group should begin, in which no worker has a node yet: a preference for nodes."""
+        """For each group in which no worker has a node yet: a preference for nodes of the domain where it should
+        begin."""
         within, spread = job.spec.placement.within, job.spec.placement.spread
         if within is None or self._reservations is None:
             return {}
@@ -391,10 +399,10 @@ class KubePool(ClusterListener):
             self._shape(job), within.topology_key, avoided, apart_from=begun.values() if apart else ()
         )
         domains = choose_domains(sizes, room, apart=apart)
-        return {group: inside(within.topology_key, domain) for group, domain in domains.items()}
+        return {group: prefer_nodes_with(within.topology_key, domain) for group, domain in domains.items()}
 
     def _assign_pod_groups(self, job: PipeTrainingJob, status: JobStatus, new: Sequence[int]) -> dict[int, str]:
-        """The pod group of each new worker. All are one while no worker of the job has a node, otherwise each pipeline.
+        """The pod group of each new worker: one for all while no worker of the job has a node, then one a pipeline.
 
         Claimed workers have groups of their own, because all pods of a group have one priority."""
         stays = set(status.worker_ids) - set(status.leaving_ids)
@@ -404,7 +412,7 @@ class KubePool(ClusterListener):
         return {one: group + CLAIMED if one in status.claimed_ids else group for one, group in groups.items()}
 
     def _pod_group_sizes(self, job: PipeTrainingJob, status: JobStatus, new: Mapping[int, str]) -> dict[str, Size]:
-        """How many pods the job wants of each pod group that has one, or gets one."""
+        """The size of each pod group that has a pod or gets one: how many of its pods the job wants."""
         stays = set(status.worker_ids) - set(status.leaving_ids)
         wanted = Counter(new.values())
         for pod in self._pods(job):
@@ -417,11 +425,11 @@ class KubePool(ClusterListener):
         """Groups of the workers that stay. A leaving worker frees its place."""
         stages = job.spec.pipeline.stages
         stays = set(status.worker_ids) - set(status.leaving_ids)
-        cordoned = self._nodes.cordoned if self._nodes is not None else ()
+        draining = self._nodes.draining if self._nodes is not None else ()
         taken = (
             pod["metadata"].get("labels", {}).get(PLACEMENT_GROUP_LABEL, "")
             for pod in self._pods(job)
-            if worker_id(pod) in stays and pod["spec"].get("nodeName") not in cordoned
+            if worker_id(pod) in stays and pod["spec"].get("nodeName") not in draining
         )
         return Groups(status.generation.stages if status.generation else stages, stages, taken)
 

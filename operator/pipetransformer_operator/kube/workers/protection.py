@@ -18,9 +18,10 @@ from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused,
 from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.plan import DisruptionBudget
 
-from .pods import controller_uid, is_of
+from .pods import controller_uid, is_owned_by_name
 from .rendering import METRICS_PORT, owner_reference
 
+#: By kind, how a path names its objects. The part of the path before the namespace is its API path.
 _KINDS = {"NetworkPolicy": "networkpolicies", "PodDisruptionBudget": "poddisruptionbudgets"}
 
 
@@ -31,10 +32,10 @@ class _Applied(NamedTuple):
 
 
 class Protection:
-    """See the module.
+    """Writes what protects the workers of each job, and remembers what it wrote.
 
     Args:
-        api: of the cluster.
+        api: client of the API server.
         scraper: namespace whose pods may read the workers' metrics; empty for none.
     """
 
@@ -58,22 +59,22 @@ class Protection:
         if budget is not None:
             wanted["/apis/policy/v1"] = disruption_budget(job, budget)
         refused: Refused | None = None
-        for folder, body in wanted.items():
-            known = applied.get(folder)
+        for api_path, body in wanted.items():
+            known = applied.get(api_path)
             if known and known.body == body:
                 continue
-            path = f"{folder}/namespaces/{job.metadata.namespace}/{_KINDS[body['kind']]}"
-            shown = self._shown[key, folder] = []
+            path = f"{api_path}/namespaces/{job.metadata.namespace}/{_KINDS[body['kind']]}"
+            shown = self._shown[key, api_path] = []
             try:
                 metadata = (await self._write(job, path, body, known))["metadata"]
             except Refused as error:
                 refused = error
                 continue
             finally:
-                del self._shown[key, folder]
-                applied.pop(folder, None)  # if the answer was lost, the object is unknown
-            applied[folder] = _Applied(body, metadata["uid"], metadata["generation"])
-            if any(self.forget_if_touched(key, folder, one, deleted=deleted) for one, deleted in shown):
+                del self._shown[key, api_path]
+                applied.pop(api_path, None)  # if the answer was lost, the object is unknown
+            applied[api_path] = _Applied(body, metadata["uid"], metadata["generation"])
+            if any(self.forget_if_touched(key, api_path, one, deleted=deleted) for one, deleted in shown):
                 raise Unavailable(f"another client changed {body['kind']} {body['metadata']['name']} meanwhile")
         if refused:
             raise refused
@@ -94,7 +95,7 @@ class Protection:
             same = seen["spec"] == body["spec"] and _has_labels(seen["metadata"], body)
             return seen if same else await self._patch(path, body, seen["metadata"]["uid"])
         name = f"{body['kind']} {body['metadata']['name']}"
-        if is_of(seen, job):
+        if is_owned_by_name(seen, job):
             raise Unavailable(f"{name} of a deleted job of the same name still exists")
         raise Refused(f"{name} exists and belongs to another owner: delete or rename it or the job")
 
@@ -102,17 +103,17 @@ class Protection:
         body = {**body, "metadata": {**body["metadata"], "uid": uid}}
         return await self._api.request("PATCH", f"{path}/{body['metadata']['name']}", body, content_type=APPLY_PATCH)
 
-    def written(self, folder: str, namespace: str) -> list[Object]:
-        """Objects of this folder of the API as last applied, in the namespace; in all when it is empty."""
+    def written(self, api_path: str, namespace: str) -> list[Object]:
+        """Objects of the API path as last applied, in the namespace; in all when it is empty."""
         jobs = [of_job for key, of_job in self._applied.items() if namespace in ("", key.namespace)]
-        return [of_job[folder].body for of_job in jobs if folder in of_job]
+        return [of_job[api_path].body for of_job in jobs if api_path in of_job]
 
-    def forget_if_touched(self, key: JobKey, folder: str, metadata: Object, *, deleted: bool) -> bool:
+    def forget_if_touched(self, key: JobKey, api_path: str, metadata: Object, *, deleted: bool) -> bool:
         """Whether another client deleted or changed the object. Then the job's next turn applies it again."""
-        if (key, folder) in self._shown:
-            self._shown[key, folder].append((metadata, deleted))
+        if (key, api_path) in self._shown:
+            self._shown[key, api_path].append((metadata, deleted))
             return False
-        known = self._applied.get(key, {}).get(folder)
+        known = self._applied.get(key, {}).get(api_path)
         if known is None or metadata["name"] != known.body["metadata"]["name"]:
             return False
         if deleted and metadata.get("uid", known.uid) != known.uid:
@@ -124,7 +125,7 @@ class Protection:
             and _has_labels(metadata, known.body)
         ):
             return False
-        del self._applied[key][folder]
+        del self._applied[key][api_path]
         return True
 
     def forget(self, key: JobKey) -> None:
@@ -136,22 +137,22 @@ async def release_budgets(api: Api, namespaces: Sequence[str]) -> None:
     """Deletes the budgets of all jobs, so that nodes can be drained while no operator runs.
 
     Args:
-        api: of the cluster.
-        namespaces: to look at; all when empty.
+        api: client of the API server.
+        namespaces: names of the namespaces to look at; all when empty.
 
     Raises:
         Refused, Unavailable: some could not be deleted. All others are.
     """
-    folders = [f"/apis/policy/v1/namespaces/{name}" for name in namespaces] or ["/apis/policy/v1"]
-    errors = await _errors_of(_release(api, folder) for folder in folders)
+    places = [f"/namespaces/{name}" for name in namespaces] or [""]
+    errors = await _errors_of(_release(api, f"/apis/policy/v1{place}/poddisruptionbudgets") for place in places)
     if errors:
         raise errors[0]
 
 
-async def _release(api: Api, folder: str) -> None:
+async def _release(api: Api, path: str) -> None:
     query = {"labelSelector": ",".join((JOB_LABEL, *(f"{key}={value}" for key, value in MANAGED_BY.items())))}
     errors: list[BaseException] = []
-    async for part in api.list(f"{folder}/poddisruptionbudgets", query):
+    async for part in api.list(path, query):
         errors += await _errors_of(_delete(api, budget["metadata"]) for budget in part["items"])
     if errors:
         raise errors[0]
@@ -187,9 +188,9 @@ def network_policy(job: PipeTrainingJob, scraper: str) -> Object:
 def disruption_budget(job: PipeTrainingJob, budget: DisruptionBudget) -> Object:
     """Allows evictions as long as `min_available` of the covered workers stay.
 
-    This is a number, because the cluster would take a percentage, or `maxUnavailable`, of the job's scale, which is a
-    ceiling. A pod that runs but is not ready is evicted at once with AlwaysAllow. With IfHealthyBudget it stays while
-    too few are ready, which may never end. Pods that do not run are always evicted.
+    `min_available` is a number of pods. The cluster would take a percentage, or `maxUnavailable`, of the job's scale,
+    which is a maximum. A pod that runs but is not ready is evicted at once with AlwaysAllow. With IfHealthyBudget it
+    stays while too few are ready, which may never end. Pods that do not run are always evicted.
     """
     covered = {JOB_LABEL: job.metadata.name, **({} if budget.claimed else {CLAIMED_LABEL: "false"})}
     return {

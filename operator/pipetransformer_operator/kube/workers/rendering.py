@@ -24,7 +24,7 @@ from pipetransformer_operator.controller.ports import Refused
 from pipetransformer_operator.kube.trust.authority import CA_CONFIG_MAP, CA_FILE
 from pipetransformer_operator.plan import worker_name
 
-from .placement import FAR, NEAR, PREFERRED, REQUIRED, Wish, none_of, off, wishes
+from .placement import FAR, NEAR, PREFERRED, REQUIRED, Wish, exclude_nodes, prefer_other_nodes, wishes
 
 SCRATCH_FOLDER = "/scratch"
 SHARED_MEMORY = "/dev/shm"
@@ -39,7 +39,7 @@ class PriorityClasses(NamedTuple):
     """Names of PriorityClasses; empty for none."""
 
     base: str = ""  #: of workers up to the job's starting size, unless the template names one
-    claimed: str = ""  #: of claimed workers, whatever the template says; they are preempted before others
+    claimed: str = ""  #: of claimed workers, even if the template names another; they are preempted before others
     autoscaled: str = ""  #: of claimed workers with `claimFrom: Autoscaler`: autoscalers ignore the lower priority
 
     def of_claims(self, job: PipeTrainingJob) -> str:
@@ -100,7 +100,7 @@ def render(
         avoided: nodes that the pod never runs on.
 
     Raises:
-        Refused: a field of the template must be a list or an object, but is not. The API server checks all else.
+        Refused: a field of the template must be a list or an object, but is not. The API server checks the rest.
     """
     template = job.spec.pod_template.model_dump(mode="json", by_alias=True, exclude_unset=True)
     metadata = template.get("metadata", {})
@@ -291,7 +291,7 @@ def _place(
     affinity = _object(spec, "affinity")
     wished = "topologySpreadConstraints" in spec or any(affinity.get(kind) is not None for kind in (NEAR, FAR))
     avoided = sorted({*doubted, *unfit})
-    for preference in ([off(avoided)] if avoided else []) + ([begins] if begins else []):
+    for preference in ([prefer_other_nodes(avoided)] if avoided else []) + ([begins] if begins else []):
         _items(_object(affinity, "nodeAffinity"), PREFERRED).append(preference)
     for wish in wished_for:
         hinders = doubted or (avoided and wish.kind == FAR)
@@ -311,7 +311,7 @@ def _keep_off(spec: Object, avoided: Collection[str]) -> None:
     if not terms:
         terms.append({})
     for term in terms:
-        _items(term, "matchFields").extend(none_of(sorted(avoided)))
+        _items(term, "matchFields").extend(exclude_nodes(sorted(avoided)))
 
 
 def _object(holder: Object, field: str) -> Object:

@@ -58,7 +58,7 @@ def try_at_once(draft: Draft) -> None:
 def forget_failures(draft: Draft) -> None:
     """Forgets failed attempts, because one succeeded or the job's spec changed."""
     try_at_once(draft)
-    draft.update(not_committed=None, slow_starts=0, grants_in_vain=0, next_grant_time=None)
+    draft.update(not_committed=None, slow_starts=0, unused_shares=0, sits_out_until=None)
 
 
 def recently_not_committed(view: View, layout: Layout) -> bool:

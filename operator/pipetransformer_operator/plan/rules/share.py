@@ -89,17 +89,17 @@ def note_no_nodes(draft: Draft) -> None:
     """Lets the job sit out for a while, if other jobs made room for it and it still found no nodes."""
     if not is_open(draft) and draft.observed.preferred_since is None:
         return
-    times = draft.status.grants_in_vain
+    times = draft.status.unused_shares
     wait = min(LONGEST_SIT_OUT, FIRST_SIT_OUT * (1 << min(times, 16)))
-    draft.update(grants_in_vain=times + 1, next_grant_time=draft.now + wait)
+    draft.update(unused_shares=times + 1, sits_out_until=draft.now + wait)
 
 
 def sit_out_after_release(draft: Draft) -> None:
     """Lets the job sit out for a while, because it just released workers for another."""
-    before, until = draft.status.next_grant_time, draft.now + RELEASE_SIT_OUT
-    draft.update(next_grant_time=until if before is None else max(before, until))
+    before, until = draft.status.sits_out_until, draft.now + RELEASE_SIT_OUT
+    draft.update(sits_out_until=until if before is None else max(before, until))
 
 
 def sits_out(draft: Draft) -> bool:
     """Whether the job sits out: for now no other job makes room for it."""
-    return draft.clock.is_ahead(draft.status.next_grant_time)
+    return draft.clock.is_ahead(draft.status.sits_out_until)

@@ -78,8 +78,8 @@ def why_group_broke(view: View) -> str:
     The text is for the end of a message and begins with `; `. It is empty if no member says why."""
     generation = view.generation
     for member in sorted(generation.members, key=lambda member: member.name != generation.leader):
-        if because := view.observed.beat(member.uid).because:
-            return f"; {member.name}: {because}"
+        if words := view.observed.beat(member.uid).why_broken:
+            return f"; {member.name}: {words}"
     return ""
 
 

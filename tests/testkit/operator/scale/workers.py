@@ -19,7 +19,7 @@ from pipetransformer_contract.messages import (
     Ready,
     Report,
 )
-from pipetransformer_contract.wire import Path, Wire
+from pipetransformer_contract.wire import ChannelPath, Wire
 
 from .request import ChannelClient, Line, Refused
 
@@ -161,10 +161,10 @@ class Worker:
         return generation
 
     async def _poll(self, query: str) -> Any:
-        path = f"{Path.GENERATION}?{query}&timeoutSeconds={POLL_SECONDS}"
+        path = f"{ChannelPath.GENERATION}?{query}&timeoutSeconds={POLL_SECONDS}"
         async with self._channel.line(self._sender) as line:
             while True:
-                await self._call(line, "POST", Path.READY, Ready(address=f"{self._address}:29400"))
+                await self._call(line, "POST", ChannelPath.READY, Ready(address=f"{self._address}:29400"))
                 if answer := await self._call(line, "GET", path, timeout=POLL_SECONDS + 10):
                     return answer
 
@@ -195,7 +195,7 @@ class Worker:
             job.step += 1
             report = job.report()
             async with self._channel.line(self._sender) as line:
-                answer = await self._call(line, "POST", Path.REPORT, report, timeout=30)
+                answer = await self._call(line, "POST", ChannelPath.REPORT, report, timeout=30)
             job.confirmed = max(job.confirmed, report.layout_generation)
             pause = answer.get("nextSeconds", REPORT_SECONDS)
             try:
@@ -212,7 +212,7 @@ class Worker:
             beat = Heartbeat(layout_generation=self._committed, step=self._job.step)
             try:
                 async with self._channel.line(self._sender) as line:
-                    answer = await self._call(line, "POST", Path.HEARTBEAT, beat)
+                    answer = await self._call(line, "POST", ChannelPath.HEARTBEAT, beat)
             except JobEnded:
                 return
             self._counts.beats += 1

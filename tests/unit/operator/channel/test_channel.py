@@ -14,7 +14,8 @@ from pipetransformer_contract.messages import Generation, GenerationNotice, Hear
 from pipetransformer_operator.channel import announcement as channel_announcement
 from pipetransformer_operator.channel import app as channel_app
 from pipetransformer_operator.channel.announcement import Announcement
-from pipetransformer_operator.channel.board import LOOKS_REST, MAX_POLLS, TOLD_AT_ONCE, Board, Ended, Reporter
+from pipetransformer_operator.channel.authenticator import Identity
+from pipetransformer_operator.channel.board import LOOK_PAUSE_FACTOR, MAX_POLLS, TOLD_AT_ONCE, Board, Ended
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.clocks import utc_now
 from pipetransformer_operator.plan import Worker
@@ -40,10 +41,10 @@ async def test_a_poll_is_answered_once_a_generation_names_the_worker() -> None:
 async def test_of_one_worker_few_polls_wait_and_the_newest_are_kept() -> None:
     board = new_board()
     await show(board, None)
-    first, second = (Reporter(worker.name, worker.uid) for worker in WORKERS)
+    first, second = (Identity("default", worker.name, worker.uid) for worker in WORKERS)
 
-    def poll(reporter: Reporter) -> asyncio.Task[Any]:
-        return asyncio.create_task(board.generation_after(reporter, 0, timeout=600))
+    def poll(sender: Identity) -> asyncio.Task[Any]:
+        return asyncio.create_task(board.generation_after(sender, 0, timeout=600))
 
     other = poll(second)
     polls = [poll(first) for _ in range(MAX_POLLS + 2)]
@@ -60,12 +61,12 @@ async def test_a_poll_wakes_no_other_and_those_that_are_over_count_no_more(monke
     await show(board, generation(1, "digits-w0"))
     has_news = Board._has_news
 
-    def look(board: Board, reporter: Reporter, after: int) -> bool:
-        looked.append(reporter.uid)
-        return has_news(board, reporter, after)
+    def look(board: Board, sender: Identity, after: int) -> bool:
+        looked.append(sender.uid)
+        return has_news(board, sender, after)
 
     monkeypatch.setattr(Board, "_has_news", look)
-    first, second = (Reporter(worker.name, worker.uid) for worker in WORKERS)
+    first, second = (Identity("default", worker.name, worker.uid) for worker in WORKERS)
     waiting = asyncio.create_task(board.generation_after(first, 1, timeout=600))
     for _ in range(2 * MAX_POLLS):
         assert await board.generation_after(second, 0, timeout=0) is None
@@ -134,10 +135,10 @@ class Crowd:
         pods = [Worker(number, name, name.replace("digits-w", "uid-")) for number, name in enumerate(self.names)]
         self.board = new_board(Loop(pods))
         self.told: list[int] = []
-        self.polls = [asyncio.create_task(self._poll(Reporter(pod.name, pod.uid))) for pod in pods]
+        self.polls = [asyncio.create_task(self._poll(Identity("default", pod.name, pod.uid))) for pod in pods]
 
-    async def _poll(self, reporter: Reporter) -> None:
-        announced = await self.board.generation_after(reporter, 0, timeout=600)
+    async def _poll(self, sender: Identity) -> None:
+        announced = await self.board.generation_after(sender, 0, timeout=600)
         assert announced is not None
         self.told.append(announced.generation.layout_generation)
 
@@ -208,7 +209,7 @@ async def test_a_report_is_acknowledged_only_when_the_status_holds_it() -> None:
 
 
 async def test_a_report_during_a_status_write_waits_for_the_next_write() -> None:
-    board, worker = new_board(), Reporter("digits-w0", "uid-0")
+    board, worker = new_board(), Identity("default", "digits-w0", "uid-0")
     await show(board, generation(1, "digits-w0"))
     first, second = (
         asyncio.create_task(board.put_report(worker, Report.model_validate(report(step=step)), timeout=30))
@@ -255,7 +256,7 @@ async def test_what_is_said_of_the_storage_wakes_the_loop_when_it_changes() -> N
     board, woken = new_board(loop), []
     for unsaved in ("", "no space", "no space", ""):
         said = Heartbeat(layout_generation=1, step=1, unsaved=unsaved)
-        board.put_heartbeat(Reporter("digits-w0", "uid-0"), said)
+        board.put_heartbeat(Identity("default", "digits-w0", "uid-0"), said)
         woken.append(loop.woken)
     assert woken == [0, 1, 1, 2]
 
@@ -274,11 +275,11 @@ async def test_answers_to_heartbeats_and_reports_name_the_checkpoint_that_is_ask
 
 async def test_a_worker_that_is_new_since_the_turn_began_is_not_forgotten_at_its_end() -> None:
     loop = Loop([])
-    board, reporter = new_board(loop), Reporter("digits-w0", "uid-0")
+    board, sender = new_board(loop), Identity("default", "digits-w0", "uid-0")
     board.learn(loop.workers())
     loop.pods = [Worker(0, "digits-w0", "uid-0")]
-    assert board.knows(reporter)
-    board.put_ready(reporter, Ready(address="10.0.0.1:29500"))
+    assert board.knows(sender)
+    board.put_ready(sender, Ready(address="10.0.0.1:29500"))
     await board.show(None, ended=False)
     assert "uid-0" in board.ready
 
@@ -309,9 +310,9 @@ async def test_a_replayed_report_does_not_replace_a_newer_one() -> None:
 
 async def test_a_worker_speaks_only_in_its_own_name() -> None:
     board = new_board()
-    assert board.knows(Reporter("digits-w0", "uid-0"))
-    assert not board.knows(Reporter("digits-w1", "uid-0"))
-    assert not board.knows(Reporter("digits-w0", "uid-9"))
+    assert board.knows(Identity("default", "digits-w0", "uid-0"))
+    assert not board.knows(Identity("default", "digits-w1", "uid-0"))
+    assert not board.knows(Identity("default", "digits-w0", "uid-9"))
 
 
 async def test_workers_of_a_deleted_job_of_the_name_have_its_pods_looked_at_only_now_and_then() -> None:
@@ -326,17 +327,17 @@ async def test_workers_of_a_deleted_job_of_the_name_have_its_pods_looked_at_only
 
     board, began = new_board(Counting()), time.monotonic()
     while looks < 3:
-        assert not board.knows(Reporter("digits-w0", "old-0"))
+        assert not board.knows(Identity("default", "digits-w0", "old-0"))
         await asyncio.sleep(0.001)
-    assert time.monotonic() - began >= 2 * LOOKS_REST * look_seconds
-    assert board.knows(Reporter("digits-w0", "uid-0")) and looks == 3
+    assert time.monotonic() - began >= 2 * LOOK_PAUSE_FACTOR * look_seconds
+    assert board.knows(Identity("default", "digits-w0", "uid-0")) and looks == 3
 
 
 async def test_a_broken_connection_is_believed_only_for_the_present_generation() -> None:
     board = new_board()
     await show(board, generation(1, "digits-w0", "digits-w1"))
     async with client_of(board) as client:
-        beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "because": "it closed"}
+        beat = {"layoutGeneration": 1, "step": 3, "lostPeers": ["digits-w1"], "whyBroken": "it closed"}
         response = await client.post("/v1/heartbeat", json=beat, headers=headers())
         assert await response.json() == {
             "layoutGeneration": 1,
@@ -345,7 +346,7 @@ async def test_a_broken_connection_is_believed_only_for_the_present_generation()
             "checkpointRequest": "",
         }
         assert board.lost_peers == {"digits-w1"}
-        assert board.beats["uid-0"].because == "it closed"
+        assert board.beats["uid-0"].why_broken == "it closed"
         await show(board, generation(2, "digits-w0"))
         assert not board.lost_peers
 
@@ -359,7 +360,7 @@ async def test_a_heartbeat_of_a_broken_group_looks_at_no_other_worker() -> None:
             raise AssertionError("it reads what all workers said")
 
     loop = Loop()
-    board, worker = Alone(loop, utc_now, Pulse()), Reporter("digits-w0", "uid-0")
+    board, worker = Alone(loop, utc_now, Pulse()), Identity("default", "digits-w0", "uid-0")
     woken = []
     for lost in (["digits-w1"], ["digits-w1"], ["digits-w1", "digits-w2"], [], []):
         board.put_heartbeat(worker, Heartbeat(layout_generation=1, step=3, lost_peers=lost))
@@ -370,10 +371,10 @@ async def test_a_heartbeat_of_a_broken_group_looks_at_no_other_worker() -> None:
 async def test_after_silence_of_all_workers_each_gets_time_to_speak() -> None:
     now = start = datetime(2026, 1, 1, tzinfo=UTC)
     board = Board(Loop(), lambda: now, Pulse())
-    reporters = [Reporter(worker.name, worker.uid) for worker in WORKERS]
+    senders = [Identity("default", worker.name, worker.uid) for worker in WORKERS]
     for second, speaker, since in ((0, 0, 0), (9, 1, 0), (19, 0, 0), (30, 0, 30), (31, 1, 30)):
         now = start + timedelta(seconds=second)
-        board.put_heartbeat(reporters[speaker], Heartbeat(layout_generation=1, step=1))
+        board.put_heartbeat(senders[speaker], Heartbeat(layout_generation=1, step=1))
         assert board.since == start + timedelta(seconds=since), second
 
 
@@ -382,9 +383,9 @@ async def test_what_was_said_before_the_clock_was_set_back_is_not_said_in_the_fu
     board = Board(Loop(), lambda: now, Pulse())
     waiting = Heartbeat(layout_generation=1, step=1, waiting_after=1)
     for worker in WORKERS:
-        board.put_heartbeat(Reporter(worker.name, worker.uid), waiting)
+        board.put_heartbeat(Identity("default", worker.name, worker.uid), waiting)
     now = start - timedelta(hours=1)
-    board.put_heartbeat(Reporter(WORKERS[0].name, WORKERS[0].uid), waiting)
+    board.put_heartbeat(Identity("default", WORKERS[0].name, WORKERS[0].uid), waiting)
     assert board.since == now
     assert set(board.heard.values()) == {now}
     assert {(beat.time, beat.waiting_since) for beat in board.beats.values()} == {(now, now)}
@@ -394,7 +395,7 @@ async def test_a_worker_that_is_ready_is_noticed_once_and_hurries_nobody() -> No
     loop = Loop()
     board = new_board(loop)
     for _ in range(2):
-        board.put_ready(Reporter("digits-w0", "uid-0"), Ready(address="10.0.0.1:29500"))
+        board.put_ready(Identity("default", "digits-w0", "uid-0"), Ready(address="10.0.0.1:29500"))
     assert (loop.noticed, loop.woken) == (1, 0)
 
 
@@ -404,10 +405,10 @@ async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -
     clock = iter(start + timedelta(seconds=second) for second in range(-1, 100))
     board = Board(loop, lambda: next(clock), Pulse())
     await show(board, generation(1, "digits-w0", "digits-w1"))
-    reporter = Reporter("digits-w0", "uid-0")
+    sender = Identity("default", "digits-w0", "uid-0")
     said = []
     for number, waiting_after in ((1, None), (1, 1), (1, 1), (1, 2), (3, None)):
-        board.put_heartbeat(reporter, Heartbeat(layout_generation=number, step=1, waiting_after=waiting_after))
+        board.put_heartbeat(sender, Heartbeat(layout_generation=number, step=1, waiting_after=waiting_after))
         beat = board.beats["uid-0"]
         since = beat.waiting_since and (beat.waiting_since - start).seconds
         said.append((beat.layout_generation, beat.waiting_after, since))

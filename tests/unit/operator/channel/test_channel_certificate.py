@@ -32,7 +32,7 @@ from pipetransformer_operator.channel.tls.certificate import (
 )
 from pipetransformer_operator.controller.ports import Conflict, Refused, Unavailable
 from pipetransformer_operator.kube.client.api import NotFound
-from pipetransformer_operator.kube.trust.authority import RESTORE_SECONDS, SECRET, KeptAuthority, Publisher
+from pipetransformer_operator.kube.trust.authority import RESTORE_SECONDS, SECRET, Publisher, SecretCertificate
 from tests.testkit.operator.fake_lease_api import FakeApi
 
 pytestmark = pytest.mark.timeout(60)
@@ -116,9 +116,9 @@ async def shown_by(context: ssl.SSLContext) -> bytes:
 
 async def test_authorities_outlive_the_operator_and_are_renewed_in_the_secret() -> None:
     api, times = FakeApi(), [NOW]
-    first = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
+    first = SecretCertificate(api, "system", ["operator"], clock=lambda: times[-1])
     await first.refresh()
-    next_one = KeptAuthority(api, "system", ["operator"], clock=lambda: times[-1])
+    next_one = SecretCertificate(api, "system", ["operator"], clock=lambda: times[-1])
     await next_one.refresh()
     assert next_one.trusted == first.trusted
     assert api.methods == ["GET", "POST", "GET"], "nothing is written that is there"
@@ -144,7 +144,7 @@ async def test_of_two_operators_that_make_an_authority_at_once_both_use_the_firs
             return await super().request(method, path, body, **options)
 
     api = Slow()
-    first, second = (KeptAuthority(api, "system", ["operator"], clock=lambda: NOW) for _ in range(2))
+    first, second = (SecretCertificate(api, "system", ["operator"], clock=lambda: NOW) for _ in range(2))
     await asyncio.gather(first.refresh(), second.refresh())
     assert api.methods == ["GET", "GET", "POST", "POST", "GET"]
     assert first.trusted == second.trusted
@@ -153,7 +153,7 @@ async def test_of_two_operators_that_make_an_authority_at_once_both_use_the_firs
 @pytest.mark.parametrize("wrong", ["another kind of key", "no key", "no certificate"])
 async def test_a_secret_that_somebody_changed_is_refused_by_its_name_and_the_old_certificate_stays(wrong: str) -> None:
     api = FakeApi()
-    kept = KeptAuthority(api, "system", ["operator"], clock=lambda: NOW)
+    kept = SecretCertificate(api, "system", ["operator"], clock=lambda: NOW)
     await kept.refresh()
     trusted, shown = kept.trusted, await shown_by(kept.context)
     assert api.object is not None
@@ -170,7 +170,7 @@ async def test_a_secret_that_somebody_changed_is_refused_by_its_name_and_the_old
 
 async def test_what_is_in_use_says_when_it_expires(tmp_path: Path) -> None:
     times = [NOW]
-    kept = KeptAuthority(FakeApi(), "system", ["operator"], clock=lambda: times[-1])
+    kept = SecretCertificate(FakeApi(), "system", ["operator"], clock=lambda: times[-1])
     assert kept.validities == {}
     await kept.refresh()
     assert {name: one.end - NOW for name, one in kept.validities.items()} == {

@@ -6,7 +6,8 @@ from unittest import mock
 
 import pytest
 
-from pipetransformer_operator.channel.board import Board, Reporter
+from pipetransformer_operator.channel.authenticator import Identity
+from pipetransformer_operator.channel.board import Board
 from pipetransformer_operator.channel.limits.pulse import BEATS_PER_SECOND, Pulse
 from pipetransformer_operator.channel.tls import buffers
 from pipetransformer_operator.channel.tls.certificate import server_context
@@ -67,7 +68,7 @@ async def test_finished_jobs_and_the_pods_that_they_keep_slow_nobody() -> None:
     for board in boards:
         await show(board, None, ended=True)
     assert (pulse.beat_seconds, pulse.report_seconds, pulse.notice_seconds) == (2.0, 5.0, 0.0)
-    assert boards[0].knows(Reporter("digits-w0", "uid-0")), "one that is evicted has something to say yet"
+    assert boards[0].knows(Identity("default", "digits-w0", "uid-0")), "one that is evicted has something to say yet"
     assert pulse.beat_seconds == 2.0
     for board in boards:
         board.close()

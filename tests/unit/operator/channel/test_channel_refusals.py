@@ -347,7 +347,7 @@ def test_a_key_may_do_a_burst_and_then_its_rate() -> None:
     assert [rate.take("a"), rate.take("a")] == [0, 0.5]
     now = 100.0
     assert [rate.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
-    rate.give_back("a")
+    rate.undo("a")
     assert [rate.take("a"), rate.take("a")] == [0, 0.5]
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_operator.controller.apply import Applier
-from pipetransformer_operator.controller.deletions import Deletions
 from pipetransformer_operator.controller.ports import Refused, Unavailable
+from pipetransformer_operator.controller.refused_deletions import RefusedDeletions
 from pipetransformer_operator.controller.slots import Slots
 from pipetransformer_operator.plan import Deletion, DisruptionBudget, Plan
 from tests.testkit.operator.builders import make_job
@@ -30,7 +30,7 @@ class Nodes(Cluster):
         return self.jobs[KEY]
 
     def applier(self) -> Applier:
-        return Applier(KEY, self, self, Slots(1), None, Deletions(1.0, 5.0))
+        return Applier(KEY, self, self, Slots(1), None, RefusedDeletions(1.0, 5.0))
 
     def doubt(self, job: PipeTrainingJob, silent: Mapping[str, datetime], unfit: Mapping[str, datetime]) -> None:
         self.heard += [dict(silent), dict(unfit)]
@@ -89,11 +89,11 @@ async def test_a_refused_deletion_is_logged_and_asks_for_another_turn_because_th
 async def test_a_deletion_that_passes_at_last_is_forgotten_at_once() -> None:
     cluster = Nodes()
     cluster.failures = {"digits-w7": Refused("a policy keeps it")}
-    deletions = Deletions(0.0, 0.0)
+    deletions = RefusedDeletions(0.0, 0.0)
     applier = Applier(KEY, cluster, cluster, Slots(1), None, deletions)
     plan = Plan(cluster.job.status, delete=(Deletion(7, "digits-w7", "uid-7", "why"),))
     await applier.apply(cluster.job, plan)
     cluster.failures.clear()
 
     assert await applier.apply(cluster.job, plan), "the next plan no longer names it"
-    assert deletions.refused == {}
+    assert deletions.explanations == {}

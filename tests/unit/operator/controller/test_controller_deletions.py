@@ -9,9 +9,9 @@ import pytest
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.status import Condition, ConditionType
 from pipetransformer_operator.channel.limits import pulse
-from pipetransformer_operator.controller.deletions import Deletions
 from pipetransformer_operator.controller.loop import Pace
 from pipetransformer_operator.controller.ports import Refused
+from pipetransformer_operator.controller.refused_deletions import RefusedDeletions
 from pipetransformer_operator.plan import Deletion, PlanEvent, Worker, WorkerPhase
 from tests.testkit.operator.builders import make_job
 from tests.testkit.operator.controller import KEY, make_loop
@@ -129,22 +129,22 @@ async def test_workers_that_are_not_refused_are_deleted_while_others_wait() -> N
 
 
 def test_each_refusal_doubles_the_pause_up_to_the_longest() -> None:
-    deletions, wanted = Deletions(1.0, 5.0), [Deletion(0, "a", "uid-a", "why"), Deletion(1, "b", "uid-b", "why")]
+    deletions, wanted = RefusedDeletions(1.0, 5.0), [Deletion(0, "a", "uid-a", "why"), Deletion(1, "b", "uid-b", "why")]
     assert deletions.due(wanted, 0.0) == wanted
-    assert deletions.wait(0.0) is None
+    assert deletions.seconds_until_due(0.0) is None
     now, pauses = 0.0, []
     for _ in range(4):
-        pauses.append(deletions.refuse("uid-a", WORDS, now))
+        pauses.append(deletions.add("uid-a", WORDS, now))
         assert deletions.due(wanted, now) == wanted[1:]
-        assert deletions.wait(now) == pauses[-1]
+        assert deletions.seconds_until_due(now) == pauses[-1]
         now += pauses[-1]
         assert deletions.due(wanted, now) == wanted
     assert pauses == [1.0, 2.0, 4.0, 5.0]
-    deletions.refuse("uid-a", WORDS, now)
-    deletions.refuse("uid-b", WORDS, now)
-    assert deletions.wait(now) == 1.0, "one of them is due before the other"
-    deletions.accept("uid-b")
-    deletions.accept("uid-a")
-    assert deletions.refused == {}
-    assert deletions.refuse("uid-a", WORDS, now) == 1.0
-    assert deletions.due(wanted[1:], now) == wanted[1:] and deletions.refused == {}
+    deletions.add("uid-a", WORDS, now)
+    deletions.add("uid-b", WORDS, now)
+    assert deletions.seconds_until_due(now) == 1.0, "one of them is due before the other"
+    deletions.remove("uid-b")
+    deletions.remove("uid-a")
+    assert deletions.explanations == {}
+    assert deletions.add("uid-a", WORDS, now) == 1.0
+    assert deletions.due(wanted[1:], now) == wanted[1:] and deletions.explanations == {}

@@ -12,7 +12,8 @@ from pipetransformer_contract.api import JobSpec, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import CHECKPOINT_NOW_ANNOTATION
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType, Reason, Share
 from pipetransformer_contract.messages import Heartbeat, Ready, Report
-from pipetransformer_operator.channel.board import Ended, NotYetDurable, Reporter
+from pipetransformer_operator.channel.authenticator import Identity
+from pipetransformer_operator.channel.board import Ended, NotYetDurable
 from pipetransformer_operator.channel.limits import pulse
 from pipetransformer_operator.channel.limits.pulse import Pulse
 from pipetransformer_operator.controller.loop import JobLoop, Pace
@@ -128,7 +129,7 @@ async def test_members_learn_of_their_jobs_failure_but_not_of_its_suspension(end
     loop = make_loop(cluster)
     for _ in range(3):
         await loop.turn(cluster.jobs[KEY])
-    job, member = cluster.jobs[KEY], Reporter("digits-w0", "digits-w0")
+    job, member = cluster.jobs[KEY], Identity("default", "digits-w0", "digits-w0")
     if ending == "suspend":
         job = job.model_copy(update={"spec": job.spec.model_copy(update={"suspend": True})})
     else:
@@ -181,7 +182,7 @@ async def test_a_new_job_sees_nothing_of_a_deleted_jobs_workers_of_its_name() ->
     while len(cluster.workers["digits"]) < 2:
         await cluster.next_change()
     old = controller.boards[KEY]
-    old.put_ready(Reporter("digits-w0", "uid-digits-w0"), Ready(address="10.0.0.1:1"))
+    old.put_ready(Identity("default", "digits-w0", "uid-digits-w0"), Ready(address="10.0.0.1:1"))
 
     cluster.jobs[KEY], cluster.workers["digits"] = second, []
     controller.wake(KEY)
@@ -232,8 +233,8 @@ class Leader:
         last = self.cluster.status("digits").last_report
         return last.step if last else None
 
-    def _worker(self, number: int) -> Reporter:
-        return Reporter(f"digits-w{number}", f"uid-digits-w{number}")
+    def _worker(self, number: int) -> Identity:
+        return Identity("default", f"digits-w{number}", f"uid-digits-w{number}")
 
 
 async def test_members_of_a_job_past_its_deadline_are_told_to_stop_and_not_that_it_ended() -> None:
@@ -248,7 +249,9 @@ async def test_members_of_a_job_past_its_deadline_are_told_to_stop_and_not_that_
     await leader.turn()
 
     assert leader.cluster.status("digits").is_true(ConditionType.FAILED)
-    leader.loop.board.put_heartbeat(Reporter("digits-w0", "uid-digits-w0"), Heartbeat(layout_generation=1, step=1))
+    leader.loop.board.put_heartbeat(
+        Identity("default", "digits-w0", "uid-digits-w0"), Heartbeat(layout_generation=1, step=1)
+    )
     assert leader.loop.board.stop
 
 
@@ -539,7 +542,7 @@ async def test_a_share_lasts_until_jobs_share_again() -> None:
     loop, job = make_loop(cluster), cluster.jobs[KEY]
     job = job.model_copy(update={"status": JobStatus(share=share)})
     assert loop.observe(job).share == share, "an operator that has just started knows no other"
-    loop.grant(None)
+    loop.set_share(None)
     assert loop.observe(job).share is None
 
 

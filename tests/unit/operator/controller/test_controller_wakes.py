@@ -10,7 +10,7 @@ import pytest
 
 from pipetransformer_contract.api import JobSpec, JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.status import Share
-from pipetransformer_operator.channel.board import Reporter
+from pipetransformer_operator.channel.authenticator import Identity
 from pipetransformer_operator.channel.limits import pulse
 from pipetransformer_operator.controller.gangs import Place
 from pipetransformer_operator.controller.loop import JobLoop, Pace
@@ -77,14 +77,14 @@ async def test_accelerators_that_become_free_wake_only_a_job_that_waits_for_some
 async def test_a_new_share_or_place_wakes_a_job_and_a_known_one_does_not() -> None:
     share, place = Share(workers=2, layout_generation=0), Place(preferred_since=NOW)
     async with settled(Cluster(2, make_job().workers(2).job())) as (loop, turns):
-        loop.grant(share)
+        loop.set_share(share)
         assert await wakes(turns)
         await quiet(turns)
-        loop.take_place(place)
+        loop.set_place(place)
         assert await wakes(turns)
         await quiet(turns)
-        loop.grant(share)
-        loop.take_place(place)
+        loop.set_share(share)
+        loop.set_place(place)
         assert not await wakes(turns)
 
 
@@ -114,7 +114,7 @@ class Listening(Cluster):
         super().__init__(size, *jobs)
         self.expected: list[JobStatus] = []
 
-    def expect(self, job: PipeTrainingJob, status: JobStatus) -> None:
+    def reserve_room(self, job: PipeTrainingJob, status: JobStatus) -> None:
         assert job.metadata.name == "digits"
         self.expected.append(status)
 
@@ -152,7 +152,7 @@ async def test_a_worker_that_is_gone_is_not_known_after_the_next_turn() -> None:
     loop = make_loop(cluster)
     await loop.turn(cluster.jobs[KEY])
     await loop.turn(cluster.jobs[KEY])
-    first, second = (Reporter(worker.name, worker.uid) for worker in cluster.workers["digits"])
+    first, second = (Identity("default", worker.name, worker.uid) for worker in cluster.workers["digits"])
     assert loop.board.knows(first) and loop.board.knows(second)
     pods = cluster.workers["digits"]
     pods[1] = replace(pods[1], uid="another")

@@ -15,8 +15,8 @@ from pipetransformer_operator.kube.capacity.free_accelerators import FreeAcceler
 from pipetransformer_operator.kube.capacity.node_fit import NodeView, allows, node_view, requests_of, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room
 from pipetransformer_operator.kube.events import ClusterListener
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.kube.watches.node_watch import NodeWatch
-from pipetransformer_operator.kube.watches.nodes import Nodes
 from pipetransformer_operator.kube.watches.other_pods import OtherPods
 from tests.testkit.operator.scripted_api import Listed, ScriptedApi
 
@@ -424,7 +424,7 @@ async def test_a_node_that_went_unseen_has_nothing_free_after_the_next_list() ->
     class Free(FreeAccelerators):
         def __init__(self) -> None:
             super().__init__()
-            self.lost = Nodes()
+            self.lost = NodeHealth()
 
         def on_node_changed(self, node: Object, *, deleted: bool) -> None:
             self.lost.note(node, deleted=deleted)

@@ -51,7 +51,7 @@ class World(ScriptedApi, ClusterListener):
 
     async def listed(self, path: str = ALL) -> None:
         """The watch begins anew, and what follows from it is done."""
-        self.known.listed(path)
+        self.known.on_listed(path)
         running = asyncio.create_task(self.known.run())
         for _ in range(20):
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ from pipetransformer_contract.api import JobStatus
 from pipetransformer_contract.api.labels import WORKER_LABEL
 from pipetransformer_operator.controller.ports import JobKey
 from pipetransformer_operator.kube.events import ClusterListener
-from pipetransformer_operator.kube.watches.nodes import DELETED, Nodes
+from pipetransformer_operator.kube.node_health.health import DELETED, NodeHealth
 from pipetransformer_operator.kube.workers.placement import PREFERRED
 from pipetransformer_operator.kube.workers.pods import controller_uid, is_unattended, observable, observe
 from pipetransformer_operator.kube.workers.pool import KubePool
@@ -261,15 +261,15 @@ def node(
     ids=["well", "new", "cordoned", "silent", "broken", "another", "Karpenter", "autoscaler", "candidate", "gpu"],
 )
 def test_what_is_wrong_with_its_node_is_seen_of_a_pod(shown: dict[str, Any], draining: bool, lost: bool) -> None:
-    nodes, pod = Nodes(), seen({"phase": "Running"})
+    nodes, pod = NodeHealth(), seen({"phase": "Running"})
     pod["spec"]["nodeName"] = "node-1"
-    assert nodes.note(shown, deleted=False) == bool(nodes.cordoned or nodes.lost)
+    assert nodes.note(shown, deleted=False) == bool(nodes.draining or nodes.lost)
     assert not nodes.note(shown, deleted=False), "it is no news"
     worker = observe(pod, "trainer", nodes)
     assert worker is not None
     assert (worker.draining, worker.node_lost) == (draining, lost)
     nodes.note(shown, deleted=True)
-    assert not nodes.cordoned and nodes.lost == {shown["metadata"]["name"]}, "what was bound to it will not start"
+    assert not nodes.draining and nodes.lost == {shown["metadata"]["name"]}, "what was bound to it will not start"
     worker = observe(pod, "trainer", nodes)
     assert worker is not None and worker.node_gone == (shown["metadata"]["name"] == "node-1")
     assert nodes.note(node(shown["metadata"]["name"]), deleted=False), "it is back"
@@ -284,7 +284,7 @@ def test_a_node_with_more_room_than_before_is_told_of() -> None:
             nonlocal appeared
             appeared += 1
 
-    nodes = Nodes(events=Counting())
+    nodes = NodeHealth(events=Counting())
 
     def shows(
         told: bool, *, gpus: int = 0, deleted: bool = False, model: str = "a100", tainted: bool = False, **state: Any
@@ -312,7 +312,7 @@ def test_a_node_with_more_room_than_before_is_told_of() -> None:
 
 
 def test_deleted_nodes_are_not_remembered_for_ever() -> None:
-    nodes = Nodes()
+    nodes = NodeHealth()
     for number in range(DELETED + 1):
         nodes.note(node(f"node-{number}"), deleted=True)
     assert len(nodes.lost) == DELETED and "node-0" not in nodes.lost
@@ -320,7 +320,7 @@ def test_deleted_nodes_are_not_remembered_for_ever() -> None:
 
 def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    nodes, pod = Nodes(lambda: now), seen({"phase": "Pending"})
+    nodes, pod = NodeHealth(lambda: now), seen({"phase": "Pending"})
     pod["spec"]["nodeName"] = "node-1"
     nodes.doubt("uid", {"node-1": now + timedelta(minutes=5)}, {})
     nodes.doubt("uid", {"node-1": now + timedelta(minutes=1)}, {})
@@ -343,7 +343,7 @@ def test_a_node_is_in_doubt_for_a_while_and_new_workers_keep_off_it() -> None:
 
 def test_new_workers_avoid_an_unfit_node_and_stay_near_each_other() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    nodes = Nodes(lambda: now)
+    nodes = NodeHealth(lambda: now)
     nodes.doubt("uid", {}, {"node-1": now + timedelta(minutes=5)})
     assert (nodes.doubts("node-1"), nodes.doubted, nodes.unfit("uid")) == (False, [], ["node-1"])
     off = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]}

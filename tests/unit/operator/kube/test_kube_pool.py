@@ -22,7 +22,7 @@ from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConf
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
 from pipetransformer_operator.kube.capacity.reservations import Reservations
 from pipetransformer_operator.kube.client.api import Api
-from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.kube.workers.placement import PREFERRED, Groups
 from pipetransformer_operator.kube.workers.pods import observable
 from pipetransformer_operator.kube.workers.pool import KubePool
@@ -118,7 +118,7 @@ def test_devices_by_resource_claims_are_not_counted_so_that_no_room_is_known_for
 def test_no_room_is_known_where_no_node_lists_the_accelerator_so_that_a_start_does_not_wait_a_day(
     cordoned: bool, free: int
 ) -> None:
-    nodes, status = Nodes(), {"allocatable": {"nvidia.com/gpu": "2", "pods": "110"}}
+    nodes, status = NodeHealth(), {"allocatable": {"nvidia.com/gpu": "2", "pods": "110"}}
     world, counted = World(), FreeAccelerators(nodes)
     node: Object = {"metadata": {"name": "a"}, "spec": {"unschedulable": cordoned}, "status": status}
     nodes.note(node, deleted=False)
@@ -165,7 +165,7 @@ async def test_room_is_on_the_nodes_that_pods_tolerate_as_the_api_server_admits_
 
 
 def test_there_is_no_room_on_a_node_that_workers_avoid() -> None:
-    world, nodes = World(), Nodes()
+    world, nodes = World(), NodeHealth()
     trains = _placed(1).model_copy(update={"status": JobStatus(resize_failures=1)})
     room = _racks({"a1": 4, "b1": 3})
     world.pool = KubePool(world, world, "https://channel", world, nodes, reservations=room)
@@ -194,7 +194,7 @@ async def test_a_pod_is_there_from_its_creation_until_the_watch_shows_its_end() 
 
 
 async def test_a_doubted_node_takes_nearness_only_from_jobs_with_workers_there() -> None:
-    world, nodes, later = World(), Nodes(), datetime.max.replace(tzinfo=UTC)
+    world, nodes, later = World(), NodeHealth(), datetime.max.replace(tzinfo=UTC)
     world.pool = KubePool(world, world, "https://channel", world, nodes)
     nodes.doubt("another", {"node-1": later}, {})
     for of_the_job, kinds in (("node-2", {"nodeAffinity", "podAffinity"}), ("node-1", {"nodeAffinity"})):
@@ -211,7 +211,7 @@ async def test_a_doubted_node_takes_nearness_only_from_jobs_with_workers_there()
 async def test_a_batch_of_creations_looks_at_the_jobs_workers_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world, nodes = World(), Nodes()
+    world, nodes = World(), NodeHealth()
     world.pool = KubePool(world, world, "https://channel", world, nodes)
     nodes.doubt("another", {"node-1": datetime.max.replace(tzinfo=UTC)}, {})
     looks = 0
@@ -232,8 +232,8 @@ async def test_a_batch_of_creations_looks_at_the_jobs_workers_once(
 
 async def groups_of(created: Sequence[int], there: Mapping[int, str], stages: int = 2, **status: Any) -> list[str]:
     """The groups of new workers, beside those that are there already; more than four stages may not be."""
-    world, nodes = World(), Nodes()
-    nodes.cordoned = {"cordoned"}
+    world, nodes = World(), NodeHealth()
+    nodes.draining = {"cordoned"}
     world.pool = KubePool(world, world, "https://channel", world, nodes)
     await world.pool.prepare(job(4), JobStatus(), [])
     for number, group in there.items():
@@ -331,7 +331,7 @@ async def test_a_pipeline_begins_in_a_rack_that_has_room_for_all_of_it(
 
 
 async def test_a_pipeline_begins_nowhere_for_room_on_nodes_that_its_workers_avoid() -> None:
-    world, made, nodes = World(), _placed(4, "within"), Nodes()
+    world, made, nodes = World(), _placed(4, "within"), NodeHealth()
     nodes.blame({f"uid-{number}": "a1" for number in range(9)})
     room = _racks({"a1": 4, "a2": 3, "b1": 4})
     world.pool = KubePool(world, world, "https://channel", world, nodes, reservations=room)
@@ -379,9 +379,9 @@ async def test_a_replacement_goes_to_its_pipeline_and_a_new_pipeline_to_another_
 
 def test_a_group_is_alone_only_while_the_job_has_no_worker_of_another() -> None:
     beside, alone = Groups(2, 2, ["2-0", "2-0"]), Groups(2, 2, ["2-0"])
-    assert (beside.of(4), beside.alone("2-1")) == ("2-1", False), "a claimed pipeline keeps its distance"
-    assert (alone.of(4), alone.alone("2-0")) == ("2-0", True)
-    assert (alone.of(5), alone.alone("2-0")) == ("2-1", False)
+    assert (beside.of(4), beside.is_alone("2-1")) == ("2-1", False), "a claimed pipeline keeps its distance"
+    assert (alone.of(4), alone.is_alone("2-0")) == ("2-0", True)
+    assert (alone.of(5), alone.is_alone("2-0")) == ("2-1", False)
 
 
 async def test_each_pair_of_groups_has_one_that_keeps_its_distance() -> None:
@@ -571,12 +571,12 @@ def test_a_job_reserves_room_for_each_wanted_worker_that_still_lacks_it() -> Non
         return found
 
     before = unreserved()
-    world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2]))
+    world.pool.reserve_room(one, JobStatus(worker_ids=[0, 1, 2]))
     assert before - unreserved() == 2, "one of three has a node"
     ended = Condition(type=ConditionType.COMPLETE, status=ConditionStatus.TRUE, reason="", last_transition_time=NOW)
-    world.pool.expect(one, JobStatus(worker_ids=[0, 1, 2], conditions=[ended]))
+    world.pool.reserve_room(one, JobStatus(worker_ids=[0, 1, 2], conditions=[ended]))
     assert unreserved() == before, "it creates no worker any more"
-    world.pool.expect(one, JobStatus(worker_ids=[0]))
+    world.pool.reserve_room(one, JobStatus(worker_ids=[0]))
     assert unreserved() == before
 
 

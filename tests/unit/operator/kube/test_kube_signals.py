@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pipetransformer_contract.api import JobStatus
-from pipetransformer_operator.kube.watches.nodes import Nodes
-from pipetransformer_operator.kube.watches.signals import DEFAULT_DRAIN, DEFAULT_UNHEALTHY, Signals
+from pipetransformer_operator.kube.node_health.health import NodeHealth
+from pipetransformer_operator.kube.node_health.signals import DEFAULT_DRAIN, DEFAULT_UNHEALTHY, Signals
 from pipetransformer_operator.kube.workers.placement import PREFERRED, REQUIRED
 from pipetransformer_operator.kube.workers.pods import observe
 from pipetransformer_operator.kube.workers.rendering import render
@@ -55,7 +55,7 @@ def taint(key: str, value: str = "", effect: str = "NoSchedule") -> dict[str, st
     ],
 )
 def test_workers_move_off_a_node_by_the_marks_of_the_clouds(shown: dict[str, Any], why: str, unhealthy: bool) -> None:
-    nodes = Nodes()
+    nodes = NodeHealth()
     assert nodes.note(shown, deleted=False) == bool(why)
     pod = {
         "metadata": {"name": "w", "uid": "u", "labels": {"training.pipetransformer.io/worker-id": "0"}},
@@ -66,12 +66,12 @@ def test_workers_move_off_a_node_by_the_marks_of_the_clouds(shown: dict[str, Any
     assert worker.draining == bool(why) and worker.drain_reason.startswith(why)
     assert nodes.unfit("any job") == (["node-1"] if unhealthy else [])
     nodes.note(node(), deleted=False)
-    assert (nodes.cordoned, nodes.unhealthy, nodes.why) == (set(), set(), {})
+    assert (nodes.draining, nodes.unhealthy, nodes.why_draining) == (set(), set(), {})
 
 
 def test_the_chart_can_name_other_marks() -> None:
     value = {"drain": {"taints": ["ours/leave=soon:PreferNoSchedule"]}, "unhealthy": {"conditions": ["RackHot"]}}
-    nodes = Nodes(signals=Signals.parse(value))
+    nodes = NodeHealth(signals=Signals.parse(value))
     for shown, why in (
         (node(taint("karpenter.sh/disrupted")), ""),
         (node(taint("ours/leave", "soon", "PreferNoSchedule")), "taint ours/leave"),
@@ -79,7 +79,7 @@ def test_the_chart_can_name_other_marks() -> None:
         (node(RackHot="True"), "condition RackHot=True"),
     ):
         nodes.note(shown, deleted=False)
-        assert nodes.why.get("node-1", "") == why
+        assert nodes.why_draining.get("node-1", "") == why
 
 
 def test_the_charts_values_are_the_defaults_and_reach_the_operator_as_they_are() -> None:
@@ -99,7 +99,7 @@ def test_marks_that_are_none_are_refused_by_the_name_of_their_variable(value: st
 
 def test_a_node_on_which_a_second_accelerator_fails_is_avoided_for_an_hour() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    nodes = Nodes(lambda: now)
+    nodes = NodeHealth(lambda: now)
     nodes.blame({"uid-1": "node-1", "uid-9": "node-2"})
     nodes.blame({"uid-1": "node-1"})
     assert (nodes.failures, nodes.avoided) == ({"node-1": 1, "node-2": 1}, {}), "the same worker counts once"

@@ -12,9 +12,9 @@ from pipetransformer_operator.health import Health
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, Query
 from pipetransformer_operator.kube.client.lease import Lease
 from pipetransformer_operator.kube.events import ClusterListener
+from pipetransformer_operator.kube.node_health.signals import Signals
 from pipetransformer_operator.kube.watched import AWAITED, WatchedCluster
 from pipetransformer_operator.kube.watches.other_pods import QUERY
-from pipetransformer_operator.kube.watches.signals import Signals
 from tests.testkit.operator.builders import make_job
 
 pytestmark = pytest.mark.timeout(60)

@@ -144,7 +144,7 @@ def test_pods_are_ready_once_all_of_the_request_train_and_until_it_waits_again(
             job_uid="job", layout_generation=2, stages=1, pipelines=len(pods), members=pods, leader="digits-w0",
             nonce="n", reason=ResizeReason.START, confirmed_generation=2 if confirmed else 1,
         )  # fmt: skip
-    body = workloads.use(workload(*before), REQUEST.model_copy(update=changes), generation, NOW)
+    body = workloads.usage(workload(*before), REQUEST.model_copy(update=changes), generation, NOW)
     conditions = None if body is None else [one["type"] for one in body["status"].get("conditions", [])]
     assert conditions == told
 
@@ -157,15 +157,15 @@ def test_kueue_is_told_once_what_is_returned_and_that_all_pods_run() -> None:
         reason=ResizeReason.START, confirmed_generation=1,
     )  # fmt: skip
     found = workload(("Admitted", "True"))
-    assert workloads.use(found, REQUEST, None, NOW) is None
-    body = workloads.use(found, REQUEST.model_copy(update={"returned": 2}), generation, NOW)
+    assert workloads.usage(found, REQUEST, None, NOW) is None
+    body = workloads.usage(found, REQUEST.model_copy(update={"returned": 2}), generation, NOW)
     assert body is not None
     assert body["status"]["reclaimablePods"] == [{"name": "workers", "count": 2}]
     assert [(one["type"], one["status"]) for one in body["status"]["conditions"]] == [("PodsReady", "True")]
     told = copy.deepcopy(found)
     told["status"] |= {"reclaimablePods": body["status"]["reclaimablePods"]}
     told["status"]["conditions"] += body["status"]["conditions"]
-    assert workloads.use(told, REQUEST.model_copy(update={"returned": 2}), generation, NOW) is None
+    assert workloads.usage(told, REQUEST.model_copy(update={"returned": 2}), generation, NOW) is None
 
 
 def test_pods_carry_what_flavors_and_admission_checks_say() -> None:

@@ -22,7 +22,7 @@ async def test_a_job_names_the_schedule_of_each_layout_as_it_goes_from_four_work
     manifest = auto_job.with_auto(make_job().release().manifest(), "tests.testkit.user_code.timed_model")
     file.write_text(yaml.safe_dump(manifest))
 
-    status = await run_job(read_job(file, run_dir), run_dir, told=events.append)
+    status = await run_job(read_job(file, run_dir), run_dir, on_event=events.append)
 
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
     generations = json.loads((run_dir / "summary.json").read_text())["generations"]

@@ -54,7 +54,7 @@ def run_dir(tmp_path: Path) -> Path:
 async def test_freezes_widen_the_job_through_three_layouts_and_it_completes(tmp_path: Path, run_dir: Path) -> None:
     events: list[PlanEvent] = []
     job = read_job(write(packing_job(), tmp_path), run_dir)
-    status = await run_job(job, run_dir, told=events.append)
+    status = await run_job(job, run_dir, on_event=events.append)
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
     assert status.generation is not None
     assert (status.generation.stages, status.generation.pipelines, status.generation.layout_generation) == (1, 4, 3)
@@ -69,7 +69,7 @@ async def test_a_releasing_job_gives_its_workers_back_while_it_trains(tmp_path: 
             (run_dir / "advance-to").write_text("6")
 
     job = read_job(write(packing_job().release(), tmp_path), run_dir)
-    status = await run_job(job, run_dir, changed=changed)
+    status = await run_job(job, run_dir, on_status=changed)
     assert status.is_true(ConditionType.COMPLETE)
     assert status.generation is not None and status.generation.stages * status.generation.pipelines == 1
 
@@ -78,7 +78,7 @@ async def test_blocks_that_train_again_deepen_the_pipelines_of_the_same_workers(
     points = [{"step": 2, "boundary": 8}, {"step": 4, "boundary": 0}]
     events: list[PlanEvent] = []
     job = packing_job().set("freeze.boundaries", points)
-    status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir, told=events.append)
+    status = await run_job(read_job(write(job, tmp_path), run_dir), run_dir, on_event=events.append)
     assert status.is_true(ConditionType.COMPLETE), [event.message for event in events]
     assert status.generation is not None
     assert (status.generation.stages, status.generation.pipelines, status.generation.layout_generation) == (4, 1, 3)
@@ -193,7 +193,7 @@ async def test_a_process_that_cannot_be_started_now_is_started_later(
         running = job.status.condition(ConditionType.RUNNING)
         conditions.append(running.message if running else "")
 
-    status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, changed=changed)
+    status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, on_status=changed)
     assert status.is_true(ConditionType.COMPLETE)
     assert "cannot start digits-w0: [Errno 11] Resource temporarily unavailable" in conditions
 
@@ -203,7 +203,7 @@ async def test_a_run_ends_although_nobody_can_be_shown_that(tmp_path: Path, run_
         if job.status.finished:
             raise BrokenPipeError
 
-    status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, changed=changed)
+    status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, on_status=changed)
     assert status.is_true(ConditionType.COMPLETE)
 
 

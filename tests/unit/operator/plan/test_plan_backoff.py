@@ -6,7 +6,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionStatus, ConditionType
 from pipetransformer_contract.messages import Offer
-from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.plan import WorkerPhase
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.world import World
@@ -34,7 +34,7 @@ def asleep(job: JobBuilder) -> World:
 
 def test_claims_keep_off_a_node_that_rejected_one_however_late_the_next_is() -> None:
     world = World(make_job().stages(1).workers(2, most=8))
-    nodes = Nodes(lambda: world.now)
+    nodes = NodeHealth(lambda: world.now)
     world.start()
     for minutes in (1, 2, 4, 8, 16, 32, 60):
         world.change(max(world.workers), node="bad", disrupted=True, rejected=True, phase=WorkerPhase.FAILED)

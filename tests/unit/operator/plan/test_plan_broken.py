@@ -100,7 +100,7 @@ def test_a_group_that_breaks_again_and_again_says_why_there_are_no_steps() -> No
 def test_why_generations_break_is_said_as_their_leader_saw_it() -> None:
     world = training()
     words = "generation 3 was not committed: digits-w9 would train on other data than those who train already"
-    world.because = {"digits-w1": "Connection closed by peer", world.generation.leader: words}
+    world.why_broken = {"digits-w1": "Connection closed by peer", world.generation.leader: words}
     breaks(world, 40)
     said = f"; {world.generation.leader}: {words}"
     assert world.condition(ConditionType.STALLED).message.endswith(said)

@@ -211,7 +211,7 @@ def test_a_job_that_no_node_takes_costs_the_others_a_few_resizes_and_no_more(
         cluster.run(1)
         sizes.append(sum(cluster.size(name) for name in cluster.worlds))
     cost = sum(world.generation.layout_generation for world in others) - sum(before)
-    assert cluster.worlds["z"].status.grants_in_vain == 4
+    assert cluster.worlds["z"].status.unused_shares == 4
     assert cost <= 4 * (2 + needs), "room was made four times in two hours and a half, and taken back by claims"
     assert sum(sizes) / len(sizes) > full - needs
 
@@ -224,7 +224,7 @@ def test_who_has_room_made_for_it_has_the_time_of_a_claim_from_then_on(last_firs
     second = cluster.add("b", auto(2, 8))
     cluster.run(100)
     assert cluster.size("a") + cluster.size("b") == 8
-    assert second.status.grants_in_vain == 0, "two commits and a checkpoint take longer than claimTimeoutSeconds"
+    assert second.status.unused_shares == 0, "two commits and a checkpoint take longer than claimTimeoutSeconds"
 
 
 def test_a_grant_that_comes_late_in_a_claim_is_not_in_vain_before_others_had_time_to_make_room() -> None:
@@ -239,11 +239,11 @@ def test_a_grant_that_comes_late_in_a_claim_is_not_in_vain_before_others_had_tim
     world.settle()
     world.wait(119)
     world.settle()
-    assert (len(world.workers), world.status.grants_in_vain) == (3, 0)
+    assert (len(world.workers), world.status.unused_shares) == (3, 0)
     world.wait(1)
     world.settle()
-    assert (len(world.workers), world.status.grants_in_vain) == (2, 1)
-    assert world.status.next_grant_time == world.now + timedelta(minutes=10)
+    assert (len(world.workers), world.status.unused_shares) == (2, 1)
+    assert world.status.sits_out_until == world.now + timedelta(minutes=10)
 
 
 def test_a_job_that_sleeps_over_a_layout_that_its_members_could_not_commit_waits_for_nobodys_workers() -> None:
@@ -318,7 +318,7 @@ def test_who_gives_workers_up_does_not_compete_for_them_while_they_leave(pause: 
     second = cluster.add("b", auto(1, 8))
     cluster.run(40)
     assert (cluster.size("a"), cluster.size("b")) == (4, 4)
-    assert second.status.grants_in_vain == 0
+    assert second.status.unused_shares == 0
 
 
 @settings(max_examples=8, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
@@ -356,7 +356,7 @@ def test_a_node_that_is_freed_for_one_job_is_not_taken_by_the_claim_of_another(l
         cluster.worlds[name].status = cluster.worlds[name].status.model_copy(update={"next_resize_time": None})
     cluster.run(30)
     assert [cluster.size(name) for name in "abc"] == [2, 2, 2]
-    assert third.status.grants_in_vain == 0
+    assert third.status.unused_shares == 0
 
 
 class Competitor(NamedTuple):
@@ -417,7 +417,7 @@ def test_a_job_whose_grant_was_in_vain_tries_on_by_itself_and_has_room_made_for_
     cluster.run(30)
     second = cluster.add("b", make_job().stages(2).workers(4), placeable=False)
     cluster.run(70)
-    assert second.status.grants_in_vain == 1
+    assert second.status.unused_shares == 1
     cluster.run(10)
     assert cluster.size("a") == 8, "what it gave up it has again"
     assert second.status.resize is not None, "the other still looks for nodes by itself"
@@ -425,7 +425,7 @@ def test_a_job_whose_grant_was_in_vain_tries_on_by_itself_and_has_room_made_for_
     second.metadata_generation += 1
     cluster.run(20)
     assert (cluster.size("a"), cluster.size("b")) == (4, 4)
-    assert (second.status.grants_in_vain, second.status.next_grant_time) == (0, None)
+    assert (second.status.unused_shares, second.status.sits_out_until) == (0, None)
     assert first.status.failures == 0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from pipetransformer_contract.api.status import ConditionType, State
 from pipetransformer_contract.messages import ResizeReason
-from pipetransformer_operator.kube.watches.nodes import Nodes
+from pipetransformer_operator.kube.node_health.health import NodeHealth
 from pipetransformer_operator.plan import WorkerPhase, plan
 from pipetransformer_operator.plan.draft import DOUBT
 from tests.testkit.operator.builders import make_job
@@ -180,7 +180,7 @@ def test_a_silent_member_whose_node_is_not_known_yet_puts_no_node_in_doubt() -> 
 
 def test_workers_on_a_node_that_rejected_one_have_as_long_as_others() -> None:
     world = World(make_job().stages(2).workers(4))
-    nodes = Nodes(lambda: world.now)
+    nodes = NodeHealth(lambda: world.now)
     world.settle()
     for name in world.workers:
         world.change(name, node="slow", phase=WorkerPhase.PENDING, unattended_since=world.now)

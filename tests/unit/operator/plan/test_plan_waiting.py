@@ -289,7 +289,7 @@ def test_a_job_that_finds_no_nodes_although_others_give_way_holds_them_up_once_a
     crowd.run(4)
     assert crowd.jobs["small"].waits and crowd.jobs["stuck"].holds == 3, "all give way to the first that should fit"
     crowd.run_until_started("small", 70)
-    assert stuck.status.grants_in_vain == 1
+    assert stuck.status.unused_shares == 1
 
 
 def test_a_job_whose_image_cannot_be_pulled_gives_its_nodes_to_one_that_waits() -> None:

@@ -264,7 +264,7 @@ def test_a_worker_told_to_stop_saves_at_the_end_of_the_round(workers: Workers) -
     assert left is not None and left.state["evaluatedStep"] == left.step - 1, "it may be killed before it has evaluated"
     assert channel.wait_for(lambda: channel.beats[-1].waiting_after is not None, 60)
     assert (channel.beats[-1].step, channel.beats[-1].lost_peers) == (left.step, ["job-w1"])
-    assert channel.beats[-1].because.startswith(f"generation 1 broke at step {left.step}: ")
+    assert channel.beats[-1].why_broken.startswith(f"generation 1 broke at step {left.step}: ")
 
 
 @pytest.mark.parametrize("unheard", [["job-w0"], ["job-w1"]])

@@ -30,7 +30,7 @@ from pipetransformer_contract.messages import (
     Report,
     ReportReply,
 )
-from pipetransformer_contract.wire import Path, Wire
+from pipetransformer_contract.wire import ChannelPath, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Channel:
 
     def ready(self, address: str) -> None:
         """Tell the operator that this worker is warm and that its store listens at `address` (host:port)."""
-        self._call("POST", Path.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
+        self._call("POST", ChannelPath.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
 
     def notice(self, after: int, timeout_seconds: int) -> GenerationNotice | None:
         """Wait for a generation above `after` that names this worker, and return the notice of the newest one. None if
@@ -138,16 +138,16 @@ class Channel:
         return _read(Generation, body) if body else None
 
     def _poll(self, after: int, timeout_seconds: int, more: str = "") -> bytes:
-        path = f"{Path.GENERATION}?after={after}&timeoutSeconds={timeout_seconds}{more}"
+        path = f"{ChannelPath.GENERATION}?after={after}&timeoutSeconds={timeout_seconds}{more}"
         return self._call("GET", path, None, timeout_seconds + 10)
 
     def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
         """Send a heartbeat. Returns the operator's answer, which has the newest published generation."""
-        return _read(HeartbeatReply, self._call("POST", Path.HEARTBEAT, beat, 10))
+        return _read(HeartbeatReply, self._call("POST", ChannelPath.HEARTBEAT, beat, 10))
 
     def report(self, report: Report) -> ReportReply:
         """Send the leader's report. The operator answers once the job's status contains it."""
-        return _read(ReportReply, self._call("POST", Path.REPORT, report, 30))
+        return _read(ReportReply, self._call("POST", ChannelPath.REPORT, report, 30))
 
     def _call(self, method: str, path: str, message: Wire | None, timeout: float) -> bytes:
         data = None if message is None else json.dumps(message.to_wire()).encode()

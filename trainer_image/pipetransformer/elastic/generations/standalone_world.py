@@ -20,7 +20,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.elastic.transport.groups import Store
 from pipetransformer.errors import SpecError
-from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, change
+from pipetransformer_contract.choose import Bounds, OnPack, Packing, Present, next_layout
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Report, ResizeReason
 
@@ -241,7 +241,7 @@ class Chooser:
                 return
             assert self._present is not None
             present = Present(self._present.layout, report.step_seconds, report.remaining_steps)
-            best = change(
+            best = next_layout(
                 report.offers,
                 len(self._world.addresses),
                 replace(self._bounds, bytes_budget=report.bytes_budget),

@@ -17,8 +17,8 @@ class _Refusal:
     again: float
 
 
-class Deletions:
-    """See the module. Times are seconds of one clock that only grows.
+class RefusedDeletions:
+    """Remembers which workers of a job the cluster refuses to delete. Times are seconds of one clock that only grows.
 
     Args:
         first: pause after the first refusal; doubles each time.
@@ -31,29 +31,31 @@ class Deletions:
         self._refused: dict[str, _Refusal] = {}
 
     @property
-    def refused(self) -> Mapping[str, str]:
+    def explanations(self) -> Mapping[str, str]:
         """The cluster's last explanation, by UID of the worker."""
         return {uid: refusal.words for uid, refusal in self._refused.items()}
 
     def due(self, wanted: Iterable[Deletion], now: float) -> list[Deletion]:
-        """Which of the deletions are tried now. A worker that is not among them ends, or is gone."""
+        """Returns those of the wanted deletions to try now, and forgets refusals of all others.
+
+        A worker whose deletion is no longer wanted ends, or is gone."""
         wanted = list(wanted)
         uids = {one.uid for one in wanted}
         self._refused = {uid: refusal for uid, refusal in self._refused.items() if uid in uids}
         return [one for one in wanted if one.uid not in self._refused or now >= self._refused[one.uid].again]
 
-    def refuse(self, uid: str, words: str, now: float) -> float:
+    def add(self, uid: str, words: str, now: float) -> float:
         """Notes that the cluster refused to delete this pod. Returns the seconds to wait before the next attempt."""
         before = self._refused.get(uid)
         pause = min(2 * before.pause, self._longest) if before else self._first
         self._refused[uid] = _Refusal(words, pause, now + pause)
         return pause
 
-    def accept(self, uid: str) -> None:
-        """The cluster accepted the deletion."""
+    def remove(self, uid: str) -> None:
+        """Notes that the cluster accepted the deletion of this pod."""
         self._refused.pop(uid, None)
 
-    def wait(self, now: float) -> float | None:
+    def seconds_until_due(self, now: float) -> float | None:
         """Seconds until an attempt is due; None if none was refused."""
         again = min((refusal.again for refusal in self._refused.values()), default=None)
         return None if again is None else max(0.1, again - now)

@@ -1,4 +1,4 @@
-"""Conditions on fields of a spec. Each is written once, and becomes both CEL and a Python function.
+"""Predicates on fields of a spec. Each is written once, and becomes both CEL and a Python function.
 
 The API server evaluates the CEL, and Python checks a program's spec. For example,
 `field("policy").is_not("Always") | field("memory_bytes").above(0)` becomes the CEL
@@ -15,8 +15,8 @@ from pydantic.alias_generators import to_camel
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """A condition on a spec.
+class Predicate:
+    """Says whether a spec meets a condition.
 
     Attributes:
         cel: the condition as CEL.
@@ -28,17 +28,17 @@ class Condition:
     holds: Callable[[Any], bool]
     operator: str = ""
 
-    def __or__(self, other: "Condition") -> "Condition":
+    def __or__(self, other: "Predicate") -> "Predicate":
         return self._join("||", other, lambda spec: self.holds(spec) or other.holds(spec))
 
-    def __and__(self, other: "Condition") -> "Condition":
+    def __and__(self, other: "Predicate") -> "Predicate":
         return self._join("&&", other, lambda spec: self.holds(spec) and other.holds(spec))
 
-    def __invert__(self) -> "Condition":
-        return Condition(f"!{self._within('!')}", lambda spec: not self.holds(spec))
+    def __invert__(self) -> "Predicate":
+        return Predicate(f"!{self._within('!')}", lambda spec: not self.holds(spec))
 
-    def _join(self, operator: str, other: "Condition", holds: Callable[[Any], bool]) -> "Condition":
-        return Condition(f"{self._within(operator)} {operator} {other._within(operator)}", holds, operator)
+    def _join(self, operator: str, other: "Predicate", holds: Callable[[Any], bool]) -> "Predicate":
+        return Predicate(f"{self._within(operator)} {operator} {other._within(operator)}", holds, operator)
 
     def _within(self, operator: str) -> str:
         return self.cel if self.operator in ("", operator) else f"({self.cel})"
@@ -46,7 +46,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a spec that conditions compare.
+    """A value of a spec that predicates compare.
 
     Attributes:
         cel: the value as CEL.
@@ -56,33 +56,33 @@ class Value:
     cel: str
     of: Callable[[Any], Any]
 
-    def is_(self, constant: str | float) -> Condition:
-        return Condition(f"{self.cel} == {constant!r}", lambda spec: bool(self.of(spec) == constant))
+    def is_(self, constant: str | float) -> Predicate:
+        return Predicate(f"{self.cel} == {constant!r}", lambda spec: bool(self.of(spec) == constant))
 
-    def is_not(self, constant: str | float) -> Condition:
-        return Condition(f"{self.cel} != {constant!r}", lambda spec: bool(self.of(spec) != constant))
+    def is_not(self, constant: str | float) -> Predicate:
+        return Predicate(f"{self.cel} != {constant!r}", lambda spec: bool(self.of(spec) != constant))
 
-    def above(self, constant: int) -> Condition:
-        return Condition(f"{self.cel} > {constant}", lambda spec: bool(self.of(spec) > constant))
+    def above(self, constant: int) -> Predicate:
+        return Predicate(f"{self.cel} > {constant}", lambda spec: bool(self.of(spec) > constant))
 
-    def at_most(self, other: "Value") -> Condition:
-        return Condition(f"{self.cel} <= {other.cel}", lambda spec: bool(self.of(spec) <= other.of(spec)))
+    def at_most(self, other: "Value") -> Predicate:
+        return Predicate(f"{self.cel} <= {other.cel}", lambda spec: bool(self.of(spec) <= other.of(spec)))
 
-    def is_among(self, constants: Iterable[str]) -> Condition:
+    def is_among(self, constants: Iterable[str]) -> Predicate:
         known = [str(constant) for constant in constants]
-        return Condition(f"{self.cel} in {known}", lambda spec: self.of(spec) in known)
+        return Predicate(f"{self.cel} in {known}", lambda spec: self.of(spec) in known)
 
-    def is_none_of(self, constants: Iterable[str]) -> Condition:
+    def is_none_of(self, constants: Iterable[str]) -> Predicate:
         among = self.is_among(constants)
-        return Condition(f"!({among.cel})", lambda spec: not among.holds(spec))
+        return Predicate(f"!({among.cel})", lambda spec: not among.holds(spec))
 
-    def starts_with(self, text: str) -> Condition:
-        return Condition(f"{self.cel}.startsWith({text!r})", lambda spec: bool(self.of(spec).startswith(text)))
+    def starts_with(self, text: str) -> Predicate:
+        return Predicate(f"{self.cel}.startsWith({text!r})", lambda spec: bool(self.of(spec).startswith(text)))
 
-    def matches(self, pattern: str) -> Condition:
+    def matches(self, pattern: str) -> Predicate:
         """Whether the pattern matches a part of the text. As in CEL, `$` does not match before a final line break."""
         compiled = re.compile(re.sub(r"\$$", r"\\Z", pattern))
-        return Condition(f"{self.cel}.matches('{pattern}')", lambda spec: compiled.search(self.of(spec)) is not None)
+        return Predicate(f"{self.cel}.matches('{pattern}')", lambda spec: compiled.search(self.of(spec)) is not None)
 
     def __mod__(self, other: "Value") -> "Value":
         return Value(f"{self.cel} % {other.cel}", lambda spec: self.of(spec) % other.of(spec))
@@ -93,14 +93,14 @@ def field(path: str) -> Value:
     return Value(".".join(["self", *map(to_camel, path.split("."))]), attrgetter(path))
 
 
-def is_true(path: str) -> Condition:
+def is_true(path: str) -> Predicate:
     """Whether a field of type boolean is true."""
-    return Condition(field(path).cel, field(path).of)
+    return Predicate(field(path).cel, field(path).of)
 
 
-def given(path: str) -> Condition:
+def given(path: str) -> Predicate:
     """Whether an optional field is set."""
-    return Condition(f"has({field(path).cel})", lambda spec: field(path).of(spec) is not None)
+    return Predicate(f"has({field(path).cel})", lambda spec: field(path).of(spec) is not None)
 
 
 def size(name: str) -> Value:
@@ -108,12 +108,12 @@ def size(name: str) -> Value:
     return Value(f"size(self.{to_camel(name)})", lambda spec: len(getattr(spec, name)))
 
 
-def exactly_one(one: str, other: str) -> Condition:
+def exactly_one(one: str, other: str) -> Predicate:
     """Whether exactly one of two optional fields is set."""
     first, second = given(one), given(other)
-    return Condition(f"{first.cel} != {second.cel}", lambda spec: first.holds(spec) != second.holds(spec))
+    return Predicate(f"{first.cel} != {second.cel}", lambda spec: first.holds(spec) != second.holds(spec))
 
 
-def not_both(one: str, other: str) -> Condition:
+def not_both(one: str, other: str) -> Predicate:
     """Whether at most one of two optional fields is set."""
     return ~given(one) | ~given(other)

@@ -1,15 +1,15 @@
-"""Predicts the layouts of a job, and the time that they save, without training.
+"""Predicts the phases of a job with their layouts, and the time that they save, without training.
 
 The same code decides as for a job that trains: the contract's functions choose layouts, and the trainer's code makes
 the offers and cuts.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipetransformer_contract.api import JobSpec
-from pipetransformer_contract.choose import Bounds, OnPack, ReleaseDownTo, change
+from pipetransformer_contract.choose import Bounds, OnPack, ReleaseDownTo, next_layout
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.spec import FrozenForward, ScheduleName
 
@@ -75,8 +75,8 @@ class Savings:
 
 
 def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
-    """Predict the phases of a run, in order. If frozen layers leave the accelerators and the layout stays the same, no
-    phase begins.
+    """Predict the phases of a run, in order. No phase begins if frozen layers only leave the accelerators, and the
+    layout stays the same.
 
     If gradients decide when layers freeze, the steps are unknown. Then there is one phase for each possible number of
     frozen layers.
@@ -90,15 +90,17 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
     """
     found: list[Phase] = []
     whole, elastic, bounds = forecast, spec.elastic_policy, bounds_of(spec, forecast)
-    layout = _start(spec)
+    layout = _starting_layout(spec)
     cut = forecast.cut(0, layout)
-    for step, visit, boundary, cached_layers in _points(forecast):
+    for step, visit, boundary, cached_layers in _beginnings(forecast):
         forecast = whole.at(visit)
         level = forecast.job.level
         if found and level != found[-1].level:
             cut = forecast.cut(boundary, layout)  # another level has another model
+
+        # The layout that the operator would choose now. If it stays, and no layer froze, no phase begins.
         left = None if step is None else forecast.job.total_steps - step
-        to = change(
+        to = next_layout(
             forecast.offers(boundary, cached_layers),
             most_workers(spec),
             bounds,
@@ -110,6 +112,8 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
             layout, cut = to, forecast.cut(boundary, to, cached_layers)
         elif found and step is not None and (found[-1].level, found[-1].boundary) == (level, boundary):
             continue
+
+        # What a step takes, and how many GPUs the job holds.
         seconds = forecast.step_seconds(boundary, cut, layout.pipelines)
         gpus = min(elastic.workers, elastic.ceiling) if elastic.on_pack is OnPack.HOLD else layout.workers
         found.append(
@@ -135,7 +139,7 @@ def phases(spec: JobSpec, forecast: "Forecast") -> list[Phase]:
     return found
 
 
-def _points(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
+def _beginnings(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
     """Yields where phases may begin: (first step or None, index of the visit, frozen layers, layers off the device).
 
     A visit is a period of training of one level of `multiLevel`.
@@ -158,12 +162,12 @@ def savings(found: Sequence[Phase], spec: JobSpec, forecast: "Forecast") -> Savi
             return None
         time += (end - start) * phase.step_seconds
         gpu_time += (end - start) * phase.step_seconds * phase.gpus
-    initial = _start(spec)
+    initial = _starting_layout(spec)
     unfrozen = total * forecast.step_seconds(0, forecast.cut(0, initial), initial.pipelines)
     return Savings(1 - time / unfrozen, 1 - gpu_time / (unfrozen * initial.workers))
 
 
-def _start(spec: JobSpec) -> Layout:
+def _starting_layout(spec: JobSpec) -> Layout:
     try:
         return spec.starting_layout()
     except ValueError as error:
@@ -182,14 +186,9 @@ def bounds_of(spec: JobSpec, forecast: "Forecast") -> Bounds:
     Raises:
         ValueError: the spec allows no layout for the start.
     """
-    bounds = _limits(spec, forecast)
-    if spec.elastic_policy.release_down_to is ReleaseDownTo.PRESENT_STEP:
-        return bounds
-    return replace(bounds, starting_step_seconds=forecast.starting_step_seconds(_start(spec)))
-
-
-def _limits(spec: JobSpec, forecast: "Forecast") -> Bounds:
-    elastic = spec.elastic_policy
+    elastic, starting_step_seconds = spec.elastic_policy, None
+    if elastic.release_down_to is ReleaseDownTo.STARTING_STEP:
+        starting_step_seconds = forecast.starting_step_seconds(_starting_layout(spec))
     return Bounds(
         initial=spec.initial_layout,
         min_workers=elastic.min_workers,
@@ -197,4 +196,5 @@ def _limits(spec: JobSpec, forecast: "Forecast") -> Bounds:
         min_pipelines=elastic.min_pipelines,
         max_pipelines=spec.max_pipelines,
         bytes_budget=forecast.job.layouts.bytes_budget,
+        starting_step_seconds=starting_step_seconds,
     )

@@ -1,4 +1,4 @@
-"""A condition says the same to the API server, in CEL, as to a program's spec, in Python."""
+"""A predicate says the same to the API server, in CEL, as to a program's spec, in Python."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +9,14 @@ from celpy.adapter import json_to_cel
 from pydantic.alias_generators import to_camel
 
 from pipetransformer_contract.api.job import ElasticPolicy
-from pipetransformer_contract.conditions import Condition, exactly_one, field, given, not_both, size
+from pipetransformer_contract.cel import Predicate, exactly_one, field, given, not_both, size
 from pipetransformer_contract.spec import Cache, Checkpoint, Data, Evaluation, Freeze, Model, Output, Training
 from pipetransformer_contract.spec_model import SpecModel
 
 A, B = field("first_field"), field("other")
 
 
-def by_cel(condition: Condition, fields: dict[str, Any]) -> bool:
+def by_cel(condition: Predicate, fields: dict[str, Any]) -> bool:
     """As the API server answers: it does not see a field that is None."""
     environment = celpy.Environment()
     seen = {to_camel(name): value for name, value in fields.items() if value is not None}
@@ -44,9 +44,9 @@ def by_cel(condition: Condition, fields: dict[str, Any]) -> bool:
         ((A.is_(1) | B.is_(1)) & A.is_not(2), {"first_field": 3, "other": 1}, {"first_field": 2, "other": 1}),
         (A.is_(1) | (B.is_(1) & A.is_(2)), {"first_field": 1, "other": 5}, {"first_field": 2, "other": 5}),
     ],
-    ids=lambda value: value.cel if isinstance(value, Condition) else "",
+    ids=lambda value: value.cel if isinstance(value, Predicate) else "",
 )
-def test_cel_and_python_agree(condition: Condition, holds: dict[str, Any], fails: dict[str, Any]) -> None:
+def test_cel_and_python_agree(condition: Predicate, holds: dict[str, Any], fails: dict[str, Any]) -> None:
     assert (by_cel(condition, holds), condition.holds(SimpleNamespace(**holds))) == (True, True)
     assert (by_cel(condition, fails), condition.holds(SimpleNamespace(**fails))) == (False, False)
 

@@ -128,8 +128,8 @@ class Signals:
     """Marks that nodes are watched for.
 
     Attributes:
-        drain: of a node that is being drained.
-        unhealthy: of an unhealthy node.
+        drain: marks of a node that is being drained.
+        unhealthy: marks of an unhealthy node.
     """
 
     drain: Marks = field(default_factory=lambda: Marks.parse(DEFAULT_DRAIN))

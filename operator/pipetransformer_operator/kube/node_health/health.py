@@ -1,4 +1,4 @@
-"""Nodes with a problem: what the watch last showed, and what silent or failed workers suggest."""
+"""Nodes with a problem: what the watch last showed of them, and what silent or failed workers suggest."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
@@ -23,8 +23,8 @@ _ANY = ""
 _Key = TypeVar("_Key")
 
 
-class Nodes:
-    """See the module.
+class NodeHealth:
+    """Knows which nodes have a problem, and which of them new workers of a job avoid.
 
     Args:
         clock: the present time, with its time zone.
@@ -32,8 +32,8 @@ class Nodes:
         signals: taints and conditions of nodes that are drained or unhealthy.
 
     Attributes:
-        cordoned: names of nodes that workers leave: they are cordoned, drained by other means, or unhealthy.
-        why: by name of those, the mark that says so.
+        draining: names of nodes that workers leave: they are cordoned, drained by other means, or unhealthy.
+        why_draining: the mark that says so, by name of the node.
         unhealthy: names of unhealthy nodes.
         lost: names of nodes that were deleted, or whose kubelet is silent or says that it runs nothing.
     """
@@ -48,8 +48,8 @@ class Nodes:
         self._signals = signals or Signals()
         self._events = events
         self._offers: dict[str, NodeView] = {}  # by name of each node that takes pods
-        self.cordoned: set[str] = set()
-        self.why: dict[str, str] = {}
+        self.draining: set[str] = set()
+        self.why_draining: dict[str, str] = {}
         self.unhealthy: set[str] = set()
         self.lost: set[str] = set()
         self._deleted: dict[str, None] = {}
@@ -64,11 +64,11 @@ class Nodes:
         ready = next((one["status"] for one in conditions if one["type"] == "Ready"), "True")
         name = node["metadata"]["name"]
         illness = "" if deleted else self._signals.unhealthy.why(node)
-        why = "" if deleted else self._why_cordoned(node) or illness
-        news = why != self.why.pop(name, "")
+        why = "" if deleted else self._why_draining(node) or illness
+        news = why != self.why_draining.pop(name, "")
         if why:
-            self.why[name] = why
-        news |= _mark(self.cordoned, name, holds=bool(why))
+            self.why_draining[name] = why
+        news |= _mark(self.draining, name, holds=bool(why))
         news |= _mark(self.unhealthy, name, holds=bool(illness))
         news |= _mark(self.lost, name, holds=deleted or ready != "True")
         self._compare(name, node)
@@ -82,8 +82,8 @@ class Nodes:
         return news
 
     def _compare(self, name: str, node: Mapping[str, Any]) -> None:
-        """Tells when a node has more for pods than before: a device plugin adds accelerators after it appeared."""
-        if name in self.cordoned or name in self.lost:
+        """Tells the listener if a node has more for pods than before, as when a device plugin adds accelerators."""
+        if name in self.draining or name in self.lost:
             self._offers.pop(name, None)
             return
         before, after = self._offers.get(name), node_view(node)
@@ -98,7 +98,7 @@ class Nodes:
             job: UID of the job whose workers had trouble there.
             silent: nodes where its workers fell silent.
             unfit: nodes that rejected its workers, or whose accelerators failed. Other jobs avoid them for a shorter
-                time, because such a node lives: it may be slow, or lack room for this job's workers only.
+                time, because the node may be slow or lack room only for this job's workers.
         """
         soon = self._clock() + UNFIT_FOR_OTHERS
         _extend(self._doubted, silent)
@@ -131,18 +131,18 @@ class Nodes:
         """Nodes on which accelerators failed repeatedly, and until when no worker is sent there."""
         return {name: self._avoided[name] for name in self._unexpired(self._avoided)}
 
-    def _why_cordoned(self, node: Mapping[str, Any]) -> str:
+    def _why_draining(self, node: Mapping[str, Any]) -> str:
         if node.get("spec", {}).get("unschedulable"):
             return "cordoned"
         return self._signals.drain.why(node)
 
     def doubts(self, name: str) -> bool:
-        """Whether workers there fell silent lately."""
+        """Whether workers of this node fell silent lately."""
         return name in self._doubted and self._clock() < self._doubted[name]
 
     def is_closed(self, name: str) -> bool:
         """Whether the node takes no pods now."""
-        return name in self.cordoned or name in self.lost
+        return name in self.draining or name in self.lost
 
     def is_gone(self, name: str) -> bool:
         """Whether the node was deleted: its workers will not come back."""
@@ -156,11 +156,11 @@ class Nodes:
     def unfit(self, job: str) -> list[str]:
         """Names of nodes that are unhealthy, or that lately rejected workers or had an accelerator fail.
 
-        The job remembers its own trouble for longer than that of other jobs."""
+        For this job, trouble of its own workers counts for longer than that of other jobs' workers."""
         return sorted(self.unhealthy | {name for of, name in self._unexpired(self._unfit) if of in (job, _ANY)})
 
     def _unexpired(self, known: dict[_Key, datetime]) -> list[_Key]:
-        """The keys whose time has not come. Forgets all others."""
+        """Returns the keys whose time lies ahead, and forgets all others."""
         for key in [key for key, until in known.items() if self._clock() >= until]:
             del known[key]
         return list(known)

@@ -1,0 +1,1 @@
+"""Which nodes have a problem, and what marks them."""
