@@ -87,7 +87,9 @@ class Saving:
         count = self._count if self._layout.is_leader else None
         # The leader writes the marker after all units are written, and workers return after the marker is written.
         try:
-            self.is_durable = self._is_done(save, groups, pass_barrier) and self._is_done(count, groups, pass_barrier)
+            self.is_durable = self._do_until_stored(save, groups, pass_barrier) and self._do_until_stored(
+                count, groups, pass_barrier
+            )
         finally:
             if not self.is_durable:
                 self.give_up()
@@ -97,7 +99,7 @@ class Saving:
         """Begin no more writes, which would keep the state in memory. Call this if `wait` will not be called."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _is_done(self, work: Work[None] | None, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
+    def _do_until_stored(self, work: Work[None] | None, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
         """Do `work`, this worker's part, until it succeeds at all members. Returns False if one was told to stop before
         that."""
         attempt = None if work is None else partial(_is_stored, self._location, work)

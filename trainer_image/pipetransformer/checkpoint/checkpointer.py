@@ -65,8 +65,8 @@ def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
 class Checkpointer:
     """Saves and loads checkpoints at `spec.checkpoint.location`. Without that field it saves and finds nothing.
 
-    Between two rounds all members call `want`, `begin` and `advance` in the same order. Only the values of `writing`
-    and `overdue` differ between members, so members exchange these values in the vote.
+    Between two rounds all members call `want`, `begin` and `advance` in the same order. Only the results of
+    `poll_writing` and `overdue` differ between members, so members exchange them in the vote.
 
     Args:
         job: the job that trains.
@@ -134,19 +134,19 @@ class Checkpointer:
         interval = interval_seconds(self._pause_seconds, self._writing_seconds)
         return self._clock() >= self._begun_at + interval
 
-    @property
-    def writing(self) -> bool:
-        """Whether this worker has not yet written its part of the current checkpoint. Retries a failed attempt.
+    def poll_writing(self) -> bool:
+        """If an attempt to write this worker's part of the current checkpoint failed, try again. Returns whether the
+        part is not yet written.
 
         Raises:
             StorageError: the storage failed, and a later attempt would fail, too, as for a wrong location.
         """
-        if self._part is not None and self._is_written(self._part):
+        if self._part is not None and self._finish_or_retry(self._part):
             self._part = None
         return self._part is not None
 
-    def _is_written(self, work: StorageWork[Result]) -> bool:
-        """Whether `work` succeeded. If the storage failed but may recover, starts `work` again.
+    def _finish_or_retry(self, work: StorageWork[Result]) -> bool:
+        """If `work` failed but the storage may recover, start it again. Returns whether `work` succeeded.
 
         Raises:
             StorageError: the storage failed, and a later attempt would fail, too.
@@ -235,7 +235,7 @@ class Checkpointer:
                 self._drop_marking()
                 self._marking = self._mark(self._begun)
             self._begun = None
-        if self._marking is None or not self._is_written(self._marking):
+        if self._marking is None or not self._finish_or_retry(self._marking):
             return None
         marking, self._marking = self._marking, None
         return self._marked(marking.result())

@@ -84,7 +84,7 @@ class Rounds:
         ballot = Vote(
             saw_next=float(self._pass_on_next(member)),
             leaving=float(kit.hooks.stop_requested()),
-            writing=float(kit.checkpointer.writing),
+            writing=float(kit.checkpointer.poll_writing()),
             loss_sum=computed.last.loss_sum,
             weight=computed.last.weight,
             square_norms=computed.norms,
@@ -179,7 +179,7 @@ class Rounds:
         ballot = Vote(
             saw_next=float(self._pass_on_next(member)),
             leaving=float(kit.hooks.stop_requested()),
-            writing=float(kit.checkpointer.writing),
+            writing=float(kit.checkpointer.poll_writing()),
             square_norms=[0.0] * member.layout.cut.num_units,
             save=float(member.leader is not None and kit.checkpointer.overdue(control.step)),
         )
