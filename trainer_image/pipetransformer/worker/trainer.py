@@ -354,7 +354,7 @@ class Trainer:
         """Enter the next generation. If that fails, continue in the old one, or wait for another."""
         old = self._member
         try:
-            result = regroup(self._tools, self._state, self._kit.committer.unsettled(self._state), in_group=in_group)
+            result = regroup(self._tools, self._state, self._kit.committer, in_group=in_group)
         except RegroupError as error:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__

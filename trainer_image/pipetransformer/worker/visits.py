@@ -107,10 +107,9 @@ class Visits:
             RuntimeError: it failed, so the generation is over.
         """
         control, committer = state.control, self._kit.committer
-        unsettled = committer.unsettled(state)
         control.visit_done = True  # the plan needs this
         try:
-            result = change_level(tools, state, unsettled, member.layout, member.store, member.groups, saving)
+            result = change_level(tools, state, committer, member.layout, member.store, member.groups, saving)
         except RegroupError as error:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__

@@ -62,6 +62,7 @@ class Inventory(_Message):
         pending: lasting number (`Control.lasting_generation`) of the generation whose steps are pending. A step is
             pending if the participant has its complete gradients but has not committed it. None if no step is pending.
         pending_steps: number of pending steps, from `step` on.
+        only_in_doubt: those of `units` and `copies` that would lack the pending steps if they were committed.
         control: its control state, by field name.
         data: digest of the data that it sees.
         first_sums: of the model as its program built it (`PipelineModel.first_sums`).
@@ -78,6 +79,7 @@ class Inventory(_Message):
     step: int
     pending: int | None = None
     pending_steps: int = 1
+    only_in_doubt: list[int] = []
     control: dict[str, Any] = {}
     data: str = ""
     first_sums: list[float] = []
@@ -361,7 +363,8 @@ def _held(inventory: Inventory, control: dict[str, Any], point: "_Point") -> set
         doubted = inventory.in_doubt
         return set(doubted.units) if doubted is not None and _point(doubted) == point else set()
     same = inventory.control.get("boundary") == control.get("boundary")
-    return {*inventory.units, *(inventory.copies if same else ())}
+    units = {*inventory.units, *(inventory.copies if same else ())}
+    return units if point == _point(inventory) else units.difference(inventory.only_in_doubt)
 
 
 #: `Control.point`.
