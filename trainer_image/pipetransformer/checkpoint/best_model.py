@@ -10,7 +10,7 @@ from torch import Tensor
 from pipetransformer.elastic.transport.barrier import Barrier, PassBarrier, Work
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
 from pipetransformer.state.layout import StageLayout
@@ -25,19 +25,24 @@ _FILES_AT_ONCE = 4
 
 
 def save_best(
-    job: Job, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, hooks: Hooks
+    job: Job,
+    state: WorkerState,
+    layout: StageLayout,
+    groups: GenerationGroups,
+    barrier: Barrier,
+    signals: WorkerSignals,
 ) -> bool:
     """Save the current model as the best one, in place of the earlier best. All members call this, and training waits
     until the model is durable.
 
     Returns:
-        Whether the model is durable. It is not if a member is told to stop (`hooks`) while the storage fails.
+        Whether the model is durable. It is not if a member is told to stop (`signals`) while the storage fails.
 
     Raises:
         StorageError: the storage failed, and a later attempt would fail, too.
         RuntimeError: a connection broke.
     """
-    return Saving(_location(job), state, layout, hooks).wait(groups, partial(barrier.pass_after, groups=groups))
+    return Saving(_location(job), state, layout, signals).wait(groups, partial(barrier.pass_after, groups=groups))
 
 
 class Saving:
@@ -48,15 +53,15 @@ class Saving:
         location: the location of these weights.
         state: what this worker holds. Its weights must stay as they are until `wait` has returned.
         layout: the present layout. Its first pipeline writes.
-        hooks: tell whether this worker must leave.
+        signals: tell whether this worker must leave.
 
     Attributes:
         is_durable: whether `wait` has found that the weights of all members are durable.
     """
 
-    def __init__(self, location: str, state: WorkerState, layout: StageLayout, hooks: Hooks) -> None:
+    def __init__(self, location: str, state: WorkerState, layout: StageLayout, signals: WorkerSignals) -> None:
         control = state.control
-        self._location, self._state, self._layout, self._hooks = location, state, layout, hooks
+        self._location, self._state, self._layout, self._signals = location, state, layout, signals
         self._info = CheckpointInfo(
             step=control.step,
             boundary=control.boundary,
@@ -92,10 +97,10 @@ class Saving:
             )
         finally:
             if not self.is_durable:
-                self.give_up()
+                self.cancel()
         return self.is_durable
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Begin no more writes, which would keep the state in memory. Call this if `wait` will not be called."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -105,7 +110,7 @@ class Saving:
         attempt = None if work is None else partial(_is_stored, self._location, work)
         while True:
             failed = pass_barrier(attempt) is False
-            failures, leavers = groups.exchange.sum([float(failed), float(self._hooks.stop_requested())])
+            failures, leavers = groups.exchange.sum([float(failed), float(self._signals.stop_requested())])
             if not failures or leavers:
                 return not failures
             time.sleep(AGAIN_SECONDS)

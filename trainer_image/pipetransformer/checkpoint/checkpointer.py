@@ -22,7 +22,7 @@ from pipetransformer.elastic.regroup.transfer_plan import DurablePoint
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.checks import check_resumed
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
@@ -70,7 +70,7 @@ class Checkpointer:
 
     Args:
         job: the job that trains.
-        hooks: tell whether this worker must leave, and whether its time to save its state is over.
+        signals: tell whether this worker must leave, and whether its time to save its state is over.
         clock: returns seconds that only grow.
 
     Attributes:
@@ -81,11 +81,11 @@ class Checkpointer:
     def __init__(
         self,
         job: Job,
-        hooks: Hooks | None = None,
+        signals: WorkerSignals | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
-        self._hooks = hooks or Hooks()
+        self._signals = signals or WorkerSignals()
         self._clock = clock
         self.why_unsaved = ""
         self._pause_seconds = self._writing_seconds = 0.0
@@ -98,7 +98,7 @@ class Checkpointer:
         #: The checkpoint that the members are writing, and this worker's part of it.
         self._begun: CheckpointInfo | None = None
         self._part: StorageWork[None] | None = None
-        self._given_up = threading.Event()
+        self._cancelled = threading.Event()
         #: On the leader: the checkpoint whose marker is being written.
         self._marking: StorageWork[CheckpointInfo] | None = None
         #: When it was begun, and for how many seconds training paused for it.
@@ -116,7 +116,7 @@ class Checkpointer:
     @property
     def _asked(self) -> bool:
         """Whether a user asks for a checkpoint, and this worker began none since."""
-        token = self._hooks.checkpoint_request()
+        token = self._signals.checkpoint_request()
         return bool(token) and token not in (self._begun_for, self._marking_for, self._served)
 
     def overdue(self, step: int) -> bool:
@@ -156,7 +156,7 @@ class Checkpointer:
         try:
             work.result()
         except StorageError as error:
-            leaves_later = self._hooks.stop_requested() and not self._hooks.out_of_time()  # then `save_now` retries
+            leaves_later = self._signals.stop_requested() and not self._signals.out_of_time()  # then `save_now` retries
             if not (leaves_later or can_wait(error)):
                 raise
             logger.warning("training without a new checkpoint: %s", error)
@@ -180,7 +180,7 @@ class Checkpointer:
         if self._spec is None or not self._wanted or self._begun is not None:
             return
         self._wanted = False
-        self._begun_for = self._hooks.checkpoint_request()
+        self._begun_for = self._signals.checkpoint_request()
         control = state.control
         job = self._job.at(control.visit)
         self._begun = CheckpointInfo(
@@ -207,13 +207,13 @@ class Checkpointer:
         def copy() -> dict[str, dict[str, Tensor]]:
             return {unit_name(index, job.num_layers): copied(index) for index in layout.units}
 
-        self._given_up = threading.Event()
+        self._cancelled = threading.Event()
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
         self._pause_seconds = self._clock() - self._begun_at
         if copies is not None:
-            location, given_up = self._spec.location, self._given_up
-            write = Write(location, self._begun, copies, host, given_up)
-            self._part = StorageWork(self._thread, write.run, location, given_up)
+            location, cancelled = self._spec.location, self._cancelled
+            write = Write(location, self._begun, copies, host, cancelled)
+            self._part = StorageWork(self._thread, write.run, location, cancelled)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Let the leader write the marker once all members have written their parts. Members call this after each vote.
@@ -245,7 +245,8 @@ class Checkpointer:
     ) -> DurableCheckpoint | None:
         """Write a checkpoint of the committed state and wait until it is durable. All members call this.
 
-        Retries until the storage works, a connection breaks, or the worker's time is over (`Hooks.out_of_time`).
+        Retries until the storage works, a connection breaks, or the worker's time is over
+        (`WorkerSignals.out_of_time`).
 
         Returns:
             On the leader, the durable checkpoint; None on other workers, or without `spec.checkpoint`.
@@ -256,7 +257,7 @@ class Checkpointer:
         """
         if self._spec is None:
             return None
-        self.give_up()
+        self.cancel()
         self.want()
         self.begin(state, layout, groups, barrier)
         return self.complete(layout, groups, barrier, insist=True)
@@ -278,26 +279,26 @@ class Checkpointer:
         """
         info, part = self._begun, self._part
         self._begun = self._part = None
-        given_up = self._given_up if insist else None
-        barrier.pass_after(None if part is None else partial(self._insist, part, given_up), groups)
+        cancelled = self._cancelled if insist else None
+        barrier.pass_after(None if part is None else partial(self._insist, part, cancelled), groups)
         if info is not None and layout.is_leader:
             self._marking = self._mark(info)
         marking, self._marking = self._marking, None
 
         def finish(marking: StorageWork[CheckpointInfo]) -> DurableCheckpoint:
-            return self._marked(self._insist(marking, given_up))
+            return self._marked(self._insist(marking, cancelled))
 
         return barrier.pass_after(None if marking is None else partial(finish, marking), groups)
 
-    def _insist(self, work: StorageWork[Result], given_up: threading.Event | None) -> Result:
-        """Wait for `work` and return its result. Repeats `work` while the storage fails, until `given_up` is set or the
-        worker's time is over. If `given_up` is None, raises the first error instead."""
+    def _insist(self, work: StorageWork[Result], cancelled: threading.Event | None) -> Result:
+        """Wait for `work` and return its result. Repeats `work` while the storage fails, until `cancelled` is set or
+        the worker's time is over. If `cancelled` is None, raises the first error instead."""
         while True:
             try:
                 result = work.result()
             except StorageError as error:
                 self.why_unsaved = str(error)
-                if given_up is None or self._hooks.out_of_time() or given_up.wait(AGAIN_SECONDS):
+                if cancelled is None or self._signals.out_of_time() or cancelled.wait(AGAIN_SECONDS):
                     raise
                 logger.warning("retrying the last checkpoint: %s", error)
                 work.repeat()
@@ -305,13 +306,13 @@ class Checkpointer:
                 self.why_unsaved = ""
                 return result
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the checkpoint that is being written, because the generation is over.
 
         This worker writes no more of it, so that the next checkpoint does not compete for the storage. The next durable
         checkpoint removes the files that were written.
         """
-        self._given_up.set()
+        self._cancelled.set()
         self._drop_marking()
         self._begun = self._part = None
         self._wanted = False
@@ -321,7 +322,7 @@ class Checkpointer:
     def _drop_marking(self) -> None:
         """Stop retrying to write the marker of an earlier checkpoint, which is no longer wanted."""
         if self._marking is not None:
-            self._marking.drop()
+            self._marking.cancel()
         self._marking = None
 
     def _mark(self, info: CheckpointInfo) -> StorageWork[CheckpointInfo]:
@@ -334,7 +335,7 @@ class Checkpointer:
             commit(location, info, keep=keep)
             return info
 
-        return StorageWork(self._thread, mark, location, self._given_up)
+        return StorageWork(self._thread, mark, location, self._cancelled)
 
     def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
         self._known = info

@@ -31,13 +31,13 @@ class StorageWork(Generic[Result]):
         thread: the executor that runs the function.
         work: the function. It must be idempotent, because it may run again after it failed.
         location: location of the checkpoints, for error messages.
-        given_up: an event that is set to cancel the checkpoint. The function is then not repeated.
+        cancelled: an event that is set to cancel the checkpoint. The function is then not repeated.
     """
 
     def __init__(
-        self, thread: ThreadPoolExecutor, work: Callable[[], Result], location: str, given_up: threading.Event
+        self, thread: ThreadPoolExecutor, work: Callable[[], Result], location: str, cancelled: threading.Event
     ) -> None:
-        self._thread, self._work, self._location, self._given_up = thread, work, location, given_up
+        self._thread, self._work, self._location, self._cancelled = thread, work, location, cancelled
         self._future: Future[Result] = thread.submit(work)
 
     @property
@@ -58,13 +58,13 @@ class StorageWork(Generic[Result]):
         """Start another attempt in the thread, which first waits `pause_seconds`."""
         self._future = self._thread.submit(partial(self._repeat, pause_seconds))
 
-    def drop(self) -> None:
+    def cancel(self) -> None:
         """Cancel the checkpoint, so that later attempts fail at once."""
-        self._given_up.set()
+        self._cancelled.set()
 
     def _repeat(self, pause_seconds: float) -> Result:
-        if self._given_up.wait(pause_seconds):
-            raise OSError("the checkpoint was given up")
+        if self._cancelled.wait(pause_seconds):
+            raise OSError("the checkpoint was cancelled")
         return self._work()
 
 
@@ -82,20 +82,20 @@ class Write:
         info: the checkpoint's marker, which names its folder.
         units: tensors by unit name and tensor name, on the CPU. `run` removes each unit that it has written.
         host: the copies from the device, which must be complete before the tensors are read.
-        given_up: an event that is set to cancel the checkpoint.
+        cancelled: an event that is set to cancel the checkpoint.
     """
 
     location: str
     info: CheckpointInfo
     units: dict[str, dict[str, Tensor]]
     host: HostCopies
-    given_up: threading.Event
+    cancelled: threading.Event
 
     def run(self) -> None:
         """Write the units that are left, until all are written or the checkpoint is cancelled. After an error, another
         call continues with the unit that failed."""
         self.host.wait()
-        while self.units and not self.given_up.is_set():
+        while self.units and not self.cancelled.is_set():
             unit = next(iter(self.units))
             save_unit(self.location, self.info, unit, self.units[unit])
             del self.units[unit]

@@ -218,7 +218,7 @@ class WorkerProcess(Hooks):
             return _refuse(self._identity, error, "DataUnreadable", f"spec.data: {error}")
         except (ModelError, CallbackError, SpecError, StorageError) as error:
             message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
-            self.trainer.fail(error.reason, message)
+            self.trainer.report_failure(error.reason, message)
             return _refuse(self._identity, error, error.reason, message)
         except DeviceError as error:
             return _give_up(self._identity, error, error.reason)
@@ -316,7 +316,7 @@ class WorkerProcess(Hooks):
         """Stop soon. A worker that waits for a generation leaves at once if all that it holds is durable, because its
         peers were told earlier and have left."""
         self._asked.set()
-        if self._handler.waiting_after is not None and self.trainer.has_left:
+        if self._handler.waiting_after is not None and self.trainer.is_saved:
             self._handler.set_closed()
 
     def on_checkpoint_asked(self, token: str) -> None:

@@ -76,7 +76,7 @@ class Visits:
         saving = between.begin_to_keep(state, member) if fits else None
         with ExitStack() as unless_used:
             if saving is not None:
-                unless_used.callback(saving.give_up)
+                unless_used.callback(saving.cancel)
             with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
                 vote = self._rounds.agree(state.control, member, waits=not fits)
             if not vote.leaving:
@@ -88,7 +88,7 @@ class Visits:
             return Instead.REGROUP if ends or not fits else Instead.LEAVE
         if fits:
             return self._change_level(tools, state, member, saving)
-        between.go_on_saving(state, member, vote)
+        between.continue_saving(state, member, vote)
         state.control.round_ended_at = wall_clock()  # the wait is no part of the pause that ends it
         return Instead.WAIT
 

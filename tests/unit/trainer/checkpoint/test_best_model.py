@@ -19,7 +19,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import StorageError
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut
@@ -76,7 +76,7 @@ def save_as_best(group: dist.ProcessGroup, port: int, location: str) -> bool:
         commit(*arguments, **named)
 
     with mock.patch.object(best_model, "commit", commit_late):
-        save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), Hooks())
+        save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), WorkerSignals())
     if group.rank() == 1:
         other_returned.touch()
     return any(early)
@@ -98,7 +98,7 @@ def evaluated(tmp_path: Path) -> tuple[Job, WorkerState, Callable[[], bool]]:
     member = mock.Mock(layout=lone_layout(job), groups=groups, world=groups.world, leader=None)
     member.runner.evaluate.return_value = torch.ones(2, 2)
     member.runner.lengths_of_parts.return_value = [None]
-    return job, state, lambda: evaluate(job, state, member, Watchdog(), barrier, Hooks())
+    return job, state, lambda: evaluate(job, state, member, Watchdog(), barrier, WorkerSignals())
 
 
 def test_a_best_model_that_may_have_been_replaced_counts_no_more(
@@ -135,7 +135,7 @@ def test_training_waits_for_a_storage_that_does_not_take_the_best_model(
     monkeypatch.setattr(best_model, "AGAIN_SECONDS", 0.01)
     groups, barrier = alone()
     with ThreadPoolExecutor(1) as thread:
-        saved = thread.submit(save_best, job, trained(job, 5), lone_layout(job), groups, barrier, Hooks())
+        saved = thread.submit(save_best, job, trained(job, 5), lone_layout(job), groups, barrier, WorkerSignals())
         until(lambda: outage.attempts >= 3)
         assert not saved.done()
         outage.back.set()
@@ -159,8 +159,8 @@ def test_no_more_is_written_once_the_members_wait_no_longer(
         raise TimeoutError("away")
 
     monkeypatch.setattr(best_model, "save_unit", hang)
-    hooks = mock.Mock(stop_requested=lambda: told_to_stop)
-    saving = best_model.Saving(str(tmp_path / "best"), trained(job, 5), lone_layout(job), hooks)
+    signals = mock.Mock(stop_requested=lambda: told_to_stop)
+    saving = best_model.Saving(str(tmp_path / "best"), trained(job, 5), lone_layout(job), signals)
     assert job.num_layers + 2 > best_model._FILES_AT_ONCE
     for _ in range(best_model._FILES_AT_ONCE):
         assert begun.acquire(timeout=30)
@@ -202,4 +202,4 @@ def test_a_location_that_stays_wrong_fails_the_best_model(job: Job, tmp_path: Pa
     (tmp_path / "checkpoint").write_text("a file where the folder should be")
 
     with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
-        save_best(job, trained(job, 5), lone_layout(job), *alone(), Hooks())
+        save_best(job, trained(job, 5), lone_layout(job), *alone(), WorkerSignals())

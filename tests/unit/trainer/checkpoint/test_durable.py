@@ -23,7 +23,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models.off_device import bring_back, move_off
@@ -101,7 +101,7 @@ def test_a_job_that_waits_for_a_level_finishes_its_checkpoint_and_begins_no_othe
     between.save(state, member, Vote(), moved=False)
 
     def vote() -> bool:
-        between.go_on_saving(state, member, Vote(writing=float(checkpointer.poll_writing())))
+        between.continue_saving(state, member, Vote(writing=float(checkpointer.poll_writing())))
         return bool(leader.on_checkpoint.called)
 
     until(vote)
@@ -232,7 +232,7 @@ def test_one_that_a_regroup_overtakes_never_counts(job: Job) -> None:
     checkpointer.want()
     checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
 
-    checkpointer.give_up()
+    checkpointer.cancel()
 
     assert not checkpointer.poll_writing()
     assert checkpointer.advance(0.0, leads=True) is None
@@ -246,7 +246,7 @@ def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
     for step in (5, 6, 7):
         checkpointer.want()
         checkpointer.begin(trained(job, step), lone_layout(job), *alone())
-        checkpointer.give_up()
+        checkpointer.cancel()
 
     gate.open.set()
     checkpointer.want()
@@ -512,7 +512,7 @@ def test_a_regroup_drops_what_waits_for_the_storage(job: Job, monkeypatch: pytes
         return bool(checkpointer.why_unsaved)
 
     until(waits)
-    checkpointer.give_up()
+    checkpointer.cancel()
     assert checkpointer.why_unsaved == ""
     outage.back.set()
     checkpointer.want()
@@ -576,7 +576,7 @@ def test_a_worker_that_ends_its_job_does_not_wait_for_a_storage_that_fails(
         checkpointer.complete(layout, groups, barrier)
 
 
-class Stopping(Hooks):
+class Stopping(WorkerSignals):
     """Is told to stop, and may have no more time."""
 
     late = False
@@ -591,9 +591,10 @@ class Stopping(Hooks):
 def test_a_worker_that_must_leave_tries_to_save_until_its_time_is_over(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage, hooks, (groups, barrier) = Outage(monkeypatch, "save_unit", FileNotFoundError("gone")), Stopping(), alone()
+    outage = Outage(monkeypatch, "save_unit", FileNotFoundError("gone"))
+    signals, (groups, barrier) = Stopping(), alone()
     monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
-    checkpointer, layout = Checkpointer(job, hooks), lone_layout(job)
+    checkpointer, layout = Checkpointer(job, signals), lone_layout(job)
     checkpointer.want()
     checkpointer.begin(trained(job, 5), layout, groups, barrier)
     until(lambda: checkpointer.poll_writing() and checkpointer.why_unsaved)
@@ -601,7 +602,7 @@ def test_a_worker_that_must_leave_tries_to_save_until_its_time_is_over(
         saved = thread.submit(checkpointer.save_now, trained(job, 6), layout, groups, barrier)
         until(lambda: outage.attempts >= 3)
         assert not saved.done()
-        hooks.late = True
+        signals.late = True
         with pytest.raises(StorageError, match="gone"):
             saved.result(30)
 
@@ -689,7 +690,7 @@ def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:
     assert checkpointer.due(10) and not checkpointer.due(11)
 
 
-class Asking(Hooks):
+class Asking(WorkerSignals):
     """Asks for a checkpoint under a token."""
 
     token = ""
@@ -700,8 +701,8 @@ class Asking(Hooks):
 
 def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_path: Path) -> None:
     job = load_job(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 1000}))
-    hooks = Asking()
-    checkpointer, layout = Checkpointer(job, hooks), lone_layout(job)
+    signals = Asking()
+    checkpointer, layout = Checkpointer(job, signals), lone_layout(job)
 
     def next_durable() -> DurableCheckpoint:
         found: list[DurableCheckpoint] = []
@@ -715,7 +716,7 @@ def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_pat
 
     checkpointer.want()
     checkpointer.begin(trained(job, 5), layout, *alone())
-    hooks.token = "one"
+    signals.token = "one"
     assert checkpointer.overdue(8), "the one that is being written was begun before"
     checkpointer.want()
     assert next_durable().request == ""
@@ -724,27 +725,27 @@ def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_pat
     durable = next_durable()
     assert (durable.step, durable.request) == (6, "one")
     assert not checkpointer.overdue(8)
-    checkpointer.give_up()
+    checkpointer.cancel()
     assert checkpointer.overdue(8), "in the next generation, until the operator knows"
-    hooks.token = ""
+    signals.token = ""
     assert not checkpointer.overdue(8)
 
 
 def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once(job: Job) -> None:
     groups, barrier = alone()
-    hooks, leader, state = Asking(), mock.Mock(), trained(job, 5)
-    checkpointer = Checkpointer(job, hooks)
-    kit = mock.Mock(checkpointer=checkpointer, barrier=barrier, hooks=hooks)
+    signals, leader, state = Asking(), mock.Mock(), trained(job, 5)
+    checkpointer = Checkpointer(job, signals)
+    kit = mock.Mock(checkpointer=checkpointer, barrier=barrier, hooks=signals)
     kit.watcher.found.return_value = None
     member = mock.Mock(layout=lone_layout(job), groups=groups, leader=leader)
     rounds, between = Rounds(kit), BetweenRounds(kit)
 
     def vote() -> bool:
-        between.go_on_saving(state, member, rounds.agree(state.control, member, waits=True))
+        between.continue_saving(state, member, rounds.agree(state.control, member, waits=True))
         return bool(leader.on_checkpoint.called)
 
     assert not vote() and not checkpointer.poll_writing()
-    hooks.token = "one"
+    signals.token = "one"
     until(vote)
     vote()
 
@@ -753,9 +754,9 @@ def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once
 
 
 def test_a_job_without_checkpoints_writes_none_that_is_asked_for() -> None:
-    hooks = Asking()
-    hooks.token = "one"
-    assert not Checkpointer(load_job(make_spec(ADAMW)), hooks).overdue(8)
+    signals = Asking()
+    signals.token = "one"
+    assert not Checkpointer(load_job(make_spec(ADAMW)), signals).overdue(8)
 
 
 def test_a_job_that_does_not_say_how_often_makes_checkpoints_while_it_trains(
