@@ -371,7 +371,7 @@ def test_a_leaver_gives_what_only_it_holds() -> None:
 
 def joiner_that_read(units: range, fell_step: int = 0) -> Inventory:
     """It read a checkpoint with this `Control.fell_step`."""
-    return bring([], -1).model_copy(update={"frozen": dict.fromkeys(units, fell_step)})
+    return bring([], -1).model_copy(update={"read_ahead": dict.fromkeys(units, fell_step)})
 
 
 def test_frozen_units_that_a_joiner_has_read_need_not_move() -> None:

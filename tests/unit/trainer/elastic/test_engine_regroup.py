@@ -79,7 +79,7 @@ def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
             units=list(joiner.units),
             step=behind.step,
             control=behind.to_dict(),
-            frozen={index: each.fell_step for index, each in read.items()},
+            read_ahead={index: each.fell_step for index, each in read.items()},
         ),
     ]
     count = len(UNITS)

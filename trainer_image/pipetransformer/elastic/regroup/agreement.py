@@ -107,7 +107,7 @@ class Agreement:
             inputs_change=tools.job.inputs_change,
             mirrors=tools.mirrors.describe(),
             in_doubt=None if doubted is None else _as_other_state(doubted),
-            frozen={index: read.fell_step for index, read in dict(tools.read_ahead.units).items()},
+            read_ahead={index: read.fell_step for index, read in dict(tools.read_ahead.units).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         # Make the plan, or read that of the leader. It may have to read the storage first.

@@ -115,8 +115,8 @@ class Unsettled(Protocol):
         ...
 
 
-class Condition(Protocol):
-    """What must be so before the members vote for a level change. `checkpoint.best_model.Saving` implements it."""
+class Precondition(Protocol):
+    """What must be so before the members vote for a level change. `checkpoint.WeightsSaving` implements it."""
 
     def wait(self, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
         """Wait until it is so. All members call this. Returns False, on all of them, if it cannot be so."""

@@ -35,7 +35,7 @@ from .assemble import Assembly, units_of
 from .from_storage import AssemblyWithoutPeers
 from .phases import Phases
 from .state_map import StateMap
-from .tools import Condition, RegroupTools, Unsettled
+from .tools import Precondition, RegroupTools, Unsettled
 from .transfer import Progress
 from .transfer_plan import Origin, TransferPlan
 
@@ -111,7 +111,7 @@ def change_level(
     layout: StageLayout,
     store: Store,
     present: GenerationGroups,
-    condition: Condition | None,
+    precondition: Precondition | None,
 ) -> Regrouped | None:
     """Begin the next visit of the job's levels within the present generation. All its members call this.
 
@@ -125,10 +125,10 @@ def change_level(
         layout: the present layout.
         store: the store of the present generation.
         present: the groups of the present generation. The members meet in its `world`, which the result shares.
-        condition: what the members wait for before they vote; None if they wait for nothing.
+        precondition: what the members wait for before they vote; None if they wait for nothing.
 
     Returns:
-        The generation with the new state. None if the condition cannot be met; then nothing has changed.
+        The generation with the new state. None if the precondition cannot be met; then nothing has changed.
 
     Raises:
         RegroupError: this worker did not commit the change; `__cause__` has the reason. `world` is dropped.
@@ -141,7 +141,7 @@ def change_level(
     with tools.watchdog.watching(present.connections, _AttemptLimit(tools.handler, deadline)):
         groups = present.with_new_roles()
         attempt = _Attempt(
-            tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline, condition
+            tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline, precondition
         )  # fmt: skip
         try:
             return attempt.enter()
@@ -152,7 +152,7 @@ def change_level(
 
 
 class _UnmetError(Exception):
-    """The condition of a level change cannot be met. All members raise this before they vote."""
+    """The precondition of a level change cannot be met. All members raise this before they vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class _Attempt(Progress):
         groups: process groups of the generation, made in the attempt. A level change begins with those of the members.
         phases: times the attempt.
         deadline: when the watchdog ends the attempt.
-        condition: what the members of a level change wait for before they vote; otherwise None.
+        precondition: what the members of a level change wait for before they vote; otherwise None.
         in_group: as for `regroup`.
         transfers: (source rank, target rank, bytes) for each pair of ranks between which units move.
         failed: set when the attempt has failed.
@@ -239,7 +239,7 @@ class _Attempt(Progress):
     groups: GenerationGroups
     phases: Phases
     deadline: Deadline
-    condition: Condition | None = None
+    precondition: Precondition | None = None
     in_group: bool = True
     transfers: list[tuple[int, int, int]] = field(default_factory=list)
     failed: threading.Event = field(default_factory=threading.Event)
@@ -303,8 +303,8 @@ class _Attempt(Progress):
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations, self.generation.layout)
         self.phases.lap("assemble")
         tools.hooks.on_point(HookPoint.ASSEMBLED, number)
-        if self.condition is not None:
-            if not self.condition.wait(self.groups, self.pass_barrier):
+        if self.precondition is not None:
+            if not self.precondition.wait(self.groups, self.pass_barrier):
                 raise _UnmetError
             self.phases.lap("keep")
         self.assembled = new_state
