@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from torch import Tensor
 
@@ -39,7 +39,6 @@ from .prefetch import Prefetcher
 from .storage_work import AGAIN_SECONDS, StorageWork, Write, can_wait
 
 logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 #: Largest share of the time that training may pause for checkpoints, and largest share that the storage may be busy.
 LARGEST_SHARE = 0.01
@@ -60,6 +59,25 @@ def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
     """
     wanted = max(pause_seconds / LARGEST_SHARE, writing_seconds / LARGEST_SHARE_OF_STORAGE)
     return min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, wanted))
+
+
+@dataclass(slots=True)
+class _InProgress:
+    """A checkpoint that is not yet durable.
+
+    Attributes:
+        info: its marker.
+        work: writes this worker's part, or the marker. None if this worker has no part, or has written it.
+        token: token of the request that the checkpoint answers; empty if a user did not ask for it.
+        begun_at: when it was begun, by the clock.
+        pause_seconds: for how many seconds training paused for it.
+    """
+
+    info: CheckpointInfo
+    work: StorageWork | None
+    token: str
+    begun_at: float
+    pause_seconds: float
 
 
 class Checkpointer:
@@ -88,23 +106,21 @@ class Checkpointer:
         self._signals = signals or WorkerSignals()
         self._clock = clock
         self.why_unsaved = ""
-        self._pause_seconds = self._writing_seconds = 0.0
+        #: Of the newest checkpoint: when it was begun, by the clock and in committed steps, and what it cost.
         self._begun_at, self._begun_step = clock(), 0
+        self._pause_seconds = self._writing_seconds = 0.0
         self._spec = job.spec.checkpoint
         self._loading: CheckpointInfo | None = None
         self._known: CheckpointInfo | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._wanted = False
-        #: The checkpoint that the members are writing, and this worker's part of it.
-        self._begun: CheckpointInfo | None = None
-        self._part: StorageWork[None] | None = None
-        self._cancelled = threading.Event()
+        #: The checkpoint that the members are writing.
+        self._begun: _InProgress | None = None
         #: On the leader: the checkpoint whose marker is being written.
-        self._marking: StorageWork[CheckpointInfo] | None = None
-        #: When it was begun, and for how many seconds training paused for it.
-        self._marking_cost = (0.0, 0.0)
-        #: Tokens of the requests that the begun, the marked and the newest durable checkpoint of the generation answer.
-        self._begun_for = self._marking_for = self._served = ""
+        self._marking: _InProgress | None = None
+        self._cancelled = threading.Event()
+        #: Token of the request that the newest durable checkpoint of the generation answers.
+        self._served = ""
         #: Whether an attempt to write the current checkpoint failed. Its duration is then not used for the interval.
         self._was_late = False
 
@@ -117,7 +133,8 @@ class Checkpointer:
     def _asked(self) -> bool:
         """Whether a user asks for a checkpoint, and this worker began none since."""
         token = self._signals.checkpoint_request()
-        return bool(token) and token not in (self._begun_for, self._marking_for, self._served)
+        answered = {self._served, *(each.token for each in (self._begun, self._marking) if each is not None)}
+        return bool(token) and token not in answered
 
     def overdue(self, step: int) -> bool:
         """Whether a checkpoint of `step` is due because a user asked for one, or by this worker's clock.
@@ -141,20 +158,26 @@ class Checkpointer:
         Raises:
             StorageError: the storage failed, and a later attempt would fail, too, as for a wrong location.
         """
-        if self._part is not None and self._finish_or_retry(self._part):
-            self._part = None
-        return self._part is not None
+        begun = self._begun
+        if begun is None:
+            return False
+        if self._finish_or_retry(begun):
+            begun.work = None
+        return begun.work is not None
 
-    def _finish_or_retry(self, work: StorageWork[Result]) -> bool:
-        """If `work` failed but the storage may recover, start it again. Returns whether `work` succeeded.
+    def _finish_or_retry(self, checkpoint: _InProgress) -> bool:
+        """If the work on `checkpoint` failed but the storage may recover, start it again. Returns whether none is left.
 
         Raises:
             StorageError: the storage failed, and a later attempt would fail, too.
         """
+        work = checkpoint.work
+        if work is None:
+            return True
         if not work.done:
             return False
         try:
-            work.result()
+            work.wait()
         except StorageError as error:
             leaves_later = self._signals.stop_requested() and not self._signals.out_of_time()  # then `save_now` retries
             if not (leaves_later or can_wait(error)):
@@ -179,11 +202,12 @@ class Checkpointer:
         """
         if self._spec is None or not self._wanted or self._begun is not None:
             return
+        # Name the checkpoint.
         self._wanted = False
-        self._begun_for = self._signals.checkpoint_request()
+        token = self._signals.checkpoint_request()
         control = state.control
         job = self._job.at(control.visit)
-        self._begun = CheckpointInfo(
+        info = CheckpointInfo(
             step=control.step,
             boundary=control.boundary,
             layout_generation=control.lasting_generation(layout.number),
@@ -194,7 +218,7 @@ class Checkpointer:
             state=control.to_file(),
             run=job.identity,
         )
-
+        # Copy the state while all members wait.
         host, self._begun_at, self._was_late = HostCopies(), self._clock(), False
         self._begun_step = control.step
 
@@ -210,10 +234,12 @@ class Checkpointer:
         self._cancelled = threading.Event()
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
         self._pause_seconds = self._clock() - self._begun_at
+        # Begin to write the copies.
+        self._begun = _InProgress(info, None, token, self._begun_at, self._pause_seconds)
         if copies is not None:
             location, cancelled = self._spec.location, self._cancelled
-            write = Write(location, self._begun, copies, host, cancelled)
-            self._part = StorageWork(self._thread, write.run, location, cancelled)
+            write = Write(location, info, copies, host, cancelled)
+            self._begun.work = StorageWork(self._thread, write.run, location, cancelled)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Let the leader write the marker once all members have written their parts. Members call this after each vote.
@@ -238,7 +264,7 @@ class Checkpointer:
         if self._marking is None or not self._finish_or_retry(self._marking):
             return None
         marking, self._marking = self._marking, None
-        return self._marked(marking.result())
+        return self._marked(marking)
 
     def save_now(
         self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
@@ -277,25 +303,27 @@ class Checkpointer:
             StorageError: the checkpoint cannot be written.
             RuntimeError: a connection broke.
         """
-        info, part = self._begun, self._part
-        self._begun = self._part = None
+        begun, self._begun = self._begun, None
+        part = None if begun is None else begun.work
         cancelled = self._cancelled if insist else None
         barrier.pass_after(None if part is None else partial(self._insist, part, cancelled), groups)
-        if info is not None and layout.is_leader:
-            self._marking = self._mark(info)
+        if begun is not None and layout.is_leader:
+            self._marking = self._mark(begun)
         marking, self._marking = self._marking, None
 
-        def finish(marking: StorageWork[CheckpointInfo]) -> DurableCheckpoint:
-            return self._marked(self._insist(marking, cancelled))
+        def finish(marking: _InProgress) -> DurableCheckpoint:
+            assert marking.work is not None
+            self._insist(marking.work, cancelled)
+            return self._marked(marking)
 
         return barrier.pass_after(None if marking is None else partial(finish, marking), groups)
 
-    def _insist(self, work: StorageWork[Result], cancelled: threading.Event | None) -> Result:
-        """Wait for `work` and return its result. Repeats `work` while the storage fails, until `cancelled` is set or
-        the worker's time is over. If `cancelled` is None, raises the first error instead."""
+    def _insist(self, work: StorageWork, cancelled: threading.Event | None) -> None:
+        """Wait until `work` succeeds. Repeats it while the storage fails, until `cancelled` is set or the worker's time
+        is over. If `cancelled` is None, raises the first error instead."""
         while True:
             try:
-                result = work.result()
+                work.wait()
             except StorageError as error:
                 self.why_unsaved = str(error)
                 if cancelled is None or self._signals.out_of_time() or cancelled.wait(AGAIN_SECONDS):
@@ -304,7 +332,7 @@ class Checkpointer:
                 work.repeat()
             else:
                 self.why_unsaved = ""
-                return result
+                return
 
     def cancel(self) -> None:
         """Cancel the checkpoint that is being written, because the generation is over.
@@ -314,35 +342,35 @@ class Checkpointer:
         """
         self._cancelled.set()
         self._drop_marking()
-        self._begun = self._part = None
+        self._begun = None
         self._wanted = False
-        self._begun_for = self._marking_for = self._served = ""  # the operator asks again until it knows of one
+        self._served = ""  # the operator asks again until it knows of one
         self.why_unsaved = ""
 
     def _drop_marking(self) -> None:
         """Stop retrying to write the marker of an earlier checkpoint, which is no longer wanted."""
-        if self._marking is not None:
-            self._marking.cancel()
+        if self._marking is not None and self._marking.work is not None:
+            self._marking.work.cancel()
         self._marking = None
 
-    def _mark(self, info: CheckpointInfo) -> StorageWork[CheckpointInfo]:
+    def _mark(self, begun: _InProgress) -> _InProgress:
+        """Begin to write the marker of a checkpoint whose parts are all written."""
         assert self._spec is not None
         location, keep = self._spec.location, self._spec.keep
-        self._marking_cost = self._begun_at, self._pause_seconds
-        self._marking_for = self._begun_for
 
-        def mark() -> CheckpointInfo:
-            commit(location, info, keep=keep)
-            return info
+        def mark() -> None:
+            commit(location, begun.info, keep=keep)
 
-        return StorageWork(self._thread, mark, location, self._cancelled)
+        return replace(begun, work=StorageWork(self._thread, mark, location, self._cancelled))
 
-    def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
-        self._known = info
-        begun_at, pause = self._marking_cost
-        self._served = self._marking_for
-        more = {"request": self._served, "pause_seconds": pause, "write_seconds": self._clock() - begun_at}
-        return describe(info, info.state["earlierGenerations"]).model_copy(update=more)
+    def _marked(self, marking: _InProgress) -> DurableCheckpoint:
+        self._known, self._served = marking.info, marking.token
+        more = {
+            "request": marking.token,
+            "pause_seconds": marking.pause_seconds,
+            "write_seconds": self._clock() - marking.begun_at,
+        }
+        return describe(marking.info, marking.info.state["earlierGenerations"]).model_copy(update=more)
 
     def durable(self) -> DurablePoint | None:
         """Read step, boundary, folder name and visit of the newest durable checkpoint; None without one.

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -18,13 +17,11 @@ from pipetransformer.errors import StorageError, storing
 from pipetransformer.storage import CheckpointInfo, save_unit
 from pipetransformer.storage.retries import may_pass
 
-Result = TypeVar("Result")
-
 #: Seconds between two attempts while workers wait for the storage.
 AGAIN_SECONDS = 2.0
 
 
-class StorageWork(Generic[Result]):
+class StorageWork:
     """A function that runs in a thread, once as soon as this object is made, and again at each `repeat`.
 
     Args:
@@ -35,24 +32,24 @@ class StorageWork(Generic[Result]):
     """
 
     def __init__(
-        self, thread: ThreadPoolExecutor, work: Callable[[], Result], location: str, cancelled: threading.Event
+        self, thread: ThreadPoolExecutor, work: Callable[[], None], location: str, cancelled: threading.Event
     ) -> None:
         self._thread, self._work, self._location, self._cancelled = thread, work, location, cancelled
-        self._future: Future[Result] = thread.submit(work)
+        self._future: Future[None] = thread.submit(work)
 
     @property
     def done(self) -> bool:
-        """Whether the last attempt has ended, with a result or with an error."""
+        """Whether the last attempt has ended, with success or with an error."""
         return self._future.done()
 
-    def result(self) -> Result:
-        """Wait for the last attempt and return its result.
+    def wait(self) -> None:
+        """Wait for the last attempt.
 
         Raises:
             StorageError: the attempt failed.
         """
         with storing(f"spec.checkpoint.location: {self._location}"):
-            return self._future.result()
+            self._future.result()
 
     def repeat(self, pause_seconds: float = 0.0) -> None:
         """Start another attempt in the thread, which first waits `pause_seconds`."""
@@ -62,10 +59,10 @@ class StorageWork(Generic[Result]):
         """Cancel the checkpoint, so that later attempts fail at once."""
         self._cancelled.set()
 
-    def _repeat(self, pause_seconds: float) -> Result:
+    def _repeat(self, pause_seconds: float) -> None:
         if self._cancelled.wait(pause_seconds):
             raise OSError("the checkpoint was cancelled")
-        return self._work()
+        self._work()
 
 
 def can_wait(error: StorageError) -> bool:

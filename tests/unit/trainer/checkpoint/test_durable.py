@@ -542,9 +542,9 @@ def test_a_run_trains_through_an_outage_and_leaves_its_checkpoint(
     monkeypatch.setattr("pipetransformer.callbacks.callback._BACKLOG", 0)  # steps are left, which see what failed
     outage = Outage(monkeypatch, "save_unit", TimeoutError("away"))
     reached: list[int] = []
-    begun, make = list[storage_work.StorageWork[Any]](), storage_work.StorageWork.__init__
+    begun, make = list[storage_work.StorageWork](), storage_work.StorageWork.__init__
 
-    def note(work: storage_work.StorageWork[Any], *arguments: Any) -> None:
+    def note(work: storage_work.StorageWork, *arguments: Any) -> None:
         make(work, *arguments)
         begun.append(work)
 
