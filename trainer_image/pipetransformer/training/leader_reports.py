@@ -56,7 +56,7 @@ LEVEL_LEAD_SECONDS = 120.0
 
 
 class ReportSink(Protocol):
-    """Sends reports to the operator. In a job it is `operator_channel.ReportSender`; tests use a list."""
+    """Sends reports to the operator. In a job it is `senders.ReportSender`; tests use a list."""
 
     def submit(self, report: Report, *, urgent: bool) -> None: ...
 

@@ -24,9 +24,10 @@ from pydantic import ValidationError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
+from pipetransformer.elastic.generations.channel_client import ChannelClient
 from pipetransformer.elastic.generations.channel_source import ChannelSource
-from pipetransformer.elastic.generations.operator_channel import Channel, HeartbeatSender, ReportSender
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, GenerationSource, host_store
+from pipetransformer.elastic.generations.senders import HeartbeatSender, ReportSender
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.errors import (
@@ -104,8 +105,8 @@ class WorkerIdentity:
             metrics_port=int(env[Env.METRICS_PORT]) if env.get(Env.METRICS_PORT) else None,
         )
 
-    def channel(self) -> Channel:
-        return Channel(self.channel_url, self.job, self.name, self.token_file, self.ca_file)
+    def channel(self) -> ChannelClient:
+        return ChannelClient(self.channel_url, self.job, self.name, self.token_file, self.ca_file)
 
 
 def choose_device() -> torch.device:
