@@ -7,8 +7,9 @@ import logging
 import time
 from functools import partial
 
-from pipetransformer.checkpoint.best_model import Saving, load_best
+from pipetransformer.checkpoint.best_model import load_best
 from pipetransformer.checkpoint.level_weights import begin_to_keep
+from pipetransformer.checkpoint.weights_saving import WeightsSaving
 from pipetransformer.errors import StorageError
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.state.worker_state import WorkerState
@@ -95,7 +96,7 @@ class BetweenRounds:
             self._kit.place(state, member)
             self._kit.cache.measure_again()
 
-    def begin_to_keep(self, state: WorkerState, member: Membership) -> Saving | None:
+    def begin_to_keep(self, state: WorkerState, member: Membership) -> WeightsSaving | None:
         """Begin to save the weights of this level, if the next level is smaller. This level needs them when it trains
         again. Threads write them while the members change the level. Returns None if they need not be saved."""
         kit, control = self._kit, state.control
@@ -103,7 +104,7 @@ class BetweenRounds:
             return None
         return begin_to_keep(kit.job, state, member.layout, kit.hooks)
 
-    def end_visit(self, state: WorkerState, member: Membership, saving: Saving | None) -> bool:
+    def end_visit(self, state: WorkerState, member: Membership, saving: WeightsSaving | None) -> bool:
         """End a visit (the period in which one level trains) before a regroup, which then begins the next visit.
 
         Args:

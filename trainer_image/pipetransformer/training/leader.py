@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -352,9 +351,3 @@ def roles_of(layout: StageLayout) -> list[Role]:
         Role(member.name, pipeline, stage, layout.cut.layers_of(stage))
         for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True)
     ]
-
-
-def wall_clock() -> float:
-    """Return seconds since the Unix epoch. A new leader compares them with the old leader's; a monotonic clock cannot
-    be compared between hosts."""
-    return time.time()

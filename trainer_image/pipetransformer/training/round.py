@@ -20,8 +20,8 @@ from pipetransformer_contract.messages import Generation
 from pipetransformer_contract.spec import ASYNCHRONOUS
 
 from .asynchronous import WEIGHTS
+from .clock import wall_clock
 from .kit import Kit
-from .leader import wall_clock
 from .membership import Membership
 from .similarity import similarities
 from .vote import StepSums, Vote

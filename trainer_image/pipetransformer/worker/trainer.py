@@ -40,9 +40,10 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.after_step import is_done, stages_too_few
 from pipetransformer.training.between_rounds import BetweenRounds
 from pipetransformer.training.cache_handover import WorkerCache
+from pipetransformer.training.clock import wall_clock
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.kit import Kit
-from pipetransformer.training.leader import Leader, wall_clock
+from pipetransformer.training.leader import Leader
 from pipetransformer.training.leader_reports import Offered, ReportSink
 from pipetransformer.training.membership import Membership, drop_all
 from pipetransformer.training.round import Rounds

@@ -7,8 +7,8 @@ generation. Otherwise the next generation begins the visit.
 from contextlib import ExitStack
 from enum import Enum
 
-from pipetransformer.checkpoint.best_model import Saving
 from pipetransformer.checkpoint.level_weights import LevelWeights
+from pipetransformer.checkpoint.weights_saving import WeightsSaving
 from pipetransformer.elastic.regroup.agreement import RegroupError
 from pipetransformer.elastic.regroup.state_map import StateMap
 from pipetransformer.elastic.regroup.tools import RegroupTools
@@ -20,8 +20,8 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.between_rounds import BetweenRounds
+from pipetransformer.training.clock import wall_clock
 from pipetransformer.training.kit import Kit
-from pipetransformer.training.leader import wall_clock
 from pipetransformer.training.membership import Membership
 from pipetransformer.training.round import Rounds
 
@@ -93,7 +93,7 @@ class Visits:
         return Instead.WAIT
 
     def _change_level(
-        self, tools: RegroupTools, state: WorkerState, member: Membership, saving: Saving | None
+        self, tools: RegroupTools, state: WorkerState, member: Membership, saving: WeightsSaving | None
     ) -> Regrouped | Instead:
         """Begin the next visit, with another level's model, in the same generation.
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipetransformer.checkpoint import best_model
+from pipetransformer.checkpoint import weights_saving
 from pipetransformer.checkpoint.best_model import best_location, save_best
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
@@ -75,7 +75,7 @@ def save_as_best(group: dist.ProcessGroup, port: int, location: str) -> bool:
         early.append(other_returned.exists())
         commit(*arguments, **named)
 
-    with mock.patch.object(best_model, "commit", commit_late):
+    with mock.patch.object(weights_saving, "commit", commit_late):
         save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), WorkerSignals())
     if group.rank() == 1:
         other_returned.touch()
@@ -131,8 +131,8 @@ def test_an_evaluation_whose_model_was_not_kept_is_done_again(
 def test_training_waits_for_a_storage_that_does_not_take_the_best_model(
     job: Job, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    outage = Outage(monkeypatch, name, TimeoutError("away"), best_model)
-    monkeypatch.setattr(best_model, "AGAIN_SECONDS", 0.01)
+    outage = Outage(monkeypatch, name, TimeoutError("away"), weights_saving)
+    monkeypatch.setattr(weights_saving, "AGAIN_SECONDS", 0.01)
     groups, barrier = alone()
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(save_best, job, trained(job, 5), lone_layout(job), groups, barrier, WorkerSignals())
@@ -158,11 +158,11 @@ def test_no_more_is_written_once_the_members_wait_no_longer(
         assert away.wait(30)
         raise TimeoutError("away")
 
-    monkeypatch.setattr(best_model, "save_unit", hang)
+    monkeypatch.setattr(weights_saving, "save_unit", hang)
     signals = mock.Mock(stop_requested=lambda: told_to_stop)
-    saving = best_model.Saving(str(tmp_path / "best"), trained(job, 5), lone_layout(job), signals)
-    assert job.num_layers + 2 > best_model._FILES_AT_ONCE
-    for _ in range(best_model._FILES_AT_ONCE):
+    saving = weights_saving.WeightsSaving(str(tmp_path / "best"), trained(job, 5), lone_layout(job), signals)
+    assert job.num_layers + 2 > weights_saving._FILES_AT_ONCE
+    for _ in range(weights_saving._FILES_AT_ONCE):
         assert begun.acquire(timeout=30)
 
     def pass_barrier(_: object) -> bool:
@@ -186,8 +186,8 @@ def save_in_an_outage(group: dist.ProcessGroup, port: int, location: str) -> boo
     layout = pair_layout(job, group.rank())
     stop = mock.Mock(stop_requested=mock.Mock(side_effect=[False, group.rank() == 1]))
     with (
-        mock.patch.object(best_model, "save_unit", side_effect=TimeoutError("away")),
-        mock.patch.object(best_model, "AGAIN_SECONDS", 0.01),
+        mock.patch.object(weights_saving, "save_unit", side_effect=TimeoutError("away")),
+        mock.patch.object(weights_saving, "AGAIN_SECONDS", 0.01),
     ):
         return save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), stop)
 
