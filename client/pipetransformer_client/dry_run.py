@@ -143,7 +143,7 @@ def _points(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, int]]:
     *earlier, last = forecast.job.visits
     for number, visit in enumerate(earlier):
         yield visit.first_step, number, 0, 0
-    for step, boundary, cached_layers in forecast.instants():
+    for step, boundary, cached_layers in forecast.layout_changes():
         begins = None if step is None else max(step, last.first_step)
         yield begins, len(earlier), boundary, cached_layers
 
