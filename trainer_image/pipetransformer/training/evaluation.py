@@ -76,9 +76,9 @@ def evaluate(
     dealt = job.dealer.test(layout.pipelines, layout.micro_batch_size)
     own, metrics = dealt[layout.pipeline], list(job.metrics.values())
     with watchdog.timing("evaluation", member.groups.connections, ROUND) as timing:
-        slices = _Slices(member, list(map(member.runner.lengths_of_parts, dealt)), signals, timing)
-        scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", may_continue=slices.part_ended)
-        if not slices.end_with_the_others():
+        stretches = _Stretches(member, list(map(member.runner.lengths_of_parts, dealt)), signals, timing)
+        scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", may_continue=stretches.part_ended)
+        if not stretches.end_with_the_others():
             return False
         dist.all_reduce(scores, group=member.world)
     values = {
@@ -97,13 +97,13 @@ def evaluate(
     return True
 
 
-class _Slices:
+class _Stretches:
     """Lets all members agree, about once a second, whether an evaluation continues.
 
     An evaluation consists of parts of a few micro-batches. An agreement after each part would make the stages wait for
-    each other. So members agree after several parts: a slice. They exchange how long the last slice took, and all
-    derive the number of parts in the next slice from the slowest. The first slice has one part, and each has at most
-    twice as many as the one before. When the length of samples changes, they start again with one part, because
+    each other. So members agree after several parts: a stretch. They exchange how long the last stretch took, and all
+    derive the number of parts in the next stretch from the slowest. The first stretch has one part, and each has at
+    most twice as many as the one before. When the length of samples changes, they start again with one part, because
     longer samples may take a hundred times as long.
     """
 
@@ -119,7 +119,7 @@ class _Slices:
             member: this worker's membership.
             lengths: length of the samples in each part, for each pipeline.
             signals: tells whether this worker shall stop.
-            timing: the watchdog's timer of the evaluation. It counts each slice as one lap.
+            timing: the watchdog's timer of the evaluation. It counts each stretch as one lap.
         """
         self._exchange = member.groups.exchange
         self._device = member.runner.spec.device
@@ -135,7 +135,7 @@ class _Slices:
         self._may_continue = True
 
     def part_ended(self) -> bool:
-        """Note that one more part is done, and agree with all members if the slice ends here. Returns whether the
+        """Note that one more part is done, and agree with all members if the stretch ends here. Returns whether the
         evaluation continues."""
         self._done += 1
         self._left -= 1

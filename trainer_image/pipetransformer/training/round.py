@@ -92,7 +92,7 @@ class Rounds:
             behind=float(kit.teller.behind),
             save=float(member.leader is not None and kit.checkpointer.overdue(step + steps)),
             computing=computing,
-            cold=float(kit.is_cold(control, layout)),
+            keeps_layers_on_device=float(kit.keeps_layers_on_device(control, layout)),
             earlier=computed.earlier,
         )
         vote = ballot.reduce(member.groups.exchange)
@@ -104,7 +104,7 @@ class Rounds:
             return self.train(state, policy, member)  # rounds have one step until `control.one_a_round_until`
         kit.committer.commit(control, vote)
         cached_before = control.cached_layers
-        if not vote.cold:
+        if not vote.keeps_layers_on_device:
             control.note_cached(layout.cut.prefix_layers(control.awaited_layers))
         kit.cache.note(control.step - 1, layout)
         if member.leader is not None:
