@@ -77,10 +77,12 @@ class Rounds:
         started, kit = time.perf_counter(), self._kit
         layout, control, step = member.layout, state.control, state.control.step
         kit.committer.forget_pending()
+        # Compute the round.
         computed = self._train_step(step, member) if steps == 1 else self._train_steps(step, steps, member)
         computing = member.runner.take_computing_seconds()
         similar = self._similarities(state, policy, member, steps)
         kit.committer.hold(control, steps)
+        # Vote.
         ballot = Vote(
             saw_next=float(self._pass_on_next(member)),
             leaving=float(kit.hooks.stop_requested()),
@@ -100,6 +102,7 @@ class Rounds:
         kit.meter.on_round(computing, round_seconds)
         kit.meter.on_staleness(computed.staleness[-1])
         kit.hooks.on_point(HookPoint.VOTED, step)
+        # Commit the round, or undo it.
         if kit.committer.refuse(control, vote):
             return self.train(state, policy, member)  # rounds have one step until `control.one_a_round_until`
         kit.committer.commit(control, vote)
@@ -107,6 +110,7 @@ class Rounds:
         if not vote.keeps_layers_on_device:
             control.note_cached(layout.cut.prefix_layers(control.awaited_layers))
         kit.cache.note(control.step - 1, layout)
+        # Tell the leader's listeners, and end the pause of a regroup.
         if member.leader is not None:
             idle_share = 1 - vote.computing / (layout.stages * layout.pipelines * round_seconds)
             member.leader.on_round(
