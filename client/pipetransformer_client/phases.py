@@ -147,7 +147,7 @@ def _beginnings(forecast: "Forecast") -> Iterator[tuple[int | None, int, int, in
     *earlier, last = forecast.job.visits
     for number, visit in enumerate(earlier):
         yield visit.first_step, number, 0, 0
-    for step, boundary, cached_layers in forecast.instants():
+    for step, boundary, cached_layers in forecast.layout_changes():
         begins = None if step is None else max(step, last.first_step)
         yield begins, len(earlier), boundary, cached_layers
 

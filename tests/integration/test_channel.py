@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pipetransformer.elastic.generations.channel_client import ChannelClient
 from pipetransformer.elastic.generations.channel_source import ChannelSource
-from pipetransformer.elastic.generations.operator_channel import Channel as Client
 from pipetransformer.elastic.transport.groups import HashStore
 from pipetransformer_contract.api.job import MAX_WORKERS
 from pipetransformer_operator.channel.app import Channel
@@ -50,7 +50,7 @@ def worker(port: int, folder: Path) -> ChannelSource:
     authority, token = folder / "ca.crt", folder / "token"
     authority.write_bytes(AUTHORITY.certificate)
     token.write_text("token-0")
-    client = Client(f"https://localhost:{port}", "default/digits", "digits-w0", token, authority)
+    client = ChannelClient(f"https://localhost:{port}", "default/digits", "digits-w0", token, authority)
     return ChannelSource(client, "127.0.0.1:1", HashStore())
 
 

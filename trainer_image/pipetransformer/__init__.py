@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .data import AugmentedSplit, DataInfo, Dataset, PaddedSplit, Split
     from .errors import SpecError
     from .freeze import FreezeObservation, FreezePolicy
-    from .library.predict import Prediction, TrainedModel, load_model
+    from .library.finished_model import Prediction, TrainedModel, load_model
     from .library.train import Result, train
     from .models import KeyedDropout, PipelineModel, current_micro_batch, register_architecture, with_earlier
 
@@ -55,7 +55,7 @@ _HOMES = {
         "register_architecture",
         "with_earlier",
     ),
-    "pipetransformer.library.predict": ("Prediction", "TrainedModel", "load_model"),
+    "pipetransformer.library.finished_model": ("Prediction", "TrainedModel", "load_model"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

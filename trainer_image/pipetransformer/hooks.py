@@ -1,6 +1,6 @@
-"""Hooks: a worker tells its process how far it is, and asks it whether to stop.
+"""Signals tell a worker whether to stop or to write a checkpoint. By hooks it tells its process how far it is.
 
-Tests override them to kill a worker at a chosen point.
+Tests override hooks to kill a worker at a chosen point.
 """
 
 from enum import StrEnum
@@ -23,14 +23,8 @@ class HookPoint(StrEnum):
     AGREED = "Agreed"  #: all members have voted for the generation; this worker still has its old state
 
 
-class Hooks:
-    """What a worker calls in its process. A process overrides what it needs; by default nothing stops the worker."""
-
-    def on_point(self, point: HookPoint, number: int) -> None:
-        """Called when the worker reaches `point`. `HookPoint` says what `number` is."""
-
-    def on_broken(self) -> None:
-        """Called when the generation broke. `Trainer.lost_peers` has the workers that this one no longer reaches."""
+class WorkerSignals:
+    """What a worker asks its process. A process overrides what it needs; by default nothing stops the worker."""
 
     def stop_requested(self) -> bool:
         """Whether the process was told to stop. The worker then leaves at the end of the round."""
@@ -46,5 +40,15 @@ class Hooks:
         return True
 
     def out_of_time(self) -> bool:
-        """Whether a worker that stops gives up its last checkpoint if the storage fails. Otherwise it tries again."""
+        """Whether a worker that stops drops its last checkpoint if the storage fails. Otherwise it retries."""
         return True
+
+
+class Hooks(WorkerSignals):
+    """What a worker calls in its process: the signals, and what the worker tells."""
+
+    def on_point(self, point: HookPoint, number: int) -> None:
+        """Called when the worker reaches `point`. `HookPoint` says what `number` is."""
+
+    def on_broken(self) -> None:
+        """Called when the generation broke. `Trainer.lost_peers` has the workers that this one no longer reaches."""

@@ -349,7 +349,7 @@ def _worker(
 
         look = Prefetcher.look
         mock.patch.object(Prefetcher, "look", look_and_note).start()
-        mock.patch("pipetransformer.checkpoint.best_model.save_unit", save_late).start()
+        mock.patch("pipetransformer.checkpoint.weights_saving.save_unit", save_late).start()
         commit = regroup_module._commit
         regroup_module._commit = vote_for_generation
         threading.Thread(target=listen, daemon=True).start()

@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from pipetransformer.elastic.regroup.transfer_plan import DurablePoint
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.errors import StorageError, storing
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.checks import check_resumed
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
@@ -39,7 +39,6 @@ from .prefetch import Prefetcher
 from .storage_work import AGAIN_SECONDS, StorageWork, Write, can_wait
 
 logger = logging.getLogger(__name__)
-Result = TypeVar("Result")
 
 #: Largest share of the time that training may pause for checkpoints, and largest share that the storage may be busy.
 LARGEST_SHARE = 0.01
@@ -62,15 +61,34 @@ def interval_seconds(pause_seconds: float, writing_seconds: float) -> float:
     return min(LONGEST_INTERVAL, max(SHORTEST_INTERVAL, wanted))
 
 
+@dataclass(slots=True)
+class _InProgress:
+    """A checkpoint that is not yet durable.
+
+    Attributes:
+        info: its marker.
+        work: writes this worker's part, or the marker. None if this worker has no part, or has written it.
+        token: token of the request that the checkpoint answers; empty if a user did not ask for it.
+        begun_at: when it was begun, by the clock.
+        pause_seconds: for how many seconds training paused for it.
+    """
+
+    info: CheckpointInfo
+    work: StorageWork | None
+    token: str
+    begun_at: float
+    pause_seconds: float
+
+
 class Checkpointer:
     """Saves and loads checkpoints at `spec.checkpoint.location`. Without that field it saves and finds nothing.
 
-    Between two rounds all members call `want`, `begin` and `advance` in the same order. Only the values of `writing`
-    and `overdue` differ between members, so members exchange these values in the vote.
+    Between two rounds all members call `want`, `begin` and `advance` in the same order. Only the results of
+    `poll_writing` and `overdue` differ between members, so members exchange them in the vote.
 
     Args:
         job: the job that trains.
-        hooks: tell whether this worker must leave, and whether its time to save its state is over.
+        signals: tell whether this worker must leave, and whether its time to save its state is over.
         clock: returns seconds that only grow.
 
     Attributes:
@@ -81,30 +99,28 @@ class Checkpointer:
     def __init__(
         self,
         job: Job,
-        hooks: Hooks | None = None,
+        signals: WorkerSignals | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
-        self._hooks = hooks or Hooks()
+        self._signals = signals or WorkerSignals()
         self._clock = clock
         self.why_unsaved = ""
-        self._pause_seconds = self._writing_seconds = 0.0
+        #: Of the newest checkpoint: when it was begun, by the clock and in committed steps, and what it cost.
         self._begun_at, self._begun_step = clock(), 0
+        self._pause_seconds = self._writing_seconds = 0.0
         self._spec = job.spec.checkpoint
         self._loading: CheckpointInfo | None = None
         self._known: CheckpointInfo | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._wanted = False
-        #: The checkpoint that the members are writing, and this worker's part of it.
-        self._begun: CheckpointInfo | None = None
-        self._part: StorageWork[None] | None = None
-        self._given_up = threading.Event()
+        #: The checkpoint that the members are writing.
+        self._begun: _InProgress | None = None
         #: On the leader: the checkpoint whose marker is being written.
-        self._marking: StorageWork[CheckpointInfo] | None = None
-        #: When it was begun, and for how many seconds training paused for it.
-        self._marking_cost = (0.0, 0.0)
-        #: Tokens of the requests that the begun, the marked and the newest durable checkpoint of the generation answer.
-        self._begun_for = self._marking_for = self._served = ""
+        self._marking: _InProgress | None = None
+        self._cancelled = threading.Event()
+        #: Token of the request that the newest durable checkpoint of the generation answers.
+        self._served = ""
         #: Whether an attempt to write the current checkpoint failed. Its duration is then not used for the interval.
         self._was_late = False
 
@@ -116,8 +132,9 @@ class Checkpointer:
     @property
     def _asked(self) -> bool:
         """Whether a user asks for a checkpoint, and this worker began none since."""
-        token = self._hooks.checkpoint_request()
-        return bool(token) and token not in (self._begun_for, self._marking_for, self._served)
+        token = self._signals.checkpoint_request()
+        answered = {self._served, *(each.token for each in (self._begun, self._marking) if each is not None)}
+        return bool(token) and token not in answered
 
     def overdue(self, step: int) -> bool:
         """Whether a checkpoint of `step` is due because a user asked for one, or by this worker's clock.
@@ -134,29 +151,35 @@ class Checkpointer:
         interval = interval_seconds(self._pause_seconds, self._writing_seconds)
         return self._clock() >= self._begun_at + interval
 
-    @property
-    def writing(self) -> bool:
-        """Whether this worker has not yet written its part of the current checkpoint. Retries a failed attempt.
+    def poll_writing(self) -> bool:
+        """If an attempt to write this worker's part of the current checkpoint failed, try again. Returns whether the
+        part is not yet written.
 
         Raises:
             StorageError: the storage failed, and a later attempt would fail, too, as for a wrong location.
         """
-        if self._part is not None and self._is_written(self._part):
-            self._part = None
-        return self._part is not None
+        begun = self._begun
+        if begun is None:
+            return False
+        if self._finish_or_retry(begun):
+            begun.work = None
+        return begun.work is not None
 
-    def _is_written(self, work: StorageWork[Result]) -> bool:
-        """Whether `work` succeeded. If the storage failed but may recover, starts `work` again.
+    def _finish_or_retry(self, checkpoint: _InProgress) -> bool:
+        """If the work on `checkpoint` failed but the storage may recover, start it again. Returns whether none is left.
 
         Raises:
             StorageError: the storage failed, and a later attempt would fail, too.
         """
+        work = checkpoint.work
+        if work is None:
+            return True
         if not work.done:
             return False
         try:
-            work.result()
+            work.wait()
         except StorageError as error:
-            leaves_later = self._hooks.stop_requested() and not self._hooks.out_of_time()  # then `save_now` retries
+            leaves_later = self._signals.stop_requested() and not self._signals.out_of_time()  # then `save_now` retries
             if not (leaves_later or can_wait(error)):
                 raise
             logger.warning("training without a new checkpoint: %s", error)
@@ -179,11 +202,12 @@ class Checkpointer:
         """
         if self._spec is None or not self._wanted or self._begun is not None:
             return
+        # Name the checkpoint.
         self._wanted = False
-        self._begun_for = self._hooks.checkpoint_request()
+        token = self._signals.checkpoint_request()
         control = state.control
         job = self._job.at(control.visit)
-        self._begun = CheckpointInfo(
+        info = CheckpointInfo(
             step=control.step,
             boundary=control.boundary,
             layout_generation=control.lasting_generation(layout.number),
@@ -194,7 +218,7 @@ class Checkpointer:
             state=control.to_file(),
             run=job.identity,
         )
-
+        # Copy the state while all members wait.
         host, self._begun_at, self._was_late = HostCopies(), self._clock(), False
         self._begun_step = control.step
 
@@ -207,13 +231,15 @@ class Checkpointer:
         def copy() -> dict[str, dict[str, Tensor]]:
             return {unit_name(index, job.num_layers): copied(index) for index in layout.units}
 
-        self._given_up = threading.Event()
+        self._cancelled = threading.Event()
         copies = barrier.pass_after(copy if layout.pipeline == 0 else None, groups)
         self._pause_seconds = self._clock() - self._begun_at
+        # Begin to write the copies.
+        self._begun = _InProgress(info, None, token, self._begun_at, self._pause_seconds)
         if copies is not None:
-            location, given_up = self._spec.location, self._given_up
-            write = Write(location, self._begun, copies, host, given_up)
-            self._part = StorageWork(self._thread, write.run, location, given_up)
+            location, cancelled = self._spec.location, self._cancelled
+            write = Write(location, info, copies, host, cancelled)
+            self._begun.work = StorageWork(self._thread, write.run, location, cancelled)
 
     def advance(self, writing: float, *, leads: bool) -> DurableCheckpoint | None:
         """Let the leader write the marker once all members have written their parts. Members call this after each vote.
@@ -235,17 +261,18 @@ class Checkpointer:
                 self._drop_marking()
                 self._marking = self._mark(self._begun)
             self._begun = None
-        if self._marking is None or not self._is_written(self._marking):
+        if self._marking is None or not self._finish_or_retry(self._marking):
             return None
         marking, self._marking = self._marking, None
-        return self._marked(marking.result())
+        return self._marked(marking)
 
     def save_now(
         self, state: WorkerState, layout: StageLayout, groups: GenerationGroups, barrier: Barrier
     ) -> DurableCheckpoint | None:
         """Write a checkpoint of the committed state and wait until it is durable. All members call this.
 
-        Retries until the storage works, a connection breaks, or the worker's time is over (`Hooks.out_of_time`).
+        Retries until the storage works, a connection breaks, or the worker's time is over
+        (`WorkerSignals.out_of_time`).
 
         Returns:
             On the leader, the durable checkpoint; None on other workers, or without `spec.checkpoint`.
@@ -256,7 +283,7 @@ class Checkpointer:
         """
         if self._spec is None:
             return None
-        self.give_up()
+        self.cancel()
         self.want()
         self.begin(state, layout, groups, barrier)
         return self.complete(layout, groups, barrier, insist=True)
@@ -276,72 +303,74 @@ class Checkpointer:
             StorageError: the checkpoint cannot be written.
             RuntimeError: a connection broke.
         """
-        info, part = self._begun, self._part
-        self._begun = self._part = None
-        given_up = self._given_up if insist else None
-        barrier.pass_after(None if part is None else partial(self._insist, part, given_up), groups)
-        if info is not None and layout.is_leader:
-            self._marking = self._mark(info)
+        begun, self._begun = self._begun, None
+        part = None if begun is None else begun.work
+        cancelled = self._cancelled if insist else None
+        barrier.pass_after(None if part is None else partial(self._insist, part, cancelled), groups)
+        if begun is not None and layout.is_leader:
+            self._marking = self._mark(begun)
         marking, self._marking = self._marking, None
 
-        def finish(marking: StorageWork[CheckpointInfo]) -> DurableCheckpoint:
-            return self._marked(self._insist(marking, given_up))
+        def finish(marking: _InProgress) -> DurableCheckpoint:
+            assert marking.work is not None
+            self._insist(marking.work, cancelled)
+            return self._marked(marking)
 
         return barrier.pass_after(None if marking is None else partial(finish, marking), groups)
 
-    def _insist(self, work: StorageWork[Result], given_up: threading.Event | None) -> Result:
-        """Wait for `work` and return its result. Repeats `work` while the storage fails, until `given_up` is set or the
-        worker's time is over. If `given_up` is None, raises the first error instead."""
+    def _insist(self, work: StorageWork, cancelled: threading.Event | None) -> None:
+        """Wait until `work` succeeds. Repeats it while the storage fails, until `cancelled` is set or the worker's time
+        is over. If `cancelled` is None, raises the first error instead."""
         while True:
             try:
-                result = work.result()
+                work.wait()
             except StorageError as error:
                 self.why_unsaved = str(error)
-                if given_up is None or self._hooks.out_of_time() or given_up.wait(AGAIN_SECONDS):
+                if cancelled is None or self._signals.out_of_time() or cancelled.wait(AGAIN_SECONDS):
                     raise
                 logger.warning("retrying the last checkpoint: %s", error)
                 work.repeat()
             else:
                 self.why_unsaved = ""
-                return result
+                return
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Cancel the checkpoint that is being written, because the generation is over.
 
         This worker writes no more of it, so that the next checkpoint does not compete for the storage. The next durable
         checkpoint removes the files that were written.
         """
-        self._given_up.set()
+        self._cancelled.set()
         self._drop_marking()
-        self._begun = self._part = None
+        self._begun = None
         self._wanted = False
-        self._begun_for = self._marking_for = self._served = ""  # the operator asks again until it knows of one
+        self._served = ""  # the operator asks again until it knows of one
         self.why_unsaved = ""
 
     def _drop_marking(self) -> None:
         """Stop retrying to write the marker of an earlier checkpoint, which is no longer wanted."""
-        if self._marking is not None:
-            self._marking.drop()
+        if self._marking is not None and self._marking.work is not None:
+            self._marking.work.cancel()
         self._marking = None
 
-    def _mark(self, info: CheckpointInfo) -> StorageWork[CheckpointInfo]:
+    def _mark(self, begun: _InProgress) -> _InProgress:
+        """Begin to write the marker of a checkpoint whose parts are all written."""
         assert self._spec is not None
         location, keep = self._spec.location, self._spec.keep
-        self._marking_cost = self._begun_at, self._pause_seconds
-        self._marking_for = self._begun_for
 
-        def mark() -> CheckpointInfo:
-            commit(location, info, keep=keep)
-            return info
+        def mark() -> None:
+            commit(location, begun.info, keep=keep)
 
-        return StorageWork(self._thread, mark, location, self._given_up)
+        return replace(begun, work=StorageWork(self._thread, mark, location, self._cancelled))
 
-    def _marked(self, info: CheckpointInfo) -> DurableCheckpoint:
-        self._known = info
-        begun_at, pause = self._marking_cost
-        self._served = self._marking_for
-        more = {"request": self._served, "pause_seconds": pause, "write_seconds": self._clock() - begun_at}
-        return describe(info, info.state["earlierGenerations"]).model_copy(update=more)
+    def _marked(self, marking: _InProgress) -> DurableCheckpoint:
+        self._known, self._served = marking.info, marking.token
+        more = {
+            "request": marking.token,
+            "pause_seconds": marking.pause_seconds,
+            "write_seconds": self._clock() - marking.begun_at,
+        }
+        return describe(marking.info, marking.info.state["earlierGenerations"]).model_copy(update=more)
 
     def durable(self) -> DurablePoint | None:
         """Read step, boundary, folder name and visit of the newest durable checkpoint; None without one.

@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from pipetransformer.errors import StorageError, storing
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.models import unit_name
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import latest, load_unit
 
-from .best_model import Saving
+from .weights_saving import WeightsSaving
 
 logger = logging.getLogger(__name__)
 
 
-def begin_to_keep(job: Job, state: WorkerState, layout: StageLayout, hooks: Hooks) -> Saving | None:
+def begin_to_keep(job: Job, state: WorkerState, layout: StageLayout, signals: WorkerSignals) -> WeightsSaving | None:
     """Begin to save the weights of the level that the job is about to leave. All members call this, and wait for the
     result before the job leaves the level: what counts as done at a smaller level must never lack these weights.
 
@@ -36,7 +36,7 @@ def begin_to_keep(job: Job, state: WorkerState, layout: StageLayout, hooks: Hook
     assert job.spec.multi_level is not None
     if job.spec.multi_level.alpha == 1:
         return None
-    return Saving(_location(job, job.at(state.control.visit).level), state, layout, hooks)
+    return WeightsSaving(_location(job, job.at(state.control.visit).level), state, layout, signals)
 
 
 def level_locations(job: Job) -> list[str]:

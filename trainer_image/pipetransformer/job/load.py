@@ -67,18 +67,21 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     parts = parts or Parts()
     parts.check(spec)
     training = spec.training
+    # Read the data and make the model.
     dtype = torch.float64 if training.precision is Precision.FLOAT64 else torch.float32
     dataset = _dataset(spec, parts, dtype)
     order = _order(spec, len(dataset.train), num_shards)
     model, build = _model(spec, parts, dataset, dtype)
     if "num_layers" not in spec.model.model_fields_set and parts.model is not None:
         spec = spec.model_copy(update={"model": spec.model.model_copy(update={"num_layers": model.num_layers})})
+    # Check that spec, data and model fit.
     check_spec(spec)
     check_held_out(spec.evaluation, len(dataset.test))
     check_targets(spec.pipeline, dataset)
     build = _with_same_weights(model, build)
     model, build = _without_constants(spec.freeze, model, build)
     check_model(model)
+    # Make the schedule and the metrics.
     stages = spec.pipeline.stages
     inputs, targets = read_batch(dataset.train, [0], None)
     schedule = make_schedule(spec.pipeline.schedule, parts.schedule, spans_per_worker=spec.pipeline.spans_per_worker)
@@ -89,6 +92,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
     if spec.evaluation.best_metric not in metrics:  # the default, accuracy, does not suit every task
         evaluation = spec.evaluation.model_copy(update={"best_metric": LOSS, "goal": Goal.LOWEST})
         spec = spec.model_copy(update={"evaluation": evaluation})
+    # Put the job together.
     job = Job(
         spec=spec,
         dtype=dtype,

@@ -32,7 +32,7 @@ from pipetransformer_contract.messages import Offer
 from pipetransformer_contract.spec import ASYNCHRONOUS, SCRIPT, FreezePolicyName, ScheduleName, TrainerSpec
 
 
-class Instant(NamedTuple):
+class LayoutChange(NamedTuple):
     """A step before which the job may change its layout.
 
     Attributes:
@@ -53,12 +53,12 @@ class Forecast:
     Attributes:
         job: the loaded job, without weights.
         costs: measured costs of the units. None assumes that all layers cost the same; times are then only relative.
-        unit_seconds: factor for all predicted times. It makes assumed times of a smaller level comparable with level 0.
+        time_scale: factor for all predicted times. It makes assumed times of a smaller level comparable with level 0.
     """
 
     job: Job
     costs: ModelCosts | None = None
-    unit_seconds: float = 1.0
+    time_scale: float = 1.0
 
     @classmethod
     def of(cls, spec: TrainerSpec, costs: ModelCosts | None = None) -> "Forecast":
@@ -124,20 +124,20 @@ class Forecast:
             step = policy.next_decision(step)
         return moves
 
-    def instants(self) -> list[Instant]:
+    def layout_changes(self) -> list[LayoutChange]:
         """When the layout may change, in order.
 
         It may change when layers freeze or train again. If frozen layers leave the device, it may also change when the
-        cache has their outputs. If gradients decide, there is one instant without a step for each boundary.
+        cache has their outputs. If gradients decide, there is one change without a step for each boundary.
         """
         moves = self.boundaries()
         if moves is None:
-            return [Instant(None, boundary, boundary) for boundary in range(self.job.num_layers + 1)]
+            return [LayoutChange(None, boundary, boundary) for boundary in range(self.job.num_layers + 1)]
         steps = {0, *(step for step, _ in moves)}
         run = segments(moves, self.job.total_steps, self.job.order.steps_per_epoch)
         offloads = self.job.layouts.step_model(self.costs).offloads
         return [
-            Instant(segment.first_step, segment.boundary, segment.off if offloads else 0)
+            LayoutChange(segment.first_step, segment.boundary, segment.off if offloads else 0)
             for segment in run
             if offloads or segment.first_step in steps
         ]
@@ -203,7 +203,7 @@ class Forecast:
     def step_seconds(self, boundary: int, cut: Cut, pipelines: int) -> float:
         """Predicted seconds of a step. Without costs the unit is the forward of one sample through one layer."""
         seconds = self.job.layouts.step_model(self.costs).step_seconds(boundary, cut, pipelines)
-        return seconds * self.unit_seconds
+        return seconds * self.time_scale
 
     def starting_step_seconds(self, first: Layout) -> float | None:
         """Predicted seconds of a step in the job's first layout with no frozen layers, as the leader would report."""

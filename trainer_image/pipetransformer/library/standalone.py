@@ -170,7 +170,7 @@ def _run(trainer: Trainer) -> Ending:
     try:
         return trainer.run()
     except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
-        trainer.fail(error.reason, str(error))
+        trainer.report_failure(error.reason, str(error))
         raise
     except WorkersDifferError as error:
         raise SpecError("data", str(error), reason="DataUnreadable") from error

@@ -297,11 +297,13 @@ class RunRecord:
             num_steps: committed steps of the whole run.
             order: order of the training data. The ledgers are compared with it.
         """
+        # Append the last event, and compare the ledgers with the order.
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self.event("Finished", step=num_steps, modelStep=model_step, metrics=metrics)
         events = list(lines.read(self.events_path))
         started_at = min((event.get("step", 0) for event in events if event["kind"] == "Started"), default=num_steps)
         found = audit(self.run_dir, order, started_at, num_steps)
+        # Summarize the run.
         summary: dict[str, Any] = {
             "wall_seconds": events[-1]["time"] - events[0]["time"],
             "test_accuracy": metrics.get("accuracy"),
@@ -335,6 +337,7 @@ class RunRecord:
                 if event["kind"] == "GenerationCommitted"
             ],
         }
+        # Write the summary. A reader never sees half of it.
         partial = self.run_dir / "summary.json.partial"
         with storing(f"the run's record in {self.run_dir}"):
             partial.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

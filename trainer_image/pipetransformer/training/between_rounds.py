@@ -7,8 +7,9 @@ import logging
 import time
 from functools import partial
 
-from pipetransformer.checkpoint.best_model import Saving, load_best
+from pipetransformer.checkpoint.best_model import load_best
 from pipetransformer.checkpoint.level_weights import begin_to_keep
+from pipetransformer.checkpoint.weights_saving import WeightsSaving
 from pipetransformer.errors import StorageError
 from pipetransformer.freeze import PolicyCopy
 from pipetransformer.state.worker_state import WorkerState
@@ -32,12 +33,12 @@ class BetweenRounds:
     """Does one worker's work between rounds, through all generations.
 
     Attributes:
-        left_at: committed steps in the newest checkpoint that `leave_checkpoint` wrote; None before the first.
+        saved_at_step: committed steps in the newest checkpoint that `save_before_leaving` wrote; None before the first.
     """
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self.left_at: int | None = None
+        self.saved_at_step: int | None = None
 
     def rehearse(self, state: WorkerState, member: Membership) -> None:
         """Try an evaluation and slices of tokens before the first step of a start, so that their errors show at once. A
@@ -95,7 +96,7 @@ class BetweenRounds:
             self._kit.place(state, member)
             self._kit.cache.measure_again()
 
-    def begin_to_keep(self, state: WorkerState, member: Membership) -> Saving | None:
+    def begin_to_keep(self, state: WorkerState, member: Membership) -> WeightsSaving | None:
         """Begin to save the weights of this level, if the next level is smaller. This level needs them when it trains
         again. Threads write them while the members change the level. Returns None if they need not be saved."""
         kit, control = self._kit, state.control
@@ -103,7 +104,7 @@ class BetweenRounds:
             return None
         return begin_to_keep(kit.job, state, member.layout, kit.hooks)
 
-    def end_visit(self, state: WorkerState, member: Membership, saving: Saving | None) -> bool:
+    def end_visit(self, state: WorkerState, member: Membership, saving: WeightsSaving | None) -> bool:
         """End a visit (the period in which one level trains) before a regroup, which then begins the next visit.
 
         Args:
@@ -190,11 +191,12 @@ class BetweenRounds:
         kit.barrier.pass_after(None, member.groups)
         kit.mirrors.settle()
 
-    def leave_checkpoint(self, state: WorkerState, member: Membership) -> bool:
+    def save_before_leaving(self, state: WorkerState, member: Membership) -> bool:
         """Write a checkpoint and wait until it is durable, because a member was told to stop.
 
         Returns:
-            Whether it is durable. If not, other members may still wait for this worker, so they cannot go on together.
+            Whether it is durable. If not, other members may still wait for this worker, so this worker must leave the
+            group.
         """
         kit = self._kit
         try:
@@ -202,19 +204,19 @@ class BetweenRounds:
         except StorageError as error:
             logger.error("the steps since the newest checkpoint are lost: %s", error)
             return False
-        self.left_at = state.control.step
+        self.saved_at_step = state.control.step
         _note_durable(state, member, checkpoint)
         return True
 
     def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
         """Request a checkpoint if one is due by the number of steps, or if the boundary `moved`. Then call
-        `go_on_saving`."""
+        `continue_saving`."""
         checkpointer = self._kit.checkpointer
         if moved or checkpointer.due(state.control.step):
             checkpointer.want()
-        self.go_on_saving(state, member, vote)
+        self.continue_saving(state, member, vote)
 
-    def go_on_saving(self, state: WorkerState, member: Membership, vote: Vote) -> None:
+    def continue_saving(self, state: WorkerState, member: Membership, vote: Vote) -> None:
         """Complete the present checkpoint if all members have written their parts. Then begin to write one that was
         requested, also by the vote, unless another is still being written. Members call this after each vote, also
         while they wait and make no step."""
@@ -226,7 +228,7 @@ class BetweenRounds:
 
     def finish(self, state: WorkerState, member: Membership) -> None:
         """Write the final model: the best one if it is kept, otherwise the newest. Then complete all checkpoints, and
-        write one of the last step, from which a run with more steps goes on. All members call this, and return once
+        write one of the last step, from which a run with more steps resumes. All members call this, and return once
         everything is durable. The model comes first, so that a full volume of checkpoints does not lose it."""
         kit, groups, leader, control = self._kit, member.groups, member.leader, state.control
         best = control.best_is_kept

@@ -6,7 +6,6 @@ steps. The worker then commits them during the next regroup.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from .vote import StepSums, Vote
 
 
 class Committer:
-    """Commits the steps of one worker, as long as the worker lives.
+    """Commits the steps of one worker, as long as the worker lives. Implements `elastic.regroup.tools.Unsettled`.
 
     Attributes:
         pending: number (`Control.lasting_generation`) of the generation in which steps are pending. A step is pending
@@ -90,11 +89,12 @@ class Committer:
         committed state."""
         self.pending = self._round_start = None
 
-    def forget_all(self) -> None:
-        """Forget pending steps, the state in doubt, and all that steps a stage. Call this when the workers return to an
-        earlier state, so that its memory is free before that state is loaded."""
+    def drop(self, state: WorkerState) -> None:
+        """Free `state` and all that steps it, and forget pending steps and the state in doubt. Call this when the
+        workers return to an earlier state, so that the memory is free before that state is loaded."""
         self.forget_pending()
         self.in_doubt = self.optimizer = self.gradients = None
+        state.drop_units()
 
     def hold(self, control: Control, steps: int = 1) -> None:
         """Note that a round is computed, so its steps are pending until the vote. Also drop the state in doubt, because
@@ -226,10 +226,6 @@ class Committer:
         self.commit(state.control, vote)
         state.take_over(control)
 
-    def unsettled(self, state: WorkerState) -> "UnsettledStep":
-        """Return `state` with its pending steps and the state in doubt. The next regroup settles whether they count."""
-        return UnsettledStep(self, state)
-
     def note_for_the_lost(self, control: Control, layout: StageLayout) -> None:
         """Write the newest round into this worker's ledger for all other pipelines. Their workers may have died after
         the vote, before they wrote their own ledgers. Does nothing if no round was committed in `layout`.
@@ -255,30 +251,3 @@ class Committer:
                     pipeline=pipeline,
                     sample_ids=[sample_id for micro_batch in dealt[pipeline] for sample_id in micro_batch.real_ids],
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class UnsettledStep:
-    """Work of one worker that other workers may have committed. Implements `elastic.regroup.tools.Unsettled`."""
-
-    committer: Committer
-    state: WorkerState
-
-    @property
-    def pending(self) -> int | None:
-        return self.committer.pending
-
-    @property
-    def pending_steps(self) -> int:
-        return self.committer.pending_steps
-
-    @property
-    def in_doubt(self) -> WorkerState | None:
-        return self.committer.in_doubt
-
-    def commit_late(self, control: Control) -> None:
-        self.committer.commit_late(self.state, control)
-
-    def drop(self) -> None:
-        self.committer.forget_all()
-        self.state.drop_units()

@@ -11,7 +11,7 @@ from pipetransformer.checkpoint.best_model import save_best
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import wait_for
 from pipetransformer.elastic.transport.watchdog import ROUND, Timing, Watchdog
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.models.metrics import LOSS, checking_sums
 from pipetransformer.state.control import Control
@@ -56,7 +56,7 @@ def evaluate(
     member: Membership,
     watchdog: Watchdog,
     barrier: Barrier,
-    hooks: Hooks,
+    signals: WorkerSignals,
 ) -> bool:
     """Evaluate the committed state on all held-out samples. All members call this between rounds.
 
@@ -76,9 +76,9 @@ def evaluate(
     dealt = job.dealer.test(layout.pipelines, layout.micro_batch_size)
     own, metrics = dealt[layout.pipeline], list(job.metrics.values())
     with watchdog.timing("evaluation", member.groups.connections, ROUND) as timing:
-        slices = _Slices(member, list(map(member.runner.lengths_of_parts, dealt)), hooks, timing)
-        scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", may_continue=slices.part_ended)
-        if not slices.end_with_the_others():
+        stretches = _Stretches(member, list(map(member.runner.lengths_of_parts, dealt)), signals, timing)
+        scores = member.runner.evaluate(own, job.dataset.test, metrics, name="test", may_continue=stretches.part_ended)
+        if not stretches.end_with_the_others():
             return False
         dist.all_reduce(scores, group=member.world)
     values = {
@@ -88,7 +88,7 @@ def evaluate(
     better = job.is_last(control.visit) and control.is_better(values, job.spec.evaluation)
     if better and job.spec.evaluation.keep_best:
         control.kept_step = 0  # if the write breaks, the stored model is unknown
-        if not save_best(job, state, layout, member.groups, barrier, hooks):
+        if not save_best(job, state, layout, member.groups, barrier, signals):
             return False
         control.kept_step = control.step
     control.note_evaluation(values, better=better)  # last, so that a broken evaluation is repeated
@@ -97,13 +97,13 @@ def evaluate(
     return True
 
 
-class _Slices:
+class _Stretches:
     """Lets all members agree, about once a second, whether an evaluation continues.
 
     An evaluation consists of parts of a few micro-batches. An agreement after each part would make the stages wait for
-    each other. So members agree after several parts: a slice. They exchange how long the last slice took, and all
-    derive the number of parts in the next slice from the slowest. The first slice has one part, and each has at most
-    twice as many as the one before. When the length of samples changes, they start again with one part, because
+    each other. So members agree after several parts: a stretch. They exchange how long the last stretch took, and all
+    derive the number of parts in the next stretch from the slowest. The first stretch has one part, and each has at
+    most twice as many as the one before. When the length of samples changes, they start again with one part, because
     longer samples may take a hundred times as long.
     """
 
@@ -111,15 +111,15 @@ class _Slices:
         self,
         member: Membership,
         lengths: Sequence[Sequence[int | None]],
-        hooks: Hooks,
+        signals: WorkerSignals,
         timing: Timing,
     ) -> None:
         """
         Args:
             member: this worker's membership.
             lengths: length of the samples in each part, for each pipeline.
-            hooks: tells whether this worker shall stop.
-            timing: the watchdog's timer of the evaluation. It counts each slice as one lap.
+            signals: tells whether this worker shall stop.
+            timing: the watchdog's timer of the evaluation. It counts each stretch as one lap.
         """
         self._exchange = member.groups.exchange
         self._device = member.runner.spec.device
@@ -128,14 +128,14 @@ class _Slices:
         self._changes = {
             done for own in lengths for done, (before, after) in enumerate(pairwise(own), start=1) if before != after
         }
-        self._hooks = hooks
+        self._signals = signals
         self._timing = timing
         self._size = self._left = 1
         self._began = time.perf_counter()
         self._may_continue = True
 
     def part_ended(self) -> bool:
-        """Note that one more part is done, and agree with all members if the slice ends here. Returns whether the
+        """Note that one more part is done, and agree with all members if the stretch ends here. Returns whether the
         evaluation continues."""
         self._done += 1
         self._left -= 1
@@ -153,7 +153,7 @@ class _Slices:
     def _agree(self) -> None:
         wait_for(self._device)
         seconds = time.perf_counter() - self._began
-        said = self._exchange.gather([float(self._hooks.stop_requested()), seconds])
+        said = self._exchange.gather([float(self._signals.stop_requested()), seconds])
         leaving, slowest = map(max, zip(*said, strict=True))
         self._may_continue = not leaving
         most = 1 if self._done in self._changes else 2 * self._size

@@ -81,7 +81,7 @@ class Kit:
         with RunningModel("making a stage and its optimizer"):  # no connection is used here
             member.equip(job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
 
-    def is_cold(self, control: Control, layout: StageLayout) -> bool:
+    def keeps_layers_on_device(self, control: Control, layout: StageLayout) -> bool:
         """Whether more frozen layers must stay on the devices because of this worker.
 
         Always False unless this worker is the first of its pipeline. The first worker returns True in these cases:

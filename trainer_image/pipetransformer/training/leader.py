@@ -2,7 +2,6 @@
 
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -33,7 +32,7 @@ from .leader_events import (
     StepTaken,
     WaitingForLevel,
 )
-from .leader_reports import Forecast, LevelAhead, Offered, OperatorReports, Pace, ReportSink, held_out
+from .leader_reports import LayoutPredictions, LevelAhead, Offered, OperatorReports, Pace, ReportSink, held_out
 from .vote import Vote
 
 logger = logging.getLogger(__name__)
@@ -68,20 +67,20 @@ class Leader:
     ) -> None:
         self._job = job
         self._pace = Pace()
-        self._forecast = Forecast(job, layout, self._pace, offered)
+        self._predictions = LayoutPredictions(job, layout, self._pace, offered)
         level_ahead = LevelAhead(job, grows_into, self._pace, offered)
         self.record = RunRecord(run_dir)
         self._listeners: list[LeaderListener] = [
             RecordWriter(job, layout, self.record),
             CallbackTeller(job, layout, teller, self._pace),
             LeaderMetrics(meter or Meter()),
-            OperatorReports(job, layout, reports, self._pace, self._forecast, level_ahead, self.record),
+            OperatorReports(job, layout, reports, self._pace, self._predictions, level_ahead, self.record),
         ]
 
     @property
     def idle_share(self) -> float | None:
         """Idle share of a step in the present layout, predicted by `StepModel`; None before the first prediction."""
-        return self._forecast.idle_share
+        return self._predictions.idle_share
 
     def on_committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
         """The generation is committed: tell the listeners, so that the operator gets its confirmation.
@@ -352,9 +351,3 @@ def roles_of(layout: StageLayout) -> list[Role]:
         Role(member.name, pipeline, stage, layout.cut.layers_of(stage))
         for member, (pipeline, stage) in zip(layout.generation.members, layout.roles, strict=True)
     ]
-
-
-def wall_clock() -> float:
-    """Return seconds since the Unix epoch. A new leader compares them with the old leader's; a monotonic clock cannot
-    be compared between hosts."""
-    return time.time()

@@ -56,7 +56,7 @@ LEVEL_LEAD_SECONDS = 120.0
 
 
 class ReportSink(Protocol):
-    """Sends reports to the operator. In a job it is `operator_channel.ReportSender`; tests use a list."""
+    """Sends reports to the operator. In a job it is `senders.ReportSender`; tests use a list."""
 
     def submit(self, report: Report, *, urgent: bool) -> None: ...
 
@@ -146,7 +146,7 @@ def held_out(job: Job, control: Control) -> HeldOut | None:
     return HeldOut(metric=metric, value=value, step=control.evaluated_step)
 
 
-class Forecast:
+class LayoutPredictions:
     """Predicts the time of a step in the present layout and in others.
 
     Layers on trial may train again, so step times are predicted as if these layers trained.
@@ -301,12 +301,12 @@ class OperatorReports:
         layout: StageLayout,
         sink: ReportSink,
         pace: Pace,
-        forecast: Forecast,
+        predictions: LayoutPredictions,
         level_ahead: LevelAhead,
         record: RunRecord,
     ) -> None:
         self._job, self._layout, self._sink, self._record = job, layout, sink, record
-        self._pace, self._forecast, self._level_ahead = pace, forecast, level_ahead
+        self._pace, self._predictions, self._level_ahead = pace, predictions, level_ahead
         self._checkpoint: DurableCheckpoint | None = None
         self._loss: float | None = None
         self._submitted_at = 0.0
@@ -316,19 +316,19 @@ class OperatorReports:
         match event:
             case GenerationBegun(checkpoint=checkpoint):
                 self._checkpoint = checkpoint
-                self._forecast.begin(control)
+                self._predictions.begin(control)
                 self._submit(control)
             case FirstStepTaken(level_change=False, pause_seconds=pause, phases=phases, transfers=transfers):
-                self._forecast.note_pause(pause, phases, moved=bool(transfers))
+                self._predictions.note_pause(pause, phases, moved=bool(transfers))
             case StepTaken(line=line):
                 self._loss = line["loss"]
-                stale = self._forecast.is_stale(control)
+                stale = self._predictions.is_stale(control)
                 if stale:
-                    self._forecast.predict(control)
+                    self._predictions.predict(control)
                 if stale or time.monotonic() >= self._submitted_at + _REPORT_SECONDS:
                     self._submit(control, urgent=stale)
             case BoundaryMoved() | FreezeKept() | LayersOffloaded():
-                self._forecast.predict(control)
+                self._predictions.predict(control)
                 self._submit(control)
             case WaitingForLevel():
                 if self._level_ahead.wait():
@@ -371,15 +371,15 @@ class OperatorReports:
             frozen_forward=layout.cut.frozen_forward,
             why_frozen_forward=layout.cut.why_in_place[:MAX_WHY],
             bytes_budget=job.layouts.bytes_budget,
-            offers=self._forecast.offers if upcoming is None else self._level_ahead.offers,
+            offers=self._predictions.offers if upcoming is None else self._level_ahead.offers,
             level=job.level,
             upcoming=upcoming,
             checkpoint=self._checkpoint,
             redone_steps=self._record.redone_steps,
             loss=self._loss,
             samples_per_second=job.order.global_batch / seconds if seconds else None,
-            step_seconds=self._forecast.step_seconds if upcoming is None else None,  # of the same model as offers
-            starting_step_seconds=self._forecast.starting_step_seconds,
+            step_seconds=self._predictions.step_seconds if upcoming is None else None,  # of the same model as offers
+            starting_step_seconds=self._predictions.starting_step_seconds,
             total_steps=job.total_steps,
             seconds_left=self._pace.seconds_left(job, control),
             held_out=held_out(job, control),

@@ -20,8 +20,8 @@ from pipetransformer_contract.messages import Generation
 from pipetransformer_contract.spec import ASYNCHRONOUS
 
 from .asynchronous import WEIGHTS
+from .clock import wall_clock
 from .kit import Kit
-from .leader import wall_clock
 from .membership import Membership
 from .similarity import similarities
 from .vote import StepSums, Vote
@@ -77,14 +77,16 @@ class Rounds:
         started, kit = time.perf_counter(), self._kit
         layout, control, step = member.layout, state.control, state.control.step
         kit.committer.forget_pending()
+        # Compute the round.
         computed = self._train_step(step, member) if steps == 1 else self._train_steps(step, steps, member)
         computing = member.runner.take_computing_seconds()
         similar = self._similarities(state, policy, member, steps)
         kit.committer.hold(control, steps)
+        # Vote.
         ballot = Vote(
             saw_next=float(self._pass_on_next(member)),
             leaving=float(kit.hooks.stop_requested()),
-            writing=float(kit.checkpointer.writing),
+            writing=float(kit.checkpointer.poll_writing()),
             loss_sum=computed.last.loss_sum,
             weight=computed.last.weight,
             square_norms=computed.norms,
@@ -92,7 +94,7 @@ class Rounds:
             behind=float(kit.teller.behind),
             save=float(member.leader is not None and kit.checkpointer.overdue(step + steps)),
             computing=computing,
-            cold=float(kit.is_cold(control, layout)),
+            keeps_layers_on_device=float(kit.keeps_layers_on_device(control, layout)),
             earlier=computed.earlier,
         )
         vote = ballot.reduce(member.groups.exchange)
@@ -100,13 +102,15 @@ class Rounds:
         kit.meter.on_round(computing, round_seconds)
         kit.meter.on_staleness(computed.staleness[-1])
         kit.hooks.on_point(HookPoint.VOTED, step)
+        # Commit the round, or undo it.
         if kit.committer.refuse(control, vote):
             return self.train(state, policy, member)  # rounds have one step until `control.one_a_round_until`
         kit.committer.commit(control, vote)
         cached_before = control.cached_layers
-        if not vote.cold:
+        if not vote.keeps_layers_on_device:
             control.note_cached(layout.cut.prefix_layers(control.awaited_layers))
         kit.cache.note(control.step - 1, layout)
+        # Tell the leader's listeners, and end the pause of a regroup.
         if member.leader is not None:
             idle_share = 1 - vote.computing / (layout.stages * layout.pipelines * round_seconds)
             member.leader.on_round(
@@ -179,7 +183,7 @@ class Rounds:
         ballot = Vote(
             saw_next=float(self._pass_on_next(member)),
             leaving=float(kit.hooks.stop_requested()),
-            writing=float(kit.checkpointer.writing),
+            writing=float(kit.checkpointer.poll_writing()),
             square_norms=[0.0] * member.layout.cut.num_units,
             save=float(member.leader is not None and kit.checkpointer.overdue(control.step)),
         )

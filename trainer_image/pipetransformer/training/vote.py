@@ -60,8 +60,8 @@ class Vote:
         save: number of members that say that a checkpoint is due, by their clock or because a user asked. Only the
             leader looks.
         computing: seconds that the computations of all workers took in the round.
-        cold: number of pipelines whose first worker cannot move more frozen layers to host memory. For example, its
-            cache lacks samples.
+        keeps_layers_on_device: number of pipelines whose first worker cannot move more frozen layers to host memory.
+            For example, its cache lacks samples.
         earlier: sums of the earlier steps in a round of several.
     """
 
@@ -75,7 +75,7 @@ class Vote:
     behind: float = 0.0
     save: float = 0.0
     computing: float = 0.0
-    cold: float = 0.0
+    keeps_layers_on_device: float = 0.0
     earlier: list[StepSums] = field(default_factory=list)
 
     @property
@@ -155,10 +155,10 @@ class Vote:
             RuntimeError: a connection broke.
         """
         own = self.to_list()
-        after = [self.behind, self.save, self.computing, self.cold]
+        after = [self.behind, self.save, self.computing, self.keeps_layers_on_device]
         row = [*own, *after, *(value for step in self.earlier for value in step)]
         sums = exchange.sum(row)
-        behind, save, computing, cold, *earlier = sums[len(own) :]
+        behind, save, computing, keeps_layers, *earlier = sums[len(own) :]
         fields = len(StepSums._fields)
         return replace(
             Vote.from_list(sums[: len(own)]),
@@ -166,6 +166,6 @@ class Vote:
             behind=behind,
             save=save,
             computing=computing,
-            cold=cold,
+            keeps_layers_on_device=keeps_layers,
             earlier=[StepSums(*earlier[start : start + fields]) for start in range(0, len(earlier), fields)],
         )

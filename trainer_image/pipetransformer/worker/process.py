@@ -24,9 +24,10 @@ from pydantic import ValidationError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.checkpoint.resume import in_order_of_checkpoint
+from pipetransformer.elastic.generations.channel_client import ChannelClient
 from pipetransformer.elastic.generations.channel_source import ChannelSource
-from pipetransformer.elastic.generations.operator_channel import Channel, HeartbeatSender, ReportSender
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, GenerationSource, host_store
+from pipetransformer.elastic.generations.senders import HeartbeatSender, ReportSender
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.errors import (
@@ -104,8 +105,8 @@ class WorkerIdentity:
             metrics_port=int(env[Env.METRICS_PORT]) if env.get(Env.METRICS_PORT) else None,
         )
 
-    def channel(self) -> Channel:
-        return Channel(self.channel_url, self.job, self.name, self.token_file, self.ca_file)
+    def channel(self) -> ChannelClient:
+        return ChannelClient(self.channel_url, self.job, self.name, self.token_file, self.ca_file)
 
 
 def choose_device() -> torch.device:
@@ -218,7 +219,7 @@ class WorkerProcess(Hooks):
             return _refuse(self._identity, error, "DataUnreadable", f"spec.data: {error}")
         except (ModelError, CallbackError, SpecError, StorageError) as error:
             message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
-            self.trainer.fail(error.reason, message)
+            self.trainer.report_failure(error.reason, message)
             return _refuse(self._identity, error, error.reason, message)
         except DeviceError as error:
             return _give_up(self._identity, error, error.reason)
@@ -316,7 +317,7 @@ class WorkerProcess(Hooks):
         """Stop soon. A worker that waits for a generation leaves at once if all that it holds is durable, because its
         peers were told earlier and have left."""
         self._asked.set()
-        if self._handler.waiting_after is not None and self.trainer.has_left:
+        if self._handler.waiting_after is not None and self.trainer.is_saved:
             self._handler.set_closed()
 
     def on_checkpoint_asked(self, token: str) -> None:

@@ -40,9 +40,10 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.after_step import is_done, stages_too_few
 from pipetransformer.training.between_rounds import BetweenRounds
 from pipetransformer.training.cache_handover import WorkerCache
+from pipetransformer.training.clock import wall_clock
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.kit import Kit
-from pipetransformer.training.leader import Leader, wall_clock
+from pipetransformer.training.leader import Leader
 from pipetransformer.training.leader_reports import Offered, ReportSink
 from pipetransformer.training.membership import Membership, drop_all
 from pipetransformer.training.round import Rounds
@@ -200,7 +201,7 @@ class Trainer:
         finally:
             self._kit.watchdog.stop()
             self._prefetcher.stop()
-            self._kit.checkpointer.give_up()  # the others do not need it, and the program's end waits for its threads
+            self._kit.checkpointer.cancel()  # the others do not need it, and the program's end waits for its threads
             self._kit.cache.close()
             self._kit.teller.close()
             gc.unfreeze()
@@ -214,14 +215,14 @@ class Trainer:
             del member
             drop_all(groups)
 
-    def fail(self, reason: str, message: str) -> None:
+    def report_failure(self, reason: str, message: str) -> None:
         """If this worker leads, tell the operator that the job cannot continue."""
         if self._member is not None and self._member.leader is not None:
             self._member.leader.on_failed(self._state.control, reason, message)
 
     def _turn(self) -> Ending | None:
         """Take one round with what follows it, or enter a generation. Returns how this worker's part ended, or None."""
-        if self._member is None and self._kit.hooks.stop_requested() and (self._kit.hooks.ends_soon() or self.has_left):
+        if self._member is None and self._kit.hooks.stop_requested() and (self._kit.hooks.ends_soon() or self.is_saved):
             return Ending.STOPPED  # told to stop in a round that has broken since
         try:
             # No name here may refer to the member: its sockets close with the last reference, which tells the others.
@@ -246,12 +247,12 @@ class Trainer:
     @property
     def saved_step(self) -> int:
         """Step of this worker's last durable checkpoint, if no step was committed since; 0 otherwise."""
-        return self.step if self.has_left and self._job.spec.checkpoint is not None else 0
+        return self.step if self.is_saved and self._job.spec.checkpoint is not None else 0
 
     @property
-    def has_left(self) -> bool:
+    def is_saved(self) -> bool:
         """Whether all that this worker holds is durable, or the job has no checkpoints."""
-        return self._between.left_at == self.step or self._job.spec.checkpoint is None
+        return self._between.saved_at_step == self.step or self._job.spec.checkpoint is None
 
     @property
     def _alone(self) -> bool:
@@ -282,7 +283,7 @@ class Trainer:
         kit.hooks.on_point(HookPoint.COMMITTED, self.step - 1)
         # A leaver is killed before long, so its checkpoint comes first. The next generation does what follows the step.
         leaving = vote.leaving > 0 or not between.evaluate(state, member)
-        if leaving and not between.leave_checkpoint(state, member):
+        if leaving and not between.save_before_leaving(state, member):
             return self._part(member, together=False)
         if not leaving:
             between.offload(state, member)
@@ -313,7 +314,7 @@ class Trainer:
 
     def _leave(self, member: Membership) -> Ending | None:
         """Leave a checkpoint between two rounds, because a member was told to stop."""
-        saved = self._between.leave_checkpoint(self._state, member)
+        saved = self._between.save_before_leaving(self._state, member)
         self._state.control.round_ended_at = wall_clock()
         return self._part(member, together=saved)
 
@@ -354,7 +355,7 @@ class Trainer:
         """Enter the next generation. If that fails, continue in the old one, or wait for another."""
         old = self._member
         try:
-            result = regroup(self._tools, self._state, self._kit.committer.unsettled(self._state), in_group=in_group)
+            result = regroup(self._tools, self._state, self._kit.committer, in_group=in_group)
         except RegroupError as error:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__
@@ -421,7 +422,7 @@ class Trainer:
             self._kit.cache.listen(layout, result.store, self._kit.transport.address)
         if layout.is_leader:  # in a level change there may be newer generations, which were not committed
             self._kit.watcher.watch(self._kit.handler.current)
-        self._kit.checkpointer.give_up()
+        self._kit.checkpointer.cancel()
         if control.step > 0:
             self._kit.checkpointer.want()
 
@@ -454,7 +455,7 @@ class Trainer:
         """Drop a broken group. The committed state and pending steps stay."""
         if self._member is not None:
             self._kit.committer.note_for_the_lost(self._state.control, self._member.layout)
-        self._kit.checkpointer.give_up()
+        self._kit.checkpointer.cancel()
         self.close()
         self._kit.committer.go_back()  # last: it waits for the device, and until then that may wait for a dead peer
         self._note_broken(why)

@@ -7,8 +7,8 @@ generation. Otherwise the next generation begins the visit.
 from contextlib import ExitStack
 from enum import Enum
 
-from pipetransformer.checkpoint.best_model import Saving
 from pipetransformer.checkpoint.level_weights import LevelWeights
+from pipetransformer.checkpoint.weights_saving import WeightsSaving
 from pipetransformer.elastic.regroup.agreement import RegroupError
 from pipetransformer.elastic.regroup.state_map import StateMap
 from pipetransformer.elastic.regroup.tools import RegroupTools
@@ -20,8 +20,8 @@ from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.training.between_rounds import BetweenRounds
+from pipetransformer.training.clock import wall_clock
 from pipetransformer.training.kit import Kit
-from pipetransformer.training.leader import wall_clock
 from pipetransformer.training.membership import Membership
 from pipetransformer.training.round import Rounds
 
@@ -76,7 +76,7 @@ class Visits:
         saving = between.begin_to_keep(state, member) if fits else None
         with ExitStack() as unless_used:
             if saving is not None:
-                unless_used.callback(saving.give_up)
+                unless_used.callback(saving.cancel)
             with kit.watchdog.timing("agreement", member.groups.connections, ROUND):
                 vote = self._rounds.agree(state.control, member, waits=not fits)
             if not vote.leaving:
@@ -88,12 +88,12 @@ class Visits:
             return Instead.REGROUP if ends or not fits else Instead.LEAVE
         if fits:
             return self._change_level(tools, state, member, saving)
-        between.go_on_saving(state, member, vote)
+        between.continue_saving(state, member, vote)
         state.control.round_ended_at = wall_clock()  # the wait is no part of the pause that ends it
         return Instead.WAIT
 
     def _change_level(
-        self, tools: RegroupTools, state: WorkerState, member: Membership, saving: Saving | None
+        self, tools: RegroupTools, state: WorkerState, member: Membership, saving: WeightsSaving | None
     ) -> Regrouped | Instead:
         """Begin the next visit, with another level's model, in the same generation.
 
@@ -107,10 +107,9 @@ class Visits:
             RuntimeError: it failed, so the generation is over.
         """
         control, committer = state.control, self._kit.committer
-        unsettled = committer.unsettled(state)
         control.visit_done = True  # the plan needs this
         try:
-            result = change_level(tools, state, unsettled, member.layout, member.store, member.groups, saving)
+            result = change_level(tools, state, committer, member.layout, member.store, member.groups, saving)
         except RegroupError as error:
             if fault := fault_of(error, in_regroup=True):
                 raise fault from fault.__cause__

@@ -13,13 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipetransformer.checkpoint import best_model
+from pipetransformer.checkpoint import weights_saving
 from pipetransformer.checkpoint.best_model import best_location, save_best
 from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import GenerationGroups, TCPStore, Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import StorageError
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.partition import Cut
@@ -75,8 +75,8 @@ def save_as_best(group: dist.ProcessGroup, port: int, location: str) -> bool:
         early.append(other_returned.exists())
         commit(*arguments, **named)
 
-    with mock.patch.object(best_model, "commit", commit_late):
-        save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), Hooks())
+    with mock.patch.object(weights_saving, "commit", commit_late):
+        save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), WorkerSignals())
     if group.rank() == 1:
         other_returned.touch()
     return any(early)
@@ -98,7 +98,7 @@ def evaluated(tmp_path: Path) -> tuple[Job, WorkerState, Callable[[], bool]]:
     member = mock.Mock(layout=lone_layout(job), groups=groups, world=groups.world, leader=None)
     member.runner.evaluate.return_value = torch.ones(2, 2)
     member.runner.lengths_of_parts.return_value = [None]
-    return job, state, lambda: evaluate(job, state, member, Watchdog(), barrier, Hooks())
+    return job, state, lambda: evaluate(job, state, member, Watchdog(), barrier, WorkerSignals())
 
 
 def test_a_best_model_that_may_have_been_replaced_counts_no_more(
@@ -131,11 +131,11 @@ def test_an_evaluation_whose_model_was_not_kept_is_done_again(
 def test_training_waits_for_a_storage_that_does_not_take_the_best_model(
     job: Job, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    outage = Outage(monkeypatch, name, TimeoutError("away"), best_model)
-    monkeypatch.setattr(best_model, "AGAIN_SECONDS", 0.01)
+    outage = Outage(monkeypatch, name, TimeoutError("away"), weights_saving)
+    monkeypatch.setattr(weights_saving, "AGAIN_SECONDS", 0.01)
     groups, barrier = alone()
     with ThreadPoolExecutor(1) as thread:
-        saved = thread.submit(save_best, job, trained(job, 5), lone_layout(job), groups, barrier, Hooks())
+        saved = thread.submit(save_best, job, trained(job, 5), lone_layout(job), groups, barrier, WorkerSignals())
         until(lambda: outage.attempts >= 3)
         assert not saved.done()
         outage.back.set()
@@ -158,11 +158,11 @@ def test_no_more_is_written_once_the_members_wait_no_longer(
         assert away.wait(30)
         raise TimeoutError("away")
 
-    monkeypatch.setattr(best_model, "save_unit", hang)
-    hooks = mock.Mock(stop_requested=lambda: told_to_stop)
-    saving = best_model.Saving(str(tmp_path / "best"), trained(job, 5), lone_layout(job), hooks)
-    assert job.num_layers + 2 > best_model._FILES_AT_ONCE
-    for _ in range(best_model._FILES_AT_ONCE):
+    monkeypatch.setattr(weights_saving, "save_unit", hang)
+    signals = mock.Mock(stop_requested=lambda: told_to_stop)
+    saving = weights_saving.WeightsSaving(str(tmp_path / "best"), trained(job, 5), lone_layout(job), signals)
+    assert job.num_layers + 2 > weights_saving._FILES_AT_ONCE
+    for _ in range(weights_saving._FILES_AT_ONCE):
         assert begun.acquire(timeout=30)
 
     def pass_barrier(_: object) -> bool:
@@ -186,8 +186,8 @@ def save_in_an_outage(group: dist.ProcessGroup, port: int, location: str) -> boo
     layout = pair_layout(job, group.rank())
     stop = mock.Mock(stop_requested=mock.Mock(side_effect=[False, group.rank() == 1]))
     with (
-        mock.patch.object(best_model, "save_unit", side_effect=TimeoutError("away")),
-        mock.patch.object(best_model, "AGAIN_SECONDS", 0.01),
+        mock.patch.object(weights_saving, "save_unit", side_effect=TimeoutError("away")),
+        mock.patch.object(weights_saving, "AGAIN_SECONDS", 0.01),
     ):
         return save_best(job, trained(job, 5), layout, meet(group, port), Barrier(Watchdog()), stop)
 
@@ -202,4 +202,4 @@ def test_a_location_that_stays_wrong_fails_the_best_model(job: Job, tmp_path: Pa
     (tmp_path / "checkpoint").write_text("a file where the folder should be")
 
     with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
-        save_best(job, trained(job, 5), lone_layout(job), *alone(), Hooks())
+        save_best(job, trained(job, 5), lone_layout(job), *alone(), WorkerSignals())

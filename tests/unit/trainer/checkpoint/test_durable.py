@@ -23,7 +23,7 @@ from pipetransformer.elastic.transport.barrier import Barrier
 from pipetransformer.elastic.transport.groups import TCPStore
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.errors import CallbackError, SpecError, StorageError
-from pipetransformer.hooks import Hooks
+from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.job.load import load_job
 from pipetransformer.models.off_device import bring_back, move_off
@@ -81,10 +81,10 @@ def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_mad
     checkpointer.begin(state, lone_layout(job), *alone())
     with torch.no_grad():
         parameter.add_(1)
-    assert checkpointer.writing
+    assert checkpointer.poll_writing()
     assert checkpointer.advance(1.0, leads=True) is None
     gate.open.set()
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     until(lambda: checkpointer.advance(0.0, leads=True))
 
     found = latest(location(job))
@@ -101,16 +101,16 @@ def test_a_job_that_waits_for_a_level_finishes_its_checkpoint_and_begins_no_othe
     between.save(state, member, Vote(), moved=False)
 
     def vote() -> bool:
-        between.go_on_saving(state, member, Vote(writing=float(checkpointer.writing)))
+        between.continue_saving(state, member, Vote(writing=float(checkpointer.poll_writing())))
         return bool(leader.on_checkpoint.called)
 
     until(vote)
     for _ in range(3):
-        until(lambda: not checkpointer.writing)
+        until(lambda: not checkpointer.poll_writing())
         vote()
 
     assert leader.on_checkpoint.call_count == 1
-    assert not checkpointer.writing
+    assert not checkpointer.poll_writing()
 
 
 def test_copies_from_a_device_are_written_once_they_are_whole(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_copies_from_a_device_are_written_once_they_are_whole(job: Job, monkeypa
     checkpointer.want()
 
     checkpointer.begin(state, lone_layout(job), *alone())
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     until(lambda: checkpointer.advance(0.0, leads=True))
 
     found = latest(location(job))
@@ -150,7 +150,7 @@ def test_a_unit_that_is_off_the_device_is_written_without_a_copy(job: Job, monke
     with torch.no_grad():
         parameter.add_(1)
     gate.open.set()
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     until(lambda: checkpointer.advance(0.0, leads=True))
 
     assert copied and at_home.isdisjoint(tensor.data_ptr() for tensor in copied)
@@ -176,7 +176,7 @@ def test_a_checkpoint_counts_only_once_nobody_writes_any_more(job: Job, monkeypa
     checkpointer = Checkpointer(job)
     checkpointer.want()
     checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
-    assert not checkpointer.writing
+    assert not checkpointer.poll_writing()
 
     assert checkpointer.advance(1.0, leads=True) is None, "another worker writes"
     assert latest(location(job)) is None
@@ -216,11 +216,11 @@ def test_what_is_asked_for_meanwhile_is_written_afterwards_as_training_stands_th
     checkpointer.want()
     checkpointer.begin(trained(job, 6), layout, *alone())
     gate.open.set()
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     until(lambda: checkpointer.advance(0.0, leads=True))
 
     checkpointer.begin(trained(job, 7), layout, *alone())
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     until(lambda: checkpointer.advance(0.0, leads=True))
 
     found = latest(location(job))
@@ -232,9 +232,9 @@ def test_one_that_a_regroup_overtakes_never_counts(job: Job) -> None:
     checkpointer.want()
     checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
 
-    checkpointer.give_up()
+    checkpointer.cancel()
 
-    assert not checkpointer.writing
+    assert not checkpointer.poll_writing()
     assert checkpointer.advance(0.0, leads=True) is None
     assert latest(location(job)) is None
 
@@ -246,12 +246,12 @@ def test_one_that_was_given_up_is_not_written_to_its_end_before_the_next(
     for step in (5, 6, 7):
         checkpointer.want()
         checkpointer.begin(trained(job, step), lone_layout(job), *alone())
-        checkpointer.give_up()
+        checkpointer.cancel()
 
     gate.open.set()
     checkpointer.want()
     checkpointer.begin(trained(job, 8), lone_layout(job), *alone())
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
 
     *given_up, files = [len(list(folder.iterdir())) for folder in sorted(Path(location(job)).iterdir())]
     assert files == job.num_layers + 2
@@ -289,7 +289,7 @@ def make_durable(job: Job, step: int) -> None:
     checkpointer = Checkpointer(job)
     checkpointer.want()
     checkpointer.begin(trained(job, step), lone_layout(job), *alone())
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     until(lambda: checkpointer.advance(0.0, leads=True))
 
 
@@ -444,7 +444,7 @@ def test_a_part_that_cannot_be_written_fails_the_worker_and_names_the_field(job:
     checkpointer.begin(trained(job, 5), lone_layout(job), *alone())
 
     with pytest.raises(StorageError, match=r"spec\.checkpoint\.location"):
-        until(lambda: not checkpointer.writing)
+        until(lambda: not checkpointer.poll_writing())
 
 
 @pytest.mark.parametrize("name", ["save_unit", "commit"])
@@ -466,7 +466,7 @@ def test_training_goes_on_while_the_storage_fails_and_the_checkpoint_is_written_
     checkpointer.begin(trained(job, 5), layout, *alone())
 
     def next_round() -> Any:
-        return checkpointer.advance(float(checkpointer.writing), leads=True)
+        return checkpointer.advance(float(checkpointer.poll_writing()), leads=True)
 
     def several_attempts() -> bool:
         assert next_round() is None
@@ -491,10 +491,10 @@ def test_a_checkpoint_that_waited_for_the_storage_is_followed_by_a_newer_one(
     for step in (5, 10, 15):
         checkpointer.want()
         checkpointer.begin(trained(job, step), layout, *alone())
-        assert checkpointer.advance(float(checkpointer.writing), leads=True) is None
+        assert checkpointer.advance(float(checkpointer.poll_writing()), leads=True) is None
     outage.back.set()
     for step in (5, 16):
-        until(lambda: checkpointer.advance(float(checkpointer.writing), leads=True))
+        until(lambda: checkpointer.advance(float(checkpointer.poll_writing()), leads=True))
         found = latest(location(job))
         assert found is not None and found.step == step
         checkpointer.begin(trained(job, 16), layout, *alone())
@@ -508,16 +508,16 @@ def test_a_regroup_drops_what_waits_for_the_storage(job: Job, monkeypatch: pytes
     checkpointer.begin(trained(job, 5), layout, *alone())
 
     def waits() -> bool:
-        checkpointer.advance(float(checkpointer.writing), leads=True)
+        checkpointer.advance(float(checkpointer.poll_writing()), leads=True)
         return bool(checkpointer.why_unsaved)
 
     until(waits)
-    checkpointer.give_up()
+    checkpointer.cancel()
     assert checkpointer.why_unsaved == ""
     outage.back.set()
     checkpointer.want()
     checkpointer.begin(trained(job, 6), layout, *alone())
-    until(lambda: checkpointer.advance(float(checkpointer.writing), leads=True))
+    until(lambda: checkpointer.advance(float(checkpointer.poll_writing()), leads=True))
 
     found = latest(location(job))
     assert found is not None and found.step == 6
@@ -528,10 +528,10 @@ def test_an_outage_says_nothing_of_what_a_checkpoint_costs(tmp_path: Path, monke
     outage, layout = Outage(monkeypatch, "save_unit", TimeoutError("away")), lone_layout(job)
     checkpointer.want()
     checkpointer.begin(trained(job, 5), layout, *alone())
-    until(lambda: checkpointer.writing and checkpointer.why_unsaved)
+    until(lambda: checkpointer.poll_writing() and checkpointer.why_unsaved)
     clock.now += 900
     outage.back.set()
-    until(lambda: checkpointer.advance(float(checkpointer.writing), leads=True))
+    until(lambda: checkpointer.advance(float(checkpointer.poll_writing()), leads=True))
 
     assert checkpointer.overdue(8), "what is durable is of 900 s ago"
 
@@ -542,9 +542,9 @@ def test_a_run_trains_through_an_outage_and_leaves_its_checkpoint(
     monkeypatch.setattr("pipetransformer.callbacks.callback._BACKLOG", 0)  # steps are left, which see what failed
     outage = Outage(monkeypatch, "save_unit", TimeoutError("away"))
     reached: list[int] = []
-    begun, make = list[storage_work.StorageWork[Any]](), storage_work.StorageWork.__init__
+    begun, make = list[storage_work.StorageWork](), storage_work.StorageWork.__init__
 
-    def note(work: storage_work.StorageWork[Any], *arguments: Any) -> None:
+    def note(work: storage_work.StorageWork, *arguments: Any) -> None:
         make(work, *arguments)
         begun.append(work)
 
@@ -576,7 +576,7 @@ def test_a_worker_that_ends_its_job_does_not_wait_for_a_storage_that_fails(
         checkpointer.complete(layout, groups, barrier)
 
 
-class Stopping(Hooks):
+class Stopping(WorkerSignals):
     """Is told to stop, and may have no more time."""
 
     late = False
@@ -591,17 +591,18 @@ class Stopping(Hooks):
 def test_a_worker_that_must_leave_tries_to_save_until_its_time_is_over(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outage, hooks, (groups, barrier) = Outage(monkeypatch, "save_unit", FileNotFoundError("gone")), Stopping(), alone()
+    outage = Outage(monkeypatch, "save_unit", FileNotFoundError("gone"))
+    signals, (groups, barrier) = Stopping(), alone()
     monkeypatch.setattr(module, "AGAIN_SECONDS", 0.01)
-    checkpointer, layout = Checkpointer(job, hooks), lone_layout(job)
+    checkpointer, layout = Checkpointer(job, signals), lone_layout(job)
     checkpointer.want()
     checkpointer.begin(trained(job, 5), layout, groups, barrier)
-    until(lambda: checkpointer.writing and checkpointer.why_unsaved)
+    until(lambda: checkpointer.poll_writing() and checkpointer.why_unsaved)
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(checkpointer.save_now, trained(job, 6), layout, groups, barrier)
         until(lambda: outage.attempts >= 3)
         assert not saved.done()
-        hooks.late = True
+        signals.late = True
         with pytest.raises(StorageError, match="gone"):
             saved.result(30)
 
@@ -646,7 +647,7 @@ def test_where_the_spec_does_not_say_how_often_the_clock_does_by_what_the_newest
     with mock.patch.object(WorkerState, "unit_tensors", side_effect=copy_for_3_seconds):
         checkpointer.begin(trained(job, 7), lone_layout(job), *alone())
     assert not checkpointer.overdue(8), "one is being written"
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     checkpointer.advance(0.0, leads=True)
     clock.now = 359.0
     assert not checkpointer.overdue(8)
@@ -666,7 +667,7 @@ def test_a_durable_checkpoint_says_what_it_cost(tmp_path: Path) -> None:
     checkpointer.want()
     with mock.patch.object(WorkerState, "unit_tensors", side_effect=copy_for_3_seconds):
         checkpointer.begin(trained(job, 7), lone_layout(job), *alone())
-    until(lambda: not checkpointer.writing)
+    until(lambda: not checkpointer.poll_writing())
     clock.now = 110.0
     durable: DurableCheckpoint | None = None
 
@@ -689,7 +690,7 @@ def test_where_the_spec_says_how_often_no_clock_does(tmp_path: Path) -> None:
     assert checkpointer.due(10) and not checkpointer.due(11)
 
 
-class Asking(Hooks):
+class Asking(WorkerSignals):
     """Asks for a checkpoint under a token."""
 
     token = ""
@@ -700,14 +701,14 @@ class Asking(Hooks):
 
 def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_path: Path) -> None:
     job = load_job(make_spec(ADAMW, checkpoint={"location": str(tmp_path / "checkpoint"), "everySteps": 1000}))
-    hooks = Asking()
-    checkpointer, layout = Checkpointer(job, hooks), lone_layout(job)
+    signals = Asking()
+    checkpointer, layout = Checkpointer(job, signals), lone_layout(job)
 
     def next_durable() -> DurableCheckpoint:
         found: list[DurableCheckpoint] = []
 
         def advance() -> bool:
-            found.extend(filter(None, [checkpointer.advance(float(checkpointer.writing), leads=True)]))
+            found.extend(filter(None, [checkpointer.advance(float(checkpointer.poll_writing()), leads=True)]))
             return bool(found)
 
         until(advance)
@@ -715,7 +716,7 @@ def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_pat
 
     checkpointer.want()
     checkpointer.begin(trained(job, 5), layout, *alone())
-    hooks.token = "one"
+    signals.token = "one"
     assert checkpointer.overdue(8), "the one that is being written was begun before"
     checkpointer.want()
     assert next_durable().request == ""
@@ -724,38 +725,38 @@ def test_a_checkpoint_that_is_asked_for_is_due_until_one_is_begun_for_it(tmp_pat
     durable = next_durable()
     assert (durable.step, durable.request) == (6, "one")
     assert not checkpointer.overdue(8)
-    checkpointer.give_up()
+    checkpointer.cancel()
     assert checkpointer.overdue(8), "in the next generation, until the operator knows"
-    hooks.token = ""
+    signals.token = ""
     assert not checkpointer.overdue(8)
 
 
 def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once(job: Job) -> None:
     groups, barrier = alone()
-    hooks, leader, state = Asking(), mock.Mock(), trained(job, 5)
-    checkpointer = Checkpointer(job, hooks)
-    kit = mock.Mock(checkpointer=checkpointer, barrier=barrier, hooks=hooks)
+    signals, leader, state = Asking(), mock.Mock(), trained(job, 5)
+    checkpointer = Checkpointer(job, signals)
+    kit = mock.Mock(checkpointer=checkpointer, barrier=barrier, hooks=signals)
     kit.watcher.found.return_value = None
     member = mock.Mock(layout=lone_layout(job), groups=groups, leader=leader)
     rounds, between = Rounds(kit), BetweenRounds(kit)
 
     def vote() -> bool:
-        between.go_on_saving(state, member, rounds.agree(state.control, member, waits=True))
+        between.continue_saving(state, member, rounds.agree(state.control, member, waits=True))
         return bool(leader.on_checkpoint.called)
 
-    assert not vote() and not checkpointer.writing
-    hooks.token = "one"
+    assert not vote() and not checkpointer.poll_writing()
+    signals.token = "one"
     until(vote)
     vote()
 
-    assert leader.on_checkpoint.call_count == 1 and not checkpointer.writing
+    assert leader.on_checkpoint.call_count == 1 and not checkpointer.poll_writing()
     assert leader.on_checkpoint.call_args.args[1].request == "one"
 
 
 def test_a_job_without_checkpoints_writes_none_that_is_asked_for() -> None:
-    hooks = Asking()
-    hooks.token = "one"
-    assert not Checkpointer(load_job(make_spec(ADAMW)), hooks).overdue(8)
+    signals = Asking()
+    signals.token = "one"
+    assert not Checkpointer(load_job(make_spec(ADAMW)), signals).overdue(8)
 
 
 def test_a_job_that_does_not_say_how_often_makes_checkpoints_while_it_trains(

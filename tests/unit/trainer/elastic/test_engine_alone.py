@@ -207,7 +207,7 @@ def test_a_stage_that_no_plan_can_use_is_freed_before_another_is_made(
         return blank_unit(job, index)
 
     with mock.patch.object(Job, "blank_unit", make):
-        entered = enter(job, mirrors, hosted, state, committer.unsettled(state), in_group=in_group)
+        entered = enter(job, mirrors, hosted, state, committer, in_group=in_group)
 
     assert alive == [0 if frees else len(held)] * (job.num_layers + 2)
     assert (entered.state.control.step, state.control.step) == (5, 8)

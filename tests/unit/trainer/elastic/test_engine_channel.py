@@ -19,18 +19,17 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from pipetransformer.elastic.generations import channel_source, operator_channel
+from pipetransformer.elastic.generations import channel_client, channel_source, senders
+from pipetransformer.elastic.generations.channel_client import (
+    Backoff,
+    ChannelClient,
+    ChannelUnavailableError,
+    JobEndedError,
+)
 from pipetransformer.elastic.generations.channel_source import ChannelSource
 from pipetransformer.elastic.generations.member_list import split_address
-from pipetransformer.elastic.generations.operator_channel import (
-    Backoff,
-    Channel,
-    ChannelUnavailableError,
-    HeartbeatSender,
-    JobEndedError,
-    ReportSender,
-)
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, LeaverError, host_store
+from pipetransformer.elastic.generations.senders import HeartbeatSender, ReportSender
 from pipetransformer.elastic.generations.watcher import GenerationWatcher
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import HashStore, PrefixStore, Store
@@ -62,8 +61,8 @@ def stub() -> Iterator[StubChannel]:
     operator_channel.close()
 
 
-def client(stub: StubChannel) -> Channel:
-    return Channel(stub.url, "ns/job", "job-w0")
+def client(stub: StubChannel) -> ChannelClient:
+    return ChannelClient(stub.url, "ns/job", "job-w0")
 
 
 def make_report(step: int) -> Report:
@@ -180,7 +179,7 @@ def test_a_worker_that_asks_too_often_waits_as_long_as_the_operator_says(
     with HTTPServer(("127.0.0.1", 0), TooMany) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(ChannelUnavailableError, match="429") as caught:
-            Channel(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0").generation(0, 1)
+            ChannelClient(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0").generation(0, 1)
     backoff.wait(caught.value.retry_after)
     for _ in range(6):
         backoff.wait()
@@ -212,9 +211,9 @@ class Beating:
     ("answer", "seconds"),
     [
         (ChannelUnavailableError("HTTP 429", retry_after=7.0), 7.0),
-        (ChannelUnavailableError("HTTP 429", retry_after=1.0), operator_channel.HEARTBEAT_SECONDS),
+        (ChannelUnavailableError("HTTP 429", retry_after=1.0), senders.HEARTBEAT_SECONDS),
         (HeartbeatReply(layout_generation=1, next_seconds=30.0), 30.0),
-        (HeartbeatReply(layout_generation=1), operator_channel.HEARTBEAT_SECONDS),
+        (HeartbeatReply(layout_generation=1), senders.HEARTBEAT_SECONDS),
     ],
     ids=["refused", "refused for less", "asked to beat rarely", "asked for nothing"],
 )
@@ -238,7 +237,7 @@ def sending(answer: Callable[[Report], ReportReply]) -> ReportSender:
 
 def test_a_report_of_mere_progress_waits_as_long_as_the_operator_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is urgent does not, and stays so if another one replaces it."""
-    monkeypatch.setattr(operator_channel, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(senders, "REPORT_SECONDS", 0.0)
     heard: list[int] = []
     hears, goes_on = threading.Event(), threading.Event()
 
@@ -283,19 +282,19 @@ def test_a_leader_that_was_followed_by_another_repeats_no_report() -> None:
 
 
 def test_a_server_that_does_not_take_connections_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_channel, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(channel_client, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
         address = "{}:{}".format(*full.getsockname())
         started = time.monotonic()
         with pytest.raises(ChannelUnavailableError, match="timed out"):
-            Channel(f"http://{address}", "ns/job", "job-w0").report(make_report(1))
+            ChannelClient(f"http://{address}", "ns/job", "job-w0").report(make_report(1))
     assert time.monotonic() - started < 10, "it waited as long as for an answer"
 
 
 def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: StubChannel, tmp_path: Path) -> None:
     """A projected volume is exchanged: the file is not there for a moment."""
     token, tried = tmp_path / "token", threading.Semaphore(0)
-    speaks = Channel(stub.url, "ns/job", "job-w0", token)
+    speaks = ChannelClient(stub.url, "ns/job", "job-w0", token)
     source = ChannelSource(speaks, "127.0.0.1:1", HashStore())
 
     def beat() -> Heartbeat:
@@ -327,7 +326,7 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
 
 def test_an_unreadable_authority_is_read_again_with_the_next_request(tmp_path: Path) -> None:
     authority = tmp_path / "ca.crt"
-    operator_channel = Channel("https://127.0.0.1:1", "ns/job", "job-w0", None, authority)
+    operator_channel = ChannelClient("https://127.0.0.1:1", "ns/job", "job-w0", None, authority)
     for broken in (None, "", "-----BEGIN CERTIFICATE-----"):
         if broken is not None:
             authority.write_text(broken)
@@ -352,7 +351,7 @@ class Zips(BaseHTTPRequestHandler):
 def test_a_packed_answer_is_read() -> None:
     with HTTPServer(("127.0.0.1", 0), Zips) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        speaks = Channel(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0")
+        speaks = ChannelClient(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0")
         assert speaks.heartbeat(Heartbeat(layout_generation=1, step=1)).layout_generation == 7
 
 
@@ -380,11 +379,11 @@ class Proxy(BaseHTTPRequestHandler):
     ],
     ids=["generation", "heartbeat", "report"],
 )
-def test_an_answer_that_is_not_the_operators_is_none(ask: Callable[[Channel], object]) -> None:
+def test_an_answer_that_is_not_the_operators_is_none(ask: Callable[[ChannelClient], object]) -> None:
     with HTTPServer(("127.0.0.1", 0), Proxy) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         with pytest.raises(ChannelUnavailableError, match="the answer is no"):
-            ask(Channel(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0"))
+            ask(ChannelClient(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0"))
 
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:

@@ -11,9 +11,9 @@ import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from pipetransformer.elastic.generations import channel_source, member_list
+from pipetransformer.elastic.generations.channel_client import ChannelClient
 from pipetransformer.elastic.generations.channel_source import ChannelSource
 from pipetransformer.elastic.generations.member_list import generation_store, read_shared, share_if_leader
-from pipetransformer.elastic.generations.operator_channel import Channel
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler, host_store
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Generation, Member, Ready, ResizeReason
@@ -32,7 +32,7 @@ class Worker:
     def __init__(self, stub: StubChannel, name: str) -> None:
         self.name = name
         self.store, self.address = host_store("127.0.0.1", SECONDS)
-        self.source = ChannelSource(Channel(stub.url, "ns/job", name), self.address, self.store)
+        self.source = ChannelSource(ChannelClient(stub.url, "ns/job", name), self.address, self.store)
 
     def holds(self, generation: Generation) -> bool:
         """Whether it has handed the list of this generation on."""

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from typing import Any
 from unittest import mock
@@ -10,10 +10,11 @@ from unittest import mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from pipetransformer.elastic.regroup.agreement import _compare_weights
 from pipetransformer.elastic.regroup.assemble import units_of
-from pipetransformer.elastic.regroup.tools import catch_up
+from pipetransformer.elastic.regroup.transaction import _catch_up
 from pipetransformer.elastic.regroup.transfer_plan import (
     DurablePoint,
     Inventory,
@@ -221,14 +222,38 @@ def test_a_step_is_redone_where_only_its_start_is_whole_in_memory(
 def test_only_a_worker_that_holds_its_gradients_commits_a_step_late(
     step: int, generation: int, pending: int | None, steps: int, late: bool
 ) -> None:
-    state, committed = WorkerState(1, control=Control(step=step, last_generation=generation)), list[Control]()
+    control = Control(step=step, last_generation=generation)
+    own = WorkerState(1, control=control, units={0: nn.Identity()})
+    joined = own.joined(WorkerState(1, control=replace(control), units={1: nn.Identity()}))
     others = Control(step=8, last_generation=2, decided_step=8, boundary=1)
+    unsettled = mock.Mock(pending=pending, pending_steps=steps)
 
-    catch_up(state, others, mock.Mock(pending=pending, pending_steps=steps, commit_late=committed.append))
+    held = _catch_up(own, joined, others, unsettled)
 
-    assert committed == ([others] if late else [])
+    assert unsettled.commit_late.mock_calls == ([mock.call(own, others)] if late else [])
+    assert held is (own if late else joined), "units in doubt lack the steps that are committed late"
     level = (step, generation) == (8, 2)
-    assert state.control.boundary == (1 if level else 0), "a worker that is level takes over what was decided"
+    assert held.control.boundary == (1 if level else 0), "a worker that is level takes over what was decided"
+
+
+def test_units_in_doubt_are_not_sent_as_those_of_a_step_that_is_committed_late() -> None:
+    """They are of the step before, because this worker has no gradients of them."""
+    quick = bring(range(4), 8)
+    slow = bring(range(2, 8), 7, pending=1).model_copy(update={"only_in_doubt": [2, 3]})
+
+    plan = plan_for([slow, quick], 1, 2)
+
+    assert plan.step == 8
+    assert {move.unit for move in plan.moves if move.target == 0} == set(range(4))
+
+
+def test_units_in_doubt_count_if_nobody_committed_the_pending_step() -> None:
+    slow = bring(range(2, 8), 7, pending=1).model_copy(update={"only_in_doubt": [2, 3]})
+
+    plan = plan_for([slow, bring(range(2), 7, pending=1)], 1, 2)
+
+    assert plan.step == 7
+    assert {move.unit for move in plan.moves if move.target == 1} == set(range(2, 8))
 
 
 def mirror(inventory: Inventory, units: range, step: int, boundary: int = 0, generation: int = 1) -> Inventory:
@@ -346,7 +371,7 @@ def test_a_leaver_gives_what_only_it_holds() -> None:
 
 def joiner_that_read(units: range, fell_step: int = 0) -> Inventory:
     """It read a checkpoint with this `Control.fell_step`."""
-    return bring([], -1).model_copy(update={"frozen": dict.fromkeys(units, fell_step)})
+    return bring([], -1).model_copy(update={"read_ahead": dict.fromkeys(units, fell_step)})
 
 
 def test_frozen_units_that_a_joiner_has_read_need_not_move() -> None:

@@ -1,5 +1,6 @@
 """A worker in a regroup: whom it waits for, and of what it makes the state of its new role."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
@@ -78,7 +79,7 @@ def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
             units=list(joiner.units),
             step=behind.step,
             control=behind.to_dict(),
-            frozen={index: each.fell_step for index, each in read.items()},
+            read_ahead={index: each.fell_step for index, each in read.items()},
         ),
     ]
     count = len(UNITS)
@@ -173,6 +174,25 @@ def test_a_joiner_waits_no_longer_than_others_once_all_have_met(monkeypatch: pyt
         regroup(cast(RegroupTools, tools), WorkerState(LAYERS), mock.Mock(), in_group=False)
 
     assert past == [True, False]
+
+
+def test_a_leader_hears_which_units_only_a_state_in_doubt_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose vote broke after a step may break in the vote of the next generation, too."""
+    reach = mock.Mock(side_effect=RuntimeError)
+    monkeypatch.setattr(Agreement, "reach", reach)
+    control = Control(step=7, last_generation=1)
+    own = WorkerState(LAYERS, control=control, units={1: unit(1.0)})
+    in_doubt = WorkerState(LAYERS, control=replace(control), units={1: unit(1.0), 2: unit(2.0)})
+    attempt = transaction._Attempt(
+        mock.Mock(), own, mock.Mock(in_doubt=in_doubt), mock.Mock(members=[0], leavers=[]), 0, mock.Mock(),
+        mock.Mock(), mock.Mock(), Deadline(60.0),
+    )  # fmt: skip
+
+    with pytest.raises(RuntimeError):
+        attempt._run()
+
+    ((state, _, only_in_doubt, _), _) = reach.call_args
+    assert (set(state.units), set(only_in_doubt)) == ({1, 2}, {2})
 
 
 def test_a_move_may_take_as_long_as_its_bytes_on_a_slow_network() -> None:

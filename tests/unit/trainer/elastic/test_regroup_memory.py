@@ -244,13 +244,13 @@ def test_a_regroup_that_returns_to_a_step_drops_later_mirrors(tmp_path: Path) ->
     assert [mirror.step for mirror in mirrors.kept] == [4, 6]
 
 
-@pytest.mark.parametrize(("step", "asked"), [(0, ["give_up"]), (6, ["give_up", "want"])])
+@pytest.mark.parametrize(("step", "asked"), [(0, ["cancel"]), (6, ["cancel", "want"])])
 def test_a_new_generation_drops_the_checkpoint_of_the_one_before_and_writes_its_own(
     step: int, asked: list[str], tmp_path: Path
 ) -> None:
     """Members that wrote other parts may have left. No accelerator is released before the new one is durable."""
     calls = mock.Mock()
-    with Held() as held, mock.patch.multiple(Checkpointer, give_up=calls.give_up, want=calls.want):
+    with Held() as held, mock.patch.multiple(Checkpointer, cancel=calls.cancel, want=calls.want):
         worker = Worker(load_job(spec_of(SMALL, ADAMW)), tmp_path, held)
         worker.trainer._state.control.step = step
         worker.regroup(1, range(8), 1)

@@ -45,10 +45,14 @@ def test_a_sum_of_ballots_has_each_number_in_its_place() -> None:
         def sum(self, values: list[float]) -> list[float]:
             return [3 * value for value in values]
 
-    ballot = Vote(1.0, 2.0, 3.0, 4.0, 5.0, [6.0], similarities=[0.5], behind=7.0, save=8.0, computing=9.0, cold=1.0)
+    ballot = Vote(
+        1.0, 2.0, 3.0, 4.0, 5.0, [6.0],
+        similarities=[0.5], behind=7.0, save=8.0, computing=9.0, keeps_layers_on_device=1.0,
+    )  # fmt: skip
     expected = Vote(
-        3.0, 6.0, 9.0, 12.0, 15.0, [18.0], similarities=[0.5], behind=21.0, save=24.0, computing=27.0, cold=3.0
-    )
+        3.0, 6.0, 9.0, 12.0, 15.0, [18.0],
+        similarities=[0.5], behind=21.0, save=24.0, computing=27.0, keeps_layers_on_device=3.0,
+    )  # fmt: skip
 
     assert ballot.reduce(cast(Any, Ballots())) == expected
     ballot.earlier = [StepSums(1.0, 2.0, 3.0), StepSums(4.0, 5.0, 6.0)]

@@ -62,7 +62,7 @@ def test_a_member_that_cannot_write_the_checkpoint_of_a_leaver_drops_the_group(
 def test_a_job_without_checkpoints_says_of_no_step_that_it_is_saved(trainer: Trainer) -> None:
     trainer.control.step = 5
 
-    assert trainer.has_left
+    assert trainer.is_saved
     assert trainer.saved_step == 0
 
 

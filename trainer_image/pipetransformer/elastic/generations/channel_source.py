@@ -15,8 +15,8 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from pipetransformer.elastic.transport.groups import Store
 from pipetransformer_contract.messages import Generation, GenerationNotice
 
+from .channel_client import Backoff, ChannelClient, ChannelUnavailableError, JobEndedError
 from .member_list import read_shared, share_if_leader
-from .operator_channel import Backoff, Channel, ChannelUnavailableError, JobEndedError
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ChannelSource:
         own_store: that store. As the leader, this worker puts the list of members into it.
     """
 
-    def __init__(self, channel: Channel, address: str, own_store: Store) -> None:
+    def __init__(self, channel: ChannelClient, address: str, own_store: Store) -> None:
         self._channel = channel
         self._address = address
         self._own_store = own_store
@@ -65,7 +65,7 @@ class ChannelSource:
         """
         return self._ask(after, self._poll_whole)
 
-    def _ask(self, after: int, poll: Callable[[Channel, int], Answer | None]) -> Answer:
+    def _ask(self, after: int, poll: Callable[[ChannelClient, int], Answer | None]) -> Answer:
         """Poll until the operator answers with a generation above `after`, or with its notice.
 
         Raises:
@@ -89,13 +89,13 @@ class ChannelSource:
                     return found
         raise RendezvousClosedError("this worker no longer waits for a generation")
 
-    def _poll(self, channel: Channel, after: int) -> Generation | GenerationNotice | None:
+    def _poll(self, channel: ChannelClient, after: int) -> Generation | GenerationNotice | None:
         notice = channel.notice(after, POLL_SECONDS)
         if notice is not None and notice.leader.name == channel.worker:
             return self._poll_whole(channel, after)
         return notice
 
-    def _poll_whole(self, channel: Channel, after: int) -> Generation | None:
+    def _poll_whole(self, channel: ChannelClient, after: int) -> Generation | None:
         generation = channel.generation(after, POLL_SECONDS)
         if generation is not None:
             share_if_leader(generation, channel.worker, self._own_store)

@@ -237,7 +237,9 @@ class Chooser:
             newest = self._generations[-1]
             if report.outcome is not None:
                 self._tell_followers_of_end()
-            if report.outcome is not None or not self._may_choose(report):
+                return
+            self._note(report)
+            if not self._may_choose(report):
                 return
             assert self._present is not None
             present = Present(self._present.layout, report.step_seconds, report.remaining_steps)
@@ -271,22 +273,23 @@ class Chooser:
                 raise RendezvousClosedError("the run has ended")
             return self._generations[-1]
 
-    def _may_choose(self, report: Report) -> bool:
-        """Whether the newest generation trains, or failed long enough ago. It failed if the leader tried to enter it,
-        and still reports from the one before."""
-        newest, present = self._generations[-1], self._present
-        if report.layout_generation == newest.layout_generation:
-            if present is not newest:
+    def _note(self, report: Report) -> None:
+        """Note whether the newest generation trains or has failed. It failed if the leader tried to enter it, and still
+        reports from the one before."""
+        newest = self._generations[-1]
+        if _is_from(report, newest):
+            if self._present is not newest:
                 self._present, self._failures = newest, 0
-            return True
-        if present is None or report.layout_generation != present.layout_generation:
-            return False
-        if self._tried < newest.layout_generation:
-            return False
-        if self._failed is not newest:
+        elif _is_from(report, self._present) and self._tried >= newest.layout_generation and self._failed is not newest:
             wait = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**self._failures)
             self._failed, self._failures, self._choose_at = newest, self._failures + 1, self._clock() + wait
-        return self._clock() >= self._choose_at
+
+    def _may_choose(self, report: Report) -> bool:
+        """Whether the newest generation trains, or failed long enough ago."""
+        newest = self._generations[-1]
+        if _is_from(report, newest):
+            return True
+        return _is_from(report, self._present) and self._failed is newest and self._clock() >= self._choose_at
 
     def _tell_followers_of_end(self) -> None:
         self._world.store.set(f"generation/{len(self._generations)}", _CLOSED)
@@ -310,6 +313,10 @@ class Chooser:
         )
         self._world.store.set(f"generation/{len(self._generations)}", generation.model_dump_json(by_alias=True))
         self._generations.append(generation)
+
+
+def _is_from(report: Report, generation: Generation | None) -> bool:
+    return generation is not None and report.layout_generation == generation.layout_generation
 
 
 def _names(generation: Generation, member: Member) -> bool:

@@ -7,7 +7,7 @@ whose members see different data.
 import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -76,12 +76,16 @@ class Agreement:
         members = self.generation.members
         return self.rank < len(members) and members[self.rank].name == self.generation.leader
 
-    def reach(self, state: WorkerState, unsettled: Unsettled, doubted: WorkerState | None) -> TransferPlan:
+    def reach(
+        self, state: WorkerState, unsettled: Unsettled, only_in_doubt: Collection[int], doubted: WorkerState | None
+    ) -> TransferPlan:
         """Tell the leader what this worker holds, and return the leader's plan. All participants call this.
 
         Args:
             state: what this worker holds.
             unsettled: work that other workers may have committed.
+            only_in_doubt: units of `state` that the pending steps did not train, because they come from the state in
+                doubt.
             doubted: the state in doubt if it is another model than `state`, at the same step; otherwise None.
 
         Raises:
@@ -96,13 +100,14 @@ class Agreement:
             step=control.step if state.units else -1,
             pending=unsettled.pending,
             pending_steps=unsettled.pending_steps,
+            only_in_doubt=sorted(only_in_doubt),
             control=control.to_dict(),
             data=tools.job.data_digest,
             first_sums=tools.job.first_sums,
             inputs_change=tools.job.inputs_change,
             mirrors=tools.mirrors.describe(),
             in_doubt=None if doubted is None else _as_other_state(doubted),
-            frozen={index: read.fell_step for index, read in dict(tools.read_ahead.units).items()},
+            read_ahead={index: read.fell_step for index, read in dict(tools.read_ahead.units).items()},
         )
         store.set(f"inventory/{self.rank}", inventory.model_dump_json())
         # Make the plan, or read that of the leader. It may have to read the storage first.

@@ -6,6 +6,7 @@ state is not changed.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -156,7 +157,7 @@ def put_unit(
         move_off(unit, device)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Assembly:
     """Makes the state of one worker's new role, if it comes from workers. Otherwise `AssemblyWithoutPeers` does.
 
@@ -257,7 +258,7 @@ class Assembly:
         """The committed state that the plan starts from."""
         return Control.from_dict(self.plan.control).point
 
-    @property
+    @cached_property
     def _held(self) -> Mapping[int, nn.Module]:
         """The units that the plan counts as held by this worker. Units of another committed state do not count: for
         example, a joiner holds some if its first generation broke in the vote."""
@@ -275,7 +276,7 @@ class Assembly:
         read = self.sources.read_ahead.units[index].tensors
         return {name: tensor.to(self._device_of(index)) for name, tensor in read.items()}
 
-    @property
+    @cached_property
     def _off(self) -> list[int]:
         return off_device(self.plan, self.rank)
 

@@ -105,17 +105,18 @@ class Unsettled(Protocol):
         """The state that this worker assembled for a generation whose vote broke; None if there is no such state."""
         ...
 
-    def commit_late(self, control: Control) -> None:
-        """Commit the pending steps, because other workers have. `control` is the control state of these workers."""
+    def commit_late(self, state: WorkerState, control: Control) -> None:
+        """Commit the pending steps of `state`, because other workers have. `control` is the control state of these
+        workers."""
         ...
 
-    def drop(self) -> None:
-        """Free what this worker holds: its state, gradients, optimizer and pending steps."""
+    def drop(self, state: WorkerState) -> None:
+        """Free what this worker holds: `state`, gradients, optimizer, pending steps and the state in doubt."""
         ...
 
 
-class Condition(Protocol):
-    """What must be so before the members vote for a level change. `checkpoint.best_model.Saving` implements it."""
+class Precondition(Protocol):
+    """What must be so before the members vote for a level change. `checkpoint.WeightsSaving` implements it."""
 
     def wait(self, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
         """Wait until it is so. All members call this. Returns False, on all of them, if it cannot be so."""
@@ -152,22 +153,3 @@ class RegroupTools(StateSources):
         """The same tools for the model of this visit."""
         job = self.job.at(visit)
         return self if job is self.job else replace(self, job=job)
-
-
-def catch_up(state: WorkerState, control: Control, unsettled: Unsettled) -> None:
-    """Bring this worker up to `control` if it lacks only the end of a round, so that it can send its units.
-
-    If other workers have committed this worker's pending steps as the last steps of `control`, it commits them too. If
-    it has committed all steps but missed the decision after them, it takes over `control`. A worker that is further
-    behind does not change: it sends nothing, and receives all units that it needs.
-
-    Args:
-        state: what this worker holds.
-        control: the control state that the plan starts from.
-        unsettled: has the pending steps of this worker, if there are any.
-    """
-    present = state.control
-    if (present.step + unsettled.pending_steps, unsettled.pending, present.visit) == control.point:
-        unsettled.commit_late(control)
-    elif present.point == control.point and present.decided_step != control.decided_step:
-        state.take_over(control)

@@ -35,7 +35,7 @@ from .assemble import Assembly, units_of
 from .from_storage import AssemblyWithoutPeers
 from .phases import Phases
 from .state_map import StateMap
-from .tools import Condition, RegroupTools, Unsettled, catch_up
+from .tools import Precondition, RegroupTools, Unsettled
 from .transfer import Progress
 from .transfer_plan import Origin, TransferPlan
 
@@ -70,7 +70,7 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
 
     Args:
         tools: what this worker regroups with.
-        state: what this worker holds. It changes if this worker catches up with others (`catch_up`). It is dropped if
+        state: what this worker holds. It changes if this worker catches up with others (`_catch_up`). It is dropped if
             the plan returns to an earlier state.
         unsettled: work that other workers may have committed.
         in_group: whether the present generation is whole, so that its members rely on this worker. If not, this worker
@@ -111,7 +111,7 @@ def change_level(
     layout: StageLayout,
     store: Store,
     present: GenerationGroups,
-    condition: Condition | None,
+    precondition: Precondition | None,
 ) -> Regrouped | None:
     """Begin the next visit of the job's levels within the present generation. All its members call this.
 
@@ -125,10 +125,10 @@ def change_level(
         layout: the present layout.
         store: the store of the present generation.
         present: the groups of the present generation. The members meet in its `world`, which the result shares.
-        condition: what the members wait for before they vote; None if they wait for nothing.
+        precondition: what the members wait for before they vote; None if they wait for nothing.
 
     Returns:
-        The generation with the new state. None if the condition cannot be met; then nothing has changed.
+        The generation with the new state. None if the precondition cannot be met; then nothing has changed.
 
     Raises:
         RegroupError: this worker did not commit the change; `__cause__` has the reason. `world` is dropped.
@@ -141,7 +141,7 @@ def change_level(
     with tools.watchdog.watching(present.connections, _AttemptLimit(tools.handler, deadline)):
         groups = present.with_new_roles()
         attempt = _Attempt(
-            tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline, condition
+            tools, state, unsettled, members_alone, layout.rank, own_keys, groups, Phases(), deadline, precondition
         )  # fmt: skip
         try:
             return attempt.enter()
@@ -152,7 +152,7 @@ def change_level(
 
 
 class _UnmetError(Exception):
-    """The condition of a level change cannot be met. All members raise this before they vote."""
+    """The precondition of a level change cannot be met. All members raise this before they vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class _Attempt(Progress):
         groups: process groups of the generation, made in the attempt. A level change begins with those of the members.
         phases: times the attempt.
         deadline: when the watchdog ends the attempt.
-        condition: what the members of a level change wait for before they vote; otherwise None.
+        precondition: what the members of a level change wait for before they vote; otherwise None.
         in_group: as for `regroup`.
         transfers: (source rank, target rank, bytes) for each pair of ranks between which units move.
         failed: set when the attempt has failed.
@@ -239,7 +239,7 @@ class _Attempt(Progress):
     groups: GenerationGroups
     phases: Phases
     deadline: Deadline
-    condition: Condition | None = None
+    precondition: Precondition | None = None
     in_group: bool = True
     transfers: list[tuple[int, int, int]] = field(default_factory=list)
     failed: threading.Event = field(default_factory=threading.Event)
@@ -270,7 +270,9 @@ class _Attempt(Progress):
     def _run(self) -> tuple[TransferPlan, WorkerState]:
         """Do everything after the rendezvous, up to and including the vote. Returns the plan and the new state."""
         tools, number = self.tools, self.generation.layout_generation
-        self.state = self.state.joined(self.unsettled.in_doubt)
+        own = self.state
+        self.state = own.joined(self.unsettled.in_doubt)
+        only_in_doubt = self.state.held.keys() - own.held.keys()
         # Make the groups that do not depend on the plan. A level change has them.
         num_members, num_leavers = len(self.generation.members), len(self.generation.leavers)
         tools.hooks.on_point(HookPoint.MET, number)
@@ -279,7 +281,7 @@ class _Attempt(Progress):
         self.phases.lap("groups")
         # Agree on a plan. Use the model that it starts from, and catch up with the state that it starts from.
         agreement = Agreement(tools, self.generation, self.rank, self.store, self.groups, self.deadline)
-        plan = agreement.reach(self.state, self.unsettled, self._doubted)
+        plan = agreement.reach(self.state, self.unsettled, only_in_doubt, self._doubted)
         self.phases.lap("plan")
         tools = self._turn_to(plan)
         state_map = None
@@ -287,7 +289,7 @@ class _Attempt(Progress):
             state_map = tools.map_of(Control.from_dict(plan.control), self.generation.stages)
         self._expect(plan, state_map)
         if plan.origin is Origin.PEERS and self.state.units:
-            catch_up(self.state, Control.from_dict(plan.control), self.unsettled)
+            self.state = _catch_up(own, self.state, Control.from_dict(plan.control), self.unsettled)
         # Make the groups that depend on the plan.
         if any(move.source >= num_members for move in plan.moves):
             self.groups.take_in_leavers(self.store, self.rank, num_members + num_leavers, tools.transport)
@@ -297,12 +299,12 @@ class _Attempt(Progress):
             self.groups.assign(self.store, plan.roles, self.rank, tools.transport, tied_stages, plan.cut.pairs)
             self.phases.lap("groups")
         # Assemble the state of the new role, and commit.
-        new_state = self._assemble(plan, state_map)
+        new_state = self._assemble(plan, state_map, own)
         new_state.control.begin_job(self.generation.job_uid, plan.earlier_generations, self.generation.layout)
         self.phases.lap("assemble")
         tools.hooks.on_point(HookPoint.ASSEMBLED, number)
-        if self.condition is not None:
-            if not self.condition.wait(self.groups, self.pass_barrier):
+        if self.precondition is not None:
+            if not self.precondition.wait(self.groups, self.pass_barrier):
                 raise _UnmetError
             self.phases.lap("keep")
         self.assembled = new_state
@@ -327,14 +329,14 @@ class _Attempt(Progress):
             return None
         return doubted if doubted.control.point[:-1] == control.point[:-1] else None
 
-    def _assemble(self, plan: TransferPlan, state_map: StateMap | None) -> WorkerState:
+    def _assemble(self, plan: TransferPlan, state_map: StateMap | None, own: WorkerState) -> WorkerState:
         """Return the state of this worker's new role: from other workers, from the seed or from a checkpoint."""
         tools, state, device = self.tools, self.state, self.tools.transport.device
         if state_map is not None:
             self.pass_barrier(partial(state_map.prepare, units_of(plan, self.rank)))
         # The participants lack units of the present state, and its memory is needed.
         if plan.origin is not Origin.PEERS and not self.in_group:
-            self.unsettled.drop()
+            self.unsettled.drop(own)
             state.drop_units()
         if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
             transfer = self.groups.transfer
@@ -367,6 +369,32 @@ class _Attempt(Progress):
     def pass_barrier(self, work: Work[T] | None) -> T | None:
         """Do `work` in a thread and return its result. Meanwhile all participants, which all call this, wait."""
         return self.tools.barrier.pass_within(work, self.groups.participants, self.deadline)
+
+
+def _catch_up(own: WorkerState, joined: WorkerState, control: Control, unsettled: Unsettled) -> WorkerState:
+    """Bring this worker up to `control` if it lacks only the end of a round, so that it can send its units.
+
+    If other workers have committed this worker's pending steps as the last steps of `control`, it commits them too. If
+    it has committed all steps but missed the decision after them, it takes over `control`. A worker that is further
+    behind does not change: it sends nothing, and receives all units that it needs.
+
+    Args:
+        own: what this worker trained last. The pending steps are of this state.
+        joined: `own` with the state in doubt.
+        control: the control state that the plan starts from.
+        unsettled: has the pending steps of this worker, if there are any.
+
+    Returns:
+        What this worker holds now: `own` after a late commit, because units in doubt lack the pending steps. Otherwise
+        `joined`.
+    """
+    present = joined.control
+    if (present.step + unsettled.pending_steps, unsettled.pending, present.visit) == control.point:
+        unsettled.commit_late(own, control)
+        return own
+    if present.point == control.point and present.decided_step != control.decided_step:
+        joined.take_over(control)
+    return joined
 
 
 def _commit(participants: Exchange) -> None:

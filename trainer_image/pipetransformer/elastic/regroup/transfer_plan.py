@@ -62,6 +62,7 @@ class Inventory(_Message):
         pending: lasting number (`Control.lasting_generation`) of the generation whose steps are pending. A step is
             pending if the participant has its complete gradients but has not committed it. None if no step is pending.
         pending_steps: number of pending steps, from `step` on.
+        only_in_doubt: those of `units` and `copies` that would lack the pending steps if they were committed.
         control: its control state, by field name.
         data: digest of the data that it sees.
         first_sums: of the model as its program built it (`PipelineModel.first_sums`).
@@ -69,7 +70,7 @@ class Inventory(_Message):
         mirrors: the copies of stages that it keeps in host memory.
         in_doubt: the model that it made in a level change whose vote broke. Other workers may have committed it. None
             if there is no such model.
-        frozen: frozen units that it has read ahead from a checkpoint: by unit index, the checkpoint's
+        read_ahead: frozen units that it has read ahead from a checkpoint: by unit index, the checkpoint's
             `Control.fell_step`.
     """
 
@@ -78,13 +79,14 @@ class Inventory(_Message):
     step: int
     pending: int | None = None
     pending_steps: int = 1
+    only_in_doubt: list[int] = []
     control: dict[str, Any] = {}
     data: str = ""
     first_sums: list[float] = []
     inputs_change: bool = False
     mirrors: list[OtherState] = []
     in_doubt: OtherState | None = None
-    frozen: dict[int, int] = {}
+    read_ahead: dict[int, int] = {}
 
 
 class Move(BaseModel):
@@ -242,8 +244,8 @@ def make_plan(
     """Plan a regroup of participants with these inventories.
 
     If one worker has committed a step, all have voted for it and have its complete gradients. The others then commit it
-    late (`catch_up`). Only gradients of the generation that committed the step count, because another generation sums
-    them in another order. If no worker has committed the step, all redo it. If the workers do not hold all units, they
+    late. Only gradients of the generation that committed the step count, because another generation sums them in
+    another order. If no worker has committed the step, all redo it. If the workers do not hold all units, they
     return to the newest state that is complete: in memory, in mirrors, in a checkpoint, or at the start.
 
     Args:
@@ -252,8 +254,8 @@ def make_plan(
         num_members: number of members among the participants.
         pipelines: number of pipelines.
     """
-    # Take the newest complete state in memory or in mirrors. It is the newest of all if no unit is lost. Only in this
-    # case do units count that were read ahead.
+    # Take the newest complete state in memory or in mirrors. If no unit is lost, it is the newest state of all. Only
+    # then may units be used that were read ahead.
     plan_from = partial(_plan_from_memory, sources=sources, num_members=num_members, pipelines=pipelines)
     found = next((each for each in _in_memory(inventories) if _whole(each, sources)), None)
     held = found if found is not None and found.origin is Origin.PEERS else None
@@ -296,7 +298,8 @@ def _still_frozen(inventory: Inventory, control: dict[str, Any]) -> set[int]:
     policy may thaw layers at this very step.
     """
     frozen = range(first_trainable(int(control["boundary"])))
-    return {unit for unit, fell in inventory.frozen.items() if unit in frozen and fell == control.get("fell_step", 0)}
+    fell_step = control.get("fell_step", 0)
+    return {unit for unit, fell in inventory.read_ahead.items() if unit in frozen and fell == fell_step}
 
 
 def _whole(found: "_InMemory", sources: PlanSources) -> bool:
@@ -361,7 +364,8 @@ def _held(inventory: Inventory, control: dict[str, Any], point: "_Point") -> set
         doubted = inventory.in_doubt
         return set(doubted.units) if doubted is not None and _point(doubted) == point else set()
     same = inventory.control.get("boundary") == control.get("boundary")
-    return {*inventory.units, *(inventory.copies if same else ())}
+    units = {*inventory.units, *(inventory.copies if same else ())}
+    return units if point == _point(inventory) else units.difference(inventory.only_in_doubt)
 
 
 #: `Control.point`.
