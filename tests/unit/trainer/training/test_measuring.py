@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.nn import functional
 
 from pipetransformer.data import DataInfo
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_groups, make_group
@@ -141,6 +142,26 @@ def test_frozen_units_have_no_backward_to_measure(model: PipelineModel, groups: 
     assert second == UnitCost(2, 4, 0, saved_bytes=128)
 
 
+def test_a_disturbed_backward_of_the_weights_alone_does_not_count(
+    model: PipelineModel, groups: GenerationGroups
+) -> None:
+    """A backward takes a second for the weight and two for the input. After the fourth, one is disturbed."""
+
+    class SlowWeight(nn.Linear):
+        forwards = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.forwards += 1
+            weight = Slow.apply(self.weight, (0, 11 if self.forwards == 5 else 1))  # type: ignore[no-untyped-call]
+            return functional.linear(Slow.apply(x, (0, 2)), weight, self.bias)  # type: ignore[no-untyped-call]
+
+    model.blocks[0] = SlowWeight(WIDTH, WIDTH)
+
+    first = make_runner(model, groups, 0).measure(4, Samples())[1]
+
+    assert (first.backward, first.weights_backward) == (3, 1)
+
+
 def test_the_input_of_a_unit_counts_although_its_backward_needs_only_its_output(
     model: PipelineModel, groups: GenerationGroups
 ) -> None:
@@ -176,7 +197,7 @@ def test_in_place_changes_of_inputs_do_not_add_up_between_measurements(
     model.embedding = Shifting(WIDTH, WIDTH)
     make_runner(model, groups, 1).measure(4, Samples())
 
-    assert Shifting.seen == [4 * WIDTH] * 5
+    assert Shifting.seen == [4 * WIDTH] * 7
 
 
 def test_a_model_that_cannot_be_measured_says_so(model: PipelineModel, groups: GenerationGroups) -> None:
