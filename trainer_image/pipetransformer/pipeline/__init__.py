@@ -1,9 +1,10 @@
 """Runs micro-batches through the stages of a pipeline."""
 
-from .chunk import Chunk, Loss, Target
+from .chunk import Chunk
 from .executor import Executor
 from .runner import StageRunner
 from .stage import RoundHooks, Span, StageSpec
+from .target import Loss, Target
 
 __all__ = [
     "Chunk",

@@ -21,9 +21,10 @@ from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation
 from pipetransformer.schedules.operations import output_of
 
 from . import split
-from .chunk import Chunks, Target
+from .chunk import Chunks
 from .stage import Passage, RoundHooks, Span
 from .stopwatch import Stopwatch
+from .target import Target
 
 _BACKWARD = RunningModel("backward")
 #: The tag of all messages. They use the methods of the group: `dist.isend` takes 20 microseconds more.

@@ -32,11 +32,12 @@ from pipetransformer.schedules import (
 
 from .ahead import FrozenAhead
 from .batch import Batch, sample_ids_of
-from .chunk import Chunk, Loss, Scores, StepChunks, Target
+from .chunk import Chunk, StepChunks
 from .executor import Executor
 from .probe import Probe
 from .stage import RoundHooks, Span, StageSpec
 from .stopwatch import make_stopwatch
+from .target import Loss, Scores, Target
 
 logger = logging.getLogger(__name__)
 
