@@ -3,6 +3,7 @@
 from .chunk import Chunk
 from .executor import Executor
 from .runner import StageRunner
+from .span_probes import SpanProbes
 from .stage import RoundHooks, Span, StageSpec
 from .target import Loss, Target
 
@@ -12,6 +13,7 @@ __all__ = [
     "Loss",
     "RoundHooks",
     "Span",
+    "SpanProbes",
     "StageRunner",
     "StageSpec",
     "Target",
