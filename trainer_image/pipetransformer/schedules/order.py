@@ -105,11 +105,11 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
     if len(lists) != shape.workers:
         raise ScheduleError(f"the schedule must return a list for each of {shape.workers} workers, not {len(lists)}")
     found: dict[tuple[int, int], list[ActionKind]] = defaultdict(list)
-    pieces: dict[int, list[tuple[int, range]]] = defaultdict(list)
+    prefixes: dict[int, list[tuple[int, range]]] = defaultdict(list)
     for worker, actions in enumerate(lists):
         for action in actions:
             if action.kind is ActionKind.PREFIX:
-                pieces[action.chunk].append((worker, action.units))
+                prefixes[action.chunk].append((worker, action.units))
                 continue
             if action.span not in shape.spans_of(worker):
                 raise ScheduleError(f"the list of worker {worker} computes span {action.span}, which it does not own")
@@ -125,7 +125,7 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
         span, chunk = min(found)
         raise ScheduleError(f"span {span} computes chunk {chunk}, but the number of chunks is {shape.chunks}")
     _check_steps(lists, shape)
-    _check_prefixes(pieces, shape)
+    _check_prefixes(prefixes, shape)
 
 
 def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
@@ -149,15 +149,15 @@ def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
             )
 
 
-def _check_prefixes(pieces: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:
+def _check_prefixes(prefixes: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:
     """Check that for each chunk of `shape.prefixes` one worker runs all frozen units, in order.
 
     Raises:
         ScheduleError: other chunks have `PREFIX` actions, or a chunk's frozen units run otherwise.
     """
-    if sorted(pieces) != list(shape.prefixes):
-        raise ScheduleError(f"frozen units run for the chunks {sorted(pieces)}, not for {list(shape.prefixes)}")
-    for chunk, parts in pieces.items():
+    if sorted(prefixes) != list(shape.prefixes):
+        raise ScheduleError(f"frozen units run for the chunks {sorted(prefixes)}, not for {list(shape.prefixes)}")
+    for chunk, parts in prefixes.items():
         units = [unit for _, part in parts for unit in part]
         workers = sorted({worker for worker, _ in parts})
         if len(workers) > 1 or units != list(range(shape.prefix_units)):
