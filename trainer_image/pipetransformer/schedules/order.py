@@ -173,12 +173,15 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
     Raises:
         ScheduleError: the lists cannot be run, because the input of a computation is never produced before it.
     """
+    # Begin with all workers that have something to compute. Computations run in simulated time, so that messages stand
+    # in the order in which they begin.
     operations: list[list[Operation]] = [[] for _ in lists]
     made: dict[Value, float] = {}  # when each value is ready
     place = [0] * len(lists)
     waiting: dict[Value, int] = {}  # the worker that waits for a value
     ready = [(0.0, worker) for worker, actions in enumerate(lists) if actions]
     while ready:
+        # Take the worker that is free first. Let it wait if the input of its next computation is not there yet.
         now, worker = heapq.heappop(ready)
         action = lists[worker][place[worker]]
         value = input_of(action, shape)
@@ -189,11 +192,13 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
         if start > now:  # other workers may have a computation before that
             heapq.heappush(ready, (start, worker))
             continue
+        # Append the computation. Its worker is free again once it ends.
         end = start + _TURNS[action.kind]
         operations[worker].append(action)
         place[worker] += 1
         if place[worker] < len(lists[worker]):
             heapq.heappush(ready, (end, worker))
+        # If another worker takes the output, append the send and the receive. Wake a worker that waits for it.
         output = output_of(action, shape)
         if output is not None:
             made[output] = end
@@ -203,6 +208,7 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
                 operations[taker].append(Receive(output, worker))
             if output in waiting:
                 heapq.heappush(ready, (end, waiting.pop(output)))
+    # A worker that is not at the end of its list waits for a value that no worker makes.
     stuck = [
         f"worker {worker} at {mine[at]}"
         for worker, (mine, at) in enumerate(zip(lists, place, strict=True))

@@ -11,7 +11,7 @@ from pipetransformer_contract.spec import ScheduleName
 
 from .operations import Schedule, ScheduleError
 
-#: Schedules of torch that need the micro-batches in equal rounds: M must be a multiple of max(1, M // K).
+#: Schedules of torch that need the micro-batches in equal rounds (`rounds_of`).
 _IN_ROUNDS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE})
 
 
@@ -92,6 +92,12 @@ def owners_of(schedule: ScheduleName, stages: int, spans_per_worker: int) -> tup
     return (*there,) * spans_per_worker
 
 
+def rounds_of(micro_batches: int, workers: int) -> int:
+    """Number of rounds in which torch's interleaved schedules run M micro-batches on K workers. M must be a multiple of
+    it."""
+    return max(1, micro_batches // workers)
+
+
 def _owners_by(own: OwnsSpans, stages: int) -> tuple[int, ...]:
     """The owners that the user's schedule returns."""
     try:
@@ -111,6 +117,6 @@ def _why_not(schedule: ScheduleName, stages: int, spans_per_worker: int, micro_b
         return "needs at least 2 stages"
     if num_layers < (spans := stages * spans_per_worker):
         return f"needs a layer for each of {spans} spans ({stages} stages of {spans_per_worker}), not {num_layers}"
-    if schedule in _IN_ROUNDS and micro_batches % (rounds := max(1, micro_batches // stages)):
+    if schedule in _IN_ROUNDS and micro_batches % (rounds := rounds_of(micro_batches, stages)):
         return f"needs micro-batches in {rounds} equal rounds over {stages} stages, not {micro_batches}"
     return ""
