@@ -19,7 +19,7 @@ from pipetransformer.data import (
     task_before_reading,
 )
 from pipetransformer.errors import SpecError, building
-from pipetransformer.freeze import constants, limits_of, make_policy
+from pipetransformer.freeze import always_frozen, limits_of, make_policy
 from pipetransformer.models import (
     OwnModel,
     PipelineModel,
@@ -196,7 +196,7 @@ def _without_constants(
     Raises:
         SpecError: a pattern of `freeze.always` does not fit the model.
     """
-    names = constants(spec, model)
+    names = always_frozen(spec, model)
     if not names:
         return model, build
 
