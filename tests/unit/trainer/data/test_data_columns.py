@@ -11,7 +11,7 @@ import transformers
 from PIL import Image
 
 from pipetransformer import Training, load_model, train
-from pipetransformer.data import DataInfo, Dataset, Task, lengths_of, own_dataset, read_batch
+from pipetransformer.data import DataInfo, Dataset, Task, lengths_of, read_batch, script_dataset
 from pipetransformer.data.processors import PictureScaling
 from pipetransformer.data.tables import with_classes
 from pipetransformer.errors import SpecError
@@ -32,7 +32,7 @@ def tokenizer(tmp_path: Path) -> Any:
 
 
 def own(data: Any, processor: Any = None, task: Task | None = None) -> Dataset:
-    return own_dataset(data, dtype=torch.float64, processor=processor, task=task)
+    return script_dataset(data, dtype=torch.float64, processor=processor, task=task)
 
 
 def test_a_tokenized_table_is_padded_with_its_classes_and_their_names(tokenizer: Any) -> None:
