@@ -1,8 +1,8 @@
 """Measures what a backward in halves costs: `python -m benchmarks.split` (one minute).
 
-Each round runs the same blocks forward, and then backward in three ways by turns: whole, in halves (`pipeline/split`),
-and in halves of which the second passes through the whole graph again. It prints medians of CPU time on one thread, and
-writes nothing.
+Each round runs the same blocks forward, and then backward in three ways by turns: whole, in halves
+(`pipeline/backward_halves`), and in halves of which the second passes through the whole graph again. It prints medians
+of CPU time on one thread, and writes nothing.
 
 Two halves keep more memory than a whole backward. Where the C library gets it anew from the system, page faults cost
 more than the halves do; `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=4294967296` leaves them out.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.pipeline import split
+from pipetransformer.pipeline import backward_halves
 from tests.testkit.results import print_table
 
 WIDTHS = (64, 128, 256)
@@ -68,9 +68,9 @@ def _whole(output: Tensor, _: Tensor, gradient: Tensor, __: list[nn.Parameter]) 
 
 
 def _halves(output: Tensor, span_input: Tensor, gradient: Tensor, _: list[nn.Parameter]) -> float:
-    rest = split.begin(output, span_input, gradient)[1]
+    rest = backward_halves.begin(output, span_input, gradient)[1]
     first = time.process_time()
-    split.finish(rest)
+    backward_halves.finish(rest)
     return first
 
 

@@ -18,8 +18,8 @@ from .dataset import (
 from .digest import as_bytes, byte_tensor, digest
 from .load import check_data_spec, load_dataset, makes_bytes, task_before_reading
 from .order import Dealer, EpochOrder, MicroBatch, deal, default_micro_batch_size, shards_of, weights_of
-from .own import Table, own_dataset
 from .readers import Readers, Wanted, importing_main
+from .script_data import Table, script_dataset
 from .tokens import BYTE_VOCABULARIES
 
 __all__ = [
@@ -50,9 +50,9 @@ __all__ = [
     "lengths_of",
     "load_dataset",
     "makes_bytes",
-    "own_dataset",
     "padded_lengths",
     "read_batch",
+    "script_dataset",
     "shards_of",
     "task_before_reading",
     "weights_of",

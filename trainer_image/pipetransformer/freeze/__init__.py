@@ -3,7 +3,7 @@
 from .explicit import Explicit
 from .gradient_norm import GradientNorm
 from .guarded_copy import PolicyCopy
-from .limits import Limits, constants, limits_of
+from .limits import Limits, always_frozen, limits_of
 from .make import make_policy
 from .none import NoFreeze
 from .norm_change import NormChange
@@ -26,7 +26,7 @@ __all__ = [
     "PolicyCopy",
     "Trial",
     "Verdict",
-    "constants",
+    "always_frozen",
     "limits_of",
     "make_policy",
 ]

@@ -24,7 +24,7 @@ class GradientNorm(FreezePolicy):
         if not norms or self.instants.number(observation.step) is None:
             return boundary
         bound = boundary + ceil_share(self.alpha * (num_layers - boundary))
-        moving = [block for block in range(boundary, num_layers) if norms[block] > 0]
+        moving = [layer for layer in range(boundary, num_layers) if norms[layer] > 0]
         if not moving:
             return boundary
-        return min(bound, min(moving, key=lambda block: norms[block]) + 1)
+        return min(bound, min(moving, key=lambda layer: norms[layer]) + 1)

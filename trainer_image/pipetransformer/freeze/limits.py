@@ -30,7 +30,7 @@ class Limits:
         return max(self.lowest, boundary if self.highest is None else min(boundary, self.highest))
 
 
-def constants(spec: Freeze, model: PipelineModel) -> frozenset[tuple[int, str]]:
+def always_frozen(spec: Freeze, model: PipelineModel) -> frozenset[tuple[int, str]]:
     """(unit, name inside the unit) of the parameters that `freeze.always` matches, and of those shared with them.
 
     Raises:
@@ -52,7 +52,7 @@ def limits_of(spec: Freeze, model: PipelineModel) -> Limits:
 
     Args:
         spec: the spec's section `freeze`.
-        model: the model. The parameters of `constants` are already buffers in it.
+        model: the model. The parameters of `always_frozen` are already buffers in it.
 
     Raises:
         SpecError: a pattern matches nothing.

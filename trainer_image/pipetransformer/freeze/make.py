@@ -17,14 +17,14 @@ from .policy import FreezePolicy, Instants
 logger = logging.getLogger(__name__)
 
 
-def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None = None) -> FreezePolicy:
+def make_policy(spec: Freeze, *, steps_per_epoch: int, script_policy: FreezePolicy | None = None) -> FreezePolicy:
     """Make the policy that the spec names, in its initial state.
 
     Args:
         spec: the spec's section `freeze`. If it names `module:function`, the function is called with `Instants` and
             the spec's options.
         steps_per_epoch: steps of an epoch.
-        own: the policy of the user's program, for `Script`.
+        script_policy: the policy of the user's program, for `Script`.
 
     Raises:
         SpecError: the policy is unknown, cannot be imported or refuses its options.
@@ -46,8 +46,8 @@ def make_policy(spec: Freeze, *, steps_per_epoch: int, own: FreezePolicy | None 
         case FreezePolicyName.EXPLICIT:
             return Explicit(spec.boundaries)
         case FreezePolicyName.SCRIPT:
-            assert own is not None
-            return own
+            assert script_policy is not None
+            return script_policy
         case _:
             return _imported(spec, instants)
 

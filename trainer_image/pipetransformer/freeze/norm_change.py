@@ -44,12 +44,12 @@ class NormChange(FreezePolicy):
         self._before, self._sums, self._count = now, [], 0
         if not before:
             return boundary
-        active = [block for block in range(boundary, num_layers) if before[block] or now[block]]
+        active = [layer for layer in range(boundary, num_layers) if before[layer] or now[layer]]
         if not active:
             return boundary
-        changes = [_change(before[block], now[block]) for block in active]
+        changes = [_change(before[layer], now[layer]) for layer in active]
         threshold = np.percentile(changes, self.percentile)
-        return next(block for block, change in zip(active, changes, strict=True) if change >= threshold)
+        return next(layer for layer, change in zip(active, changes, strict=True) if change >= threshold)
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._sums, "count": self._count, "before": self._before}

@@ -130,7 +130,7 @@ class Trial:
             self._forget()
             return asked
         if self._began is not None:
-            return self._go_on(boundary)
+            return self._end_if_due(boundary)
         if self._failed is not None:
             asked = max(boundary, min(asked, self._failed))
         if asked == boundary or step < self._not_before or len(self._training.steps) < self._spec.steps:
@@ -157,7 +157,7 @@ class Trial:
         for losses in (self._training, self._held_out):
             losses.drop_before(reference + 1 - _WINDOW * self._spec.steps)
 
-    def _go_on(self, boundary: int) -> int:
+    def _end_if_due(self, boundary: int) -> int:
         """End the trial if it has enough losses. Returns the boundary from the next step on."""
         assert self._began is not None
         if self._training.count_after(self._began) < self._spec.steps:

@@ -183,7 +183,7 @@ class Layouts:
             offloads=costs is not None and costs.host_apart and self.offloads,
             cached_layers=cached_layers,
             options=self._options(costs),
-            own=self.schedule,
+            script_schedule=self.schedule,
             frozen_forward=self._frozen_forward(costs),
             last_sharing=self._last_sharing,
             first_stages=self.spec.pipeline.stages,

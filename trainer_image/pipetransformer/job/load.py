@@ -14,15 +14,15 @@ from pipetransformer.data import (
     default_micro_batch_size,
     load_dataset,
     makes_bytes,
-    own_dataset,
     read_batch,
+    script_dataset,
     task_before_reading,
 )
 from pipetransformer.errors import SpecError, building
-from pipetransformer.freeze import constants, limits_of, make_policy
+from pipetransformer.freeze import always_frozen, limits_of, make_policy
 from pipetransformer.models import (
-    OwnModel,
     PipelineModel,
+    ScriptModel,
     build_model,
     build_units,
     check_model_spec,
@@ -98,7 +98,7 @@ def load_job(spec: TrainerSpec, parts: Parts | None = None, *, num_shards: int |
         dtype=dtype,
         dataset=dataset,
         order=order,
-        policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, own=parts.freeze),
+        policy=make_policy(spec.freeze, steps_per_epoch=order.steps_per_epoch, script_policy=parts.freeze),
         freeze_limits=limits_of(spec.freeze, model),
         schedule=schedule,
         model=model,
@@ -146,15 +146,15 @@ def _dataset(spec: TrainerSpec, parts: Parts, dtype: torch.dtype) -> Dataset:
     Raises:
         SpecError: the model or the data options are wrong, or the data cannot be read.
     """
-    own = parts.data is not None
-    if not own:
+    from_script = parts.data is not None
+    if not from_script:
         check_data_spec(spec.data)
     learns = None
     if parts.model is None:
-        task, of_bytes = (None, False) if own else (task_before_reading(spec.data), makes_bytes(spec.data))
+        task, of_bytes = (None, False) if from_script else (task_before_reading(spec.data), makes_bytes(spec.data))
         learns = check_model_spec(spec.model, task=task, of_bytes=of_bytes)
-    if own:
-        return own_dataset(parts.data, dtype=dtype, processor=parts.processor, task=learns)
+    if from_script:
+        return script_dataset(parts.data, dtype=dtype, processor=parts.processor, task=learns)
     dataset = load_dataset(spec.data, dtype=dtype)
     return dataset if parts.processor is None else replace(dataset, processor=parts.processor)
 
@@ -169,13 +169,13 @@ def _model(
             raise SpecError("data", "has an unknown number of classes: pass a Dataset with a DataInfo")
         build = partial(build_units, spec.model, dataset.info, seed=seed, dtype=dtype)
         return build_model(spec.model, dataset.info, seed=seed, dtype=dtype, units=()), build
-    own = OwnModel(parts.model, read_batch(dataset.train, [0], None)[0], seed=seed, dtype=dtype)
-    model = own.shell()
+    made = ScriptModel(parts.model, read_batch(dataset.train, [0], None)[0], seed=seed, dtype=dtype)
+    model = made.shell()
     if "num_layers" in spec.model.model_fields_set and model.num_layers != spec.model.num_layers:
         raise SpecError(
             "spec.model.numLayers", f"is {spec.model.num_layers}, but the program's model has {model.num_layers} layers"
         )
-    return model, own.build_units
+    return model, made.build_units
 
 
 def _with_same_weights(
@@ -200,7 +200,7 @@ def _without_constants(
     Raises:
         SpecError: a pattern of `freeze.always` does not fit the model.
     """
-    names = constants(spec, model)
+    names = always_frozen(spec, model)
     if not names:
         return model, build
 

@@ -26,7 +26,7 @@ from pipetransformer_contract.spec import SCRIPT, FreezePolicyName, ScheduleName
 _SHOWN = 80
 #: A `Dataset`, a map-style dataset of (input, target), a table of the `datasets` library, or two of these: training and
 #: held-out samples.
-OwnData = Dataset | TorchDataset[Any] | Table | Mapping[str, Table] | Sequence[TorchDataset[Any]] | Sequence[Table]
+ScriptData = Dataset | TorchDataset[Any] | Table | Mapping[str, Table] | Sequence[TorchDataset[Any]] | Sequence[Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Parts:
     """
 
     model: ModelFunction | None = None
-    data: OwnData | None = None
+    data: ScriptData | None = None
     freeze: FreezePolicy | None = None
     schedule: Schedule | type | None = None
     metrics: Sequence[Metric] = ()

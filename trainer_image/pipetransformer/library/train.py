@@ -27,7 +27,7 @@ from pipetransformer.data import Processor, importing_main
 from pipetransformer.errors import SpecError, meant
 from pipetransformer.freeze import FreezePolicy
 from pipetransformer.job.checks import check_parts
-from pipetransformer.job.script_parts import OwnData, Parts, shown
+from pipetransformer.job.script_parts import Parts, ScriptData, shown
 from pipetransformer.models import ModelFunction
 from pipetransformer.models.metrics import Metric
 from pipetransformer.schedules import Schedule
@@ -100,7 +100,7 @@ def _knowing_its_arguments(function: Callable[_Given, Result]) -> Callable[_Give
 def train(
     *,
     model: Model | ModelFunction,
-    data: Data | OwnData,
+    data: Data | ScriptData,
     processor: Processor | None = None,
     loader_processes: int = 0,
     training: Training,

@@ -12,10 +12,10 @@ from .build import (
 )
 from .context import MicroBatchContext, TokenSlice, current_micro_batch, set_micro_batch
 from .model import PipelineModel, fix_constants, target_weights, unit_name
-from .own import ModelFunction, OwnModel
 from .randomness.dropout import KeyedDropout, SamplesFirstError
 from .randomness.keyed import is_keyed
 from .run import run_unit
+from .script_model import ModelFunction, ScriptModel
 from .slices import with_earlier
 from .ties import Tie, Ties
 from .unchanged import Unchanged, check_loss
@@ -27,9 +27,9 @@ __all__ = [
     "KeyedDropout",
     "MicroBatchContext",
     "ModelFunction",
-    "OwnModel",
     "PipelineModel",
     "SamplesFirstError",
+    "ScriptModel",
     "Tie",
     "Ties",
     "TokenSlice",

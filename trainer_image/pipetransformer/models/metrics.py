@@ -24,7 +24,9 @@ _TOGETHER = "samples together do not give the sum of what each gives alone"
 _PADDING = "samples of weight 0, which only pad a micro-batch, count"
 
 
-def make_metrics(spec: Evaluation, model: PipelineModel, targets: Tensor, own: Iterable[Metric]) -> dict[str, Metric]:
+def make_metrics(
+    spec: Evaluation, model: PipelineModel, targets: Tensor, script_metrics: Iterable[Metric]
+) -> dict[str, Metric]:
     """The metrics of a job by name: loss, accuracy, those that the spec imports, and those of the user's program.
 
     There is no accuracy if targets are floating-point numbers and the model does not replace `correct`.
@@ -33,7 +35,7 @@ def make_metrics(spec: Evaluation, model: PipelineModel, targets: Tensor, own: I
         spec: names the metrics to import, and the metric that decides which model is best.
         model: gives `loss` and `correct`.
         targets: targets of some samples.
-        own: metrics of the user's program.
+        script_metrics: metrics of the user's program.
 
     Raises:
         SpecError: a metric cannot be imported, two have the same name, or `bestMetric` is not one of them. It may
@@ -43,7 +45,7 @@ def make_metrics(spec: Evaluation, model: PipelineModel, targets: Tensor, own: I
     if type(model).correct is not PipelineModel.correct or not targets.is_floating_point():
         metrics[ACCURACY] = accuracy_of(model)
     imported = [import_function(path, field="spec.evaluation.metrics") for path in spec.metrics]
-    for metric in [*imported, *own]:
+    for metric in [*imported, *script_metrics]:
         name = name_of(metric)
         if name in metrics:
             raise SpecError("spec.evaluation.metrics", f"two metrics are named {name!r}")

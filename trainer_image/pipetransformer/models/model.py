@@ -246,20 +246,20 @@ def _move_constants_to_buffers(unit: nn.Module) -> None:
 def _check_tensors(unit: nn.Module, unit_name: str) -> None:
     for name, module in unit.named_modules():
         path = ".".join(filter(None, (unit_name, name)))
-        for own, tensor in [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]:
+        for key, tensor in [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]:
             if is_lazy(tensor):
                 raise ValueError(
-                    f"{path}.{own} has no shape before the first forward: give the module its input size, or run the "
+                    f"{path}.{key} has no shape before the first forward: give the module its input size, or run the "
                     "model on a sample in the function that builds it"
                 )
             if isinstance(tensor, Tensor) and not tensor.is_leaf:
                 raise ValueError(
-                    f"{path}.{own} is computed from parameters outside of a forward: use "
+                    f"{path}.{key} is computed from parameters outside of a forward: use "
                     "nn.utils.parametrizations.weight_norm instead of nn.utils.weight_norm"
                 )
             if isinstance(tensor, nn.Parameter) and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):
                 raise ValueError(
-                    f"{path}.{own} has a hook, which would be lost, because every worker makes new parameters. To "
+                    f"{path}.{key} has a hook, which would be lost, because every worker makes new parameters. To "
                     "mask a gradient, compute with weight * mask + weight.detach() * (1 - mask) in the forward"
                 )
 

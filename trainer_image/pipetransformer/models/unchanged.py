@@ -178,7 +178,7 @@ def check_loss(loss: Tensor, before: Node | None) -> None:
     """
     for parameter in _parameters_behind(loss.grad_fn, before):
         # A loss that changes a view in place makes a graph that no longer passes through `before`.
-        if all(parameter is not own for own in _parameters_behind(before)):
+        if all(parameter is not other for other in _parameters_behind(before)):
             raise SpecError(
                 "spec.model",
                 f"the loss computes with a parameter of shape {tuple(parameter.shape)}, which would never train, "
@@ -202,11 +202,11 @@ def _parameters_behind(node: Node | None, end: Node | None = None) -> Iterator[n
 def _places(unit_name: str, unit: nn.Module) -> Iterator[_Place]:
     for name, module in unit.named_modules():
         prefix = ".".join(filter(None, (unit_name, name)))
-        for own in module._parameters:
-            yield _Place(f"{prefix}.{own}", module._parameters, own, "parameter", lasts=True)
-        for own in module._buffers:
-            lasts = own not in module._non_persistent_buffers_set
-            yield _Place(f"{prefix}.{own}", module._buffers, own, "buffer", lasts)
+        for key in module._parameters:
+            yield _Place(f"{prefix}.{key}", module._parameters, key, "parameter", lasts=True)
+        for key in module._buffers:
+            lasts = key not in module._non_persistent_buffers_set
+            yield _Place(f"{prefix}.{key}", module._buffers, key, "buffer", lasts)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -255,9 +255,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, written: Any) -> None:
         for tensor in _each(written):
             storage = _storage(tensor) if isinstance(tensor, Tensor) else None
-            for extent, place in self._held.get(storage._cdata, ()) if storage is not None else ():
-                own = _extent(tensor)
-                if own.start < extent.stop and extent.start < own.stop:
+            for held, place in self._held.get(storage._cdata, ()) if storage is not None else ():
+                changed = _extent(tensor)
+                if changed.start < held.stop and held.start < changed.stop:
                     self.written = self.written or place
 
 

@@ -172,7 +172,7 @@ class Search:
         try:
             fitted = fit(
                 option.schedule, self.stages, option.spans_per_worker, step.micro_batches, num_layers,
-                own=self.schedules[option],
+                script_schedule=self.schedules[option],
             )  # fmt: skip
         except ScheduleError as error:
             yield replace(candidate, why_not=str(error))

@@ -13,8 +13,8 @@ from itertools import accumulate, pairwise
 from pipetransformer.schedules import (
     Ahead,
     Asynchronous,
-    Program,
     RoundCosts,
+    RoundGraph,
     RoundSeconds,
     RoundShape,
     Schedule,
@@ -368,10 +368,10 @@ def _simulated(schedule: Schedule, chunks: int, work: SpanWork) -> _Played:
     if work.holders:
         schedule = work.ahead(schedule)
         shape = replace(shape, prefix_units=len(work.prefix), prefix_made=True, next_chunks=chunks)
-    found = _program(schedule, shape).play(costs, times=False)
+    found = _graph(schedule, shape).simulate(costs, times=False)
     return _Played(found.ends, found.busy, found.peak_bytes)
 
 
 @lru_cache(maxsize=64)
-def _program(schedule: Schedule, shape: RoundShape) -> Program:
-    return Program.of(lists_of(schedule, shape), shape)
+def _graph(schedule: Schedule, shape: RoundShape) -> RoundGraph:
+    return RoundGraph.of(lists_of(schedule, shape), shape)

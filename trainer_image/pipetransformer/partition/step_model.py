@@ -32,7 +32,7 @@ class StepModel:
         num_samples: samples in an epoch.
         cache_bytes: cache size of the first worker of a pipeline.
         options: schedules to choose from, the simplest first. A layout that can run none of them runs 1F1B.
-        own: the schedule of the user's program, for `Script`.
+        script_schedule: the schedule of the user's program, for `Script`.
         offloads: whether frozen layers move to host memory once a cache has their outputs.
         cached_layers: the caches have had the outputs of the first `cached_layers` layers for all samples.
         cold_share: share of the frozen forwards that cached samples still need, because their entries are of fewer
@@ -54,7 +54,7 @@ class StepModel:
     num_samples: int = 0
     cache_bytes: int = 0
     options: Sequence[Option] = (ONE_FORWARD_ONE_BACKWARD,)
-    own: Schedule | None = None
+    script_schedule: Schedule | None = None
     offloads: bool = False
     cached_layers: int = 0
     cold_share: float = 0.0
@@ -228,7 +228,7 @@ class StepModel:
     def schedule(self, option: Option) -> Schedule:
         """The schedule of an option."""
         if option not in self._schedules:
-            made = make_schedule(option.schedule, self.own, spans_per_worker=option.spans_per_worker)
+            made = make_schedule(option.schedule, self.script_schedule, spans_per_worker=option.spans_per_worker)
             self._schedules[option] = made
         return self._schedules[option]
 

@@ -1,9 +1,11 @@
 """Runs micro-batches through the stages of a pipeline."""
 
-from .chunk import Chunk, Loss, Target
+from .chunk import Chunk
 from .executor import Executor
 from .runner import StageRunner
+from .span_probes import SpanProbes
 from .stage import RoundHooks, Span, StageSpec
+from .target import Loss, Target
 
 __all__ = [
     "Chunk",
@@ -11,6 +13,7 @@ __all__ = [
     "Loss",
     "RoundHooks",
     "Span",
+    "SpanProbes",
     "StageRunner",
     "StageSpec",
     "Target",

@@ -78,8 +78,8 @@ class FrozenAhead:
         # Make the chunks of this round, and add those of the next one whose frozen forwards run now.
         count = len(batch.micro_batches)
         self.share = len(numbers) / count
-        in_place = prepared is not None or self.cached
-        chunks = batch.chunks(model, prefix, made=numbers if in_place else range(count))
+        prefix_made = prepared is not None or self.cached
+        chunks = batch.chunks(model, prefix, without_prefix=numbers if prefix_made else range(count))
         for number, output in outputs.items():
             assert prefix is not None
             prefix.keep(batch, batch.micro_batches[number].sample_ids, output)
@@ -91,7 +91,7 @@ class FrozenAhead:
         shape = replace(
             batch.spec.shape(count, training=True),
             prefix_units=self.num_units,
-            prefix_made=in_place,
+            prefix_made=prefix_made,
             next_chunks=len(missing),
         )
         return AheadRound(batch, chunks, shape, upcoming, missing)

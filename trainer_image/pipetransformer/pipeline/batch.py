@@ -61,7 +61,7 @@ class Batch:
         model: PipelineModel,
         prefix: FrozenPrefix | None,
         token_slices: Sequence[int] = (),
-        made: Collection[int] = (),
+        without_prefix: Collection[int] = (),
     ) -> list[Chunk]:
         """The chunks of a round, with the tensors that this worker's spans need for each.
 
@@ -69,7 +69,8 @@ class Batch:
             model: gives the shapes of activations.
             prefix: on the first span's worker, the frozen units that the span starts with; None on other workers.
             token_slices: tokens in each slice that the longest samples are cut into; empty for whole samples.
-            made: numbers of the micro-batches for which `prefix` need not run, because `PREFIX` actions do its work.
+            without_prefix: numbers of the micro-batches for which `prefix` need not run, because `PREFIX` actions of
+                this round or of the round before do its work.
         """
         shapes = [model.activation_shape(len(each.sample_ids), each.length) for each in self.micro_batches]
         slices = round_slices(token_slices, [shape[1] for shape in shapes]) if token_slices else [()] * len(shapes)
@@ -90,7 +91,7 @@ class Batch:
                     labels = labels[:, :length] if tokens is None else labels[:, tokens.start : tokens.stop]
                 chunk.labels = labels
         if prefix is not None:
-            outputs = prefix.begin(self, self.micro_batches, made)
+            outputs = prefix.begin(self, self.micro_batches, without_prefix)
             for chunk in chunks:
                 chunk.prefix = outputs
         return chunks

@@ -20,10 +20,11 @@ from pipetransformer.errors import RunningModel
 from pipetransformer.schedules import Action, ActionKind, MessageKind, Operation, Receive, RoundShape, Send, Value
 from pipetransformer.schedules.operations import output_of
 
-from . import split
-from .chunk import Chunks, Target
+from . import backward_halves
+from .chunk import Chunks
 from .stage import Passage, RoundHooks, Span
 from .stopwatch import Stopwatch
+from .target import Target
 
 _BACKWARD = RunningModel("backward")
 #: The tag of all messages. They use the methods of the group: `dist.isend` takes 20 microseconds more.
@@ -91,7 +92,7 @@ class _Flight:
     output: Tensor
     passage: Passage | None
     gradient: Tensor | None = None
-    rest: split.WeightGradients | None = None
+    rest: backward_halves.WeightGradients | None = None
 
 
 class _Round:
@@ -144,9 +145,9 @@ class _Round:
             case ActionKind.WEIGHT_GRADIENT:
                 self._weight_half(action.span, action.chunk)
             case ActionKind.PREFIX:
-                self._piece(action)
+                self._prefix(action)
 
-    def _piece(self, action: Action) -> None:
+    def _prefix(self, action: Action) -> None:
         """Run some frozen units for a chunk of this round or of the next."""
         chunk = self._chunks[action.chunk]
         assert chunk.frozen_input is not None
@@ -201,14 +202,14 @@ class _Round:
             return
         with _BACKWARD:
             at_once = self._chunks[number].context.recompute
-            gradient, flight.rest = split.begin(flight.output, flight.input, flight.gradient, at_once=at_once)
+            gradient, flight.rest = backward_halves.begin(flight.output, flight.input, flight.gradient, at_once=at_once)
         self._give_gradient(index, number, flight.input, gradient)
 
     def _weight_half(self, index: int, number: int) -> None:
         flight = self._flights.pop((index, number))
         with _BACKWARD:
             if flight.rest is not None:
-                split.finish(flight.rest)
+                backward_halves.finish(flight.rest)
             elif not self._shape.gives_gradient(index) and self._goes_back(index, flight):
                 torch.autograd.backward(flight.output, flight.gradient)
         if flight.passage is not None:

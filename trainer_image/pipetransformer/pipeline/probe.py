@@ -35,7 +35,7 @@ def _is_expanded(tensor: Tensor) -> bool:
 class Probe:
     """Measures the units of a span.
 
-    A time is the median over several passes through all units, after one pass to warm up. So a short disturbance
+    Each time is the median over several passes through all units, after one pass to warm up. So a short disturbance
     affects one pass, but not the result of a unit.
 
     Attributes:
@@ -62,15 +62,10 @@ class Probe:
         saved = [_SavedBytes(unit) for unit in self.units]
         with RunningModel("measuring"), self._without_trace():  # on copies, because the first unit may change its input
             self._pass(x.clone(), to_input=True, saved=saved)
-            passes = [self._pass(x.clone(), to_input=True) for _ in range(_REPEATS)]
-            first = self._pass(x.clone(), to_input=False)
-        forward, backward = (
-            [statistics.median(times) for times in zip(*laps, strict=True)] for laps in zip(*passes, strict=True)
-        )
-        return [
-            UnitCost(f, b, min(w, b), kept.total)
-            for f, b, w, kept in zip(forward, backward, first[1], saved, strict=True)
-        ]
+            forwards, backwards = zip(*[self._pass(x.clone(), to_input=True) for _ in range(_REPEATS)], strict=True)
+            weights_backwards = [self._pass(x.clone(), to_input=False)[1] for _ in range(_REPEATS)]
+        times = zip(_medians(forwards), _medians(backwards), _medians(weights_backwards), strict=True)
+        return [UnitCost(f, b, min(w, b), kept.total) for (f, b, w), kept in zip(times, saved, strict=True)]
 
     def measure_slices(self, x: Tensor, slices: Sequence[TokenSlice]) -> list[tuple[list[float], list[float]]]:
         """Seconds of each unit's forward and backward for each slice of tokens of the first unit's input `x`.
@@ -148,7 +143,7 @@ class Probe:
 
     def _slices_of(self, index: int, x: Tensor, slices: Sequence[TokenSlice]) -> tuple[list[float], list[float]]:
         laps = [[self._slice(index, x, tokens) for _ in range(_REPEATS + 1)][1:] for tokens in slices]
-        medians = [[statistics.median(times) for times in zip(*some, strict=True)] for some in laps]
+        medians = [_medians(some) for some in laps]
         return [forward for forward, _ in medians], [backward for _, backward in medians]
 
     def _slice(self, index: int, x: Tensor, tokens: TokenSlice) -> list[float]:
@@ -221,6 +216,11 @@ class Probe:
             forwards.append(forward)
             backwards.append(backward if trains else 0.0)
         return forwards, backwards
+
+
+def _medians(passes: Sequence[Sequence[float]]) -> list[float]:
+    """The median over the passes at each place."""
+    return [statistics.median(times) for times in zip(*passes, strict=True)]
 
 
 def _is_close(one: Tensor, other: Tensor, share: float | None = None) -> bool:

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from pipetransformer.cache import ActivationCache, FrozenPrefix
 from pipetransformer.data import MicroBatch, Readers, Split, Wanted
-from pipetransformer.errors import SpecError
-from pipetransformer.models import PipelineModel, TokenSlice, Unchanged
+from pipetransformer.models import PipelineModel, Unchanged
 from pipetransformer.models.metrics import Metric
-from pipetransformer.partition import UnitCost
 from pipetransformer.partition.slices import round_slices
 from pipetransformer.schedules import (
     Ahead,
@@ -24,7 +22,6 @@ from pipetransformer.schedules import (
     RoundShape,
     Schedule,
     ScheduleError,
-    TeraPipe,
     fallback,
     planned,
     staleness,
@@ -32,11 +29,11 @@ from pipetransformer.schedules import (
 
 from .ahead import FrozenAhead
 from .batch import Batch, sample_ids_of
-from .chunk import Chunk, Loss, Scores, StepChunks, Target
+from .chunk import Chunk, StepChunks
 from .executor import Executor
-from .probe import Probe
 from .stage import RoundHooks, Span, StageSpec
 from .stopwatch import make_stopwatch
+from .target import Loss, Scores, Target
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +68,11 @@ class StageRunner:
     micro-batches.
 
     Keep it out of reference cycles: its memory and its group's sockets must be freed with the last reference to it.
+
+    Attributes:
+        spec: the stage of this worker.
+        model: gives the shapes of activations and the loss.
+        units: the modules of `spec.units`, by unit.
     """
 
     def __init__(
@@ -93,13 +95,11 @@ class StageRunner:
             readers: processes that read this worker's samples ahead; None to read them in the round.
         """
         self.spec = spec
-        self._model = model
+        self.model = model
         self._micro_batches_of = micro_batches_of
         self._readers = readers
-        self._units = dict(zip(spec.units, units, strict=True))
-        frozen = (
-            [self._units[unit] for unit in spec.spans[0][: spec.num_frozen(spec.spans[0])]] if spec.is_first else []
-        )
+        self.units: Mapping[int, nn.Module] = dict(zip(spec.units, units, strict=True))
+        frozen = [self.units[unit] for unit in spec.spans[0][: spec.num_frozen(spec.spans[0])]] if spec.is_first else []
         if cache is not None:
             # If a frozen unit shares a parameter with a unit that trains, its output changes at every step.
             changes = any(parameter.requires_grad for unit in frozen for parameter in unit.parameters())
@@ -108,7 +108,7 @@ class StageRunner:
         if spec.is_first:
             self._prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype, cache=cache)
             self._uncached_prefix = FrozenPrefix(frozen, device=spec.device, dtype=spec.dtype)
-        self._unchanged = Unchanged({model.unit_name(unit): module for unit, module in self._units.items()})
+        self._unchanged = Unchanged({model.unit_name(unit): module for unit, module in self.units.items()})
         spans = {index: self._span(index, span) for index, span in spec.own_spans.items()}
         self._executor = Executor(spans, spec.group, spec.device, spec.dtype)
         self._planned: dict[RoundShape, Sequence[Operation]] = {}
@@ -150,7 +150,7 @@ class StageRunner:
     @property
     def max_tokens(self) -> int:
         """Number of tokens in the longest samples."""
-        return self._model.activation_shape(1)[1]
+        return self.model.activation_shape(1)[1]
 
     def train(
         self, step: int, micro_batches: Sequence[MicroBatch], split: Split, hooks: RoundHooks | None = None
@@ -166,7 +166,7 @@ class StageRunner:
         self._stopwatch.reset()
         batch = self._batch(step, micro_batches, split)
         if self._ahead is None:
-            chunks = self._run(batch, Loss(self._model), hooks, training=True)
+            chunks = self._run(batch, Loss(self.model), hooks, training=True)
         else:
             later = self._micro_batches_of(step + 1)
             upcoming = self._batch(step + 1, later, split) if later else None
@@ -188,11 +188,11 @@ class StageRunner:
         shape = self._shape_of(dealt)
 
         def make(step: int) -> list[Chunk]:
-            return self._batch(first + step, dealt[step], split).chunks(self._model, self._prefix)
+            return self._batch(first + step, dealt[step], split).chunks(self.model, self._prefix)
 
         with self._unchanged.over():
             chunks = StepChunks(shape, make)
-            self._executor.run(self._operations(shape), shape, chunks, Loss(self._model), hooks, self._stopwatch)
+            self._executor.run(self._operations(shape), shape, chunks, Loss(self.model), hooks, self._stopwatch)
         return [_sums([chunks[number] for number in shape.chunks_of(step)]) for step in range(len(dealt))]
 
     def staleness(self, dealt: Sequence[Sequence[MicroBatch]]) -> Staleness:
@@ -240,7 +240,7 @@ class StageRunner:
         """
         parts = self._parts(micro_batches)
         scores = Scores(metrics)
-        with self._evaluating():
+        with self.evaluating():
             for part, following in zip(parts, [*parts[1:], []], strict=True):
                 wanted = partial(_wanted, None, following)
                 self._run(Batch(self.spec, split, name, None, part, following=wanted, readers=self._readers), scores)
@@ -249,15 +249,15 @@ class StageRunner:
         return scores.sums
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """A context in which the units are in evaluation mode."""
-        modes = [unit.training for unit in self._units.values()]
-        for unit in self._units.values():
+        modes = [unit.training for unit in self.units.values()]
+        for unit in self.units.values():
             unit.eval()
         try:
             yield
         finally:
-            for unit, mode in zip(self._units.values(), modes, strict=True):
+            for unit, mode in zip(self.units.values(), modes, strict=True):
                 unit.train(mode)
 
     def lengths_of_parts(self, micro_batches: Sequence[MicroBatch]) -> list[int | None]:
@@ -274,119 +274,32 @@ class StageRunner:
             micro_batches: all micro-batches of the pipeline.
             split: the split that their samples belong to.
         """
-        finite = {unit: torch.tensor(True, device=self.spec.device) for unit in self._units}
+        finite = {unit: torch.tensor(True, device=self.spec.device) for unit in self.units}
 
         def note(unit: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> None:
             finite[unit] &= output.isfinite().all()
 
-        handles = [module.register_forward_hook(partial(note, unit)) for unit, module in self._units.items()]
+        handles = [module.register_forward_hook(partial(note, unit)) for unit, module in self.units.items()]
         try:
             for part in self._parts(micro_batches):
-                self._run(Batch(self.spec, split, "train", step, part, readers=self._readers, cached=False), Scores())
+                self.forward(Batch(self.spec, split, "train", step, part, readers=self._readers, cached=False))
         finally:
             for handle in handles:
                 handle.remove()
         flags = torch.stack(list(finite.values())).tolist()
         return next((unit for unit, good in zip(finite, flags, strict=True) if not good), None)
 
-    def measure(self, micro_batch_size: int, split: Split) -> list[UnitCost]:
-        """Cost of each unit of `spec.units` for a micro-batch of `micro_batch_size` samples. Frozen units have a
-        backward of 0 seconds. Units and gradients stay unchanged."""
-        return [cost for probe, x in self._probes(micro_batch_size, split) for cost in probe.measure(x)]
-
-    def measure_slices(
-        self, micro_batch_size: int, split: Split, slices: Sequence[tuple[int, int]]
-    ) -> list[tuple[list[float], list[float]]]:
-        """Measure slices of tokens. Returns, for each unit of `spec.units`, the seconds of its forward and of its
-        backward for each slice.
-
-        Args:
-            micro_batch_size: number of samples in the micro-batch.
-            split: the split that the samples are taken from.
-            slices: (length, tokens before it) of each slice.
-        """
-        tokens = [TokenSlice(context, context + length, context + length) for length, context in slices]
-        return [unit for probe, x in self._probes(micro_batch_size, split) for unit in probe.measure_slices(x, tokens)]
-
-    def check_slices(self, split: Split) -> None:
-        """With TeraPipe, check that each unit keeps the promise of `slices_tokens`. All workers of the pipeline must
-        call this.
-
-        Args:
-            split: the split whose first sample is run.
+    def forward(self, batch: Batch) -> None:
+        """Run the micro-batches of a batch forward through the pipeline, without gradients, and drop the outputs. All
+        workers of the pipeline must call this.
 
         Raises:
-            SpecError: a unit computes something else in slices of tokens than on whole samples.
+            SpecError: a forward changed a parameter or a buffer.
         """
-        if not isinstance(self.spec.schedule, TeraPipe):
-            return
-        for (probe, x), span in zip(self._probes(1, split), self.spec.own_spans.values(), strict=True):
-            if (unlike := probe.first_unlike_in_slices(x)) is not None:
-                raise SpecError(
-                    "spec.pipeline.schedule",
-                    f"TeraPipe would train another model: {self._model.unit_name(span[unlike])} computes something else"
-                    " in slices of tokens than on whole samples. See Slices of tokens in docs/models.md",
-                )
-
-    def check_samples(self, split: Split) -> None:
-        """Check that no unit mixes samples. All workers of the pipeline must call this.
-
-        Args:
-            split: the split whose first samples are run, in evaluation mode.
-
-        Raises:
-            SpecError: a unit computes something else for two samples together than for each alone.
-        """
-        with self._evaluating():
-            # First as in training, because that finds other faults, and has better words for them.
-            self._run(Batch(self.spec, split, "train", 0, [MicroBatch((0, 1 % len(split)), 2)], cached=False), Scores())
-            for (probe, x), span in zip(self._probes(2, split), self.spec.own_spans.values(), strict=True):
-                if (mixing := probe.first_that_mixes(x)) is not None:
-                    raise SpecError(
-                        "spec.model",
-                        f"the output of {self._model.unit_name(span[mixing])} for a sample depends on the other samples"
-                        " of its micro-batch, which the layout decides: compute each sample alone. Modules with"
-                        " batch_first need batch_first=True",
-                    )
-
-    def _probes(self, micro_batch_size: int, split: Split) -> Iterator[tuple[Probe, Tensor]]:
-        """For each span of this worker, a probe and the input to measure it with."""
-        spec = self.spec
-        ids = tuple(index % len(split) for index in range(micro_batch_size))
-        batch = Batch(spec, split, "train", 0, [MicroBatch(ids, micro_batch_size)], cached=False)
-        inputs = {0: batch.inputs(ids).to(spec.device)} if len(spec.spans) == 1 else self._inputs_of_spans(batch)
-        labels = batch.labels().to(spec.device)
-        weights = torch.ones(micro_batch_size, dtype=spec.dtype, device=spec.device)
-
-        def loss(output: Tensor, tokens: TokenSlice | None = None) -> Tensor:
-            wanted = labels if tokens is None else labels[:, tokens.start : tokens.stop]
-            return self._model.loss(output, wanted, weights)[0]
-
-        for index, span in spec.own_spans.items():
-            units, finish = [self._units[unit] for unit in span], loss if index == len(spec.spans) - 1 else None
-            yield Probe(units, spec.num_frozen(span), finish, batch.context(ids), spec.device), inputs[index]
-
-    def _inputs_of_spans(self, batch: Batch) -> dict[int, Tensor]:
-        """Run a micro-batch forward through the pipeline. Returns the input of each span of this worker.
-
-        Made-up inputs would not do, because layers may compute by values, such as token ids in the hidden states.
-        """
-        inputs: dict[int, Tensor] = {}
-
-        def note(index: int, _: nn.Module, given: tuple[Tensor, ...]) -> None:
-            inputs[index] = given[0].clone()  # the unit may change it in place
-
-        first_units = {index: self._units[span.start] for index, span in self.spec.own_spans.items()}
-        handles = [unit.register_forward_pre_hook(partial(note, index)) for index, unit in first_units.items()]
-        try:
-            self._run(batch, Scores())
-        finally:
-            for handle in handles:
-                handle.remove()
-        return inputs
+        self._run(batch, Scores())
 
     def _span(self, index: int, span: range) -> Span:
-        units = {self._model.unit_name(unit): self._units[unit] for unit in span}
+        units = {self.model.unit_name(unit): self.units[unit] for unit in span}
         last = index == len(self.spec.spans) - 1
         return Span(span, units, self.spec.num_frozen(span), first=index == 0, last=last, dtype=self.spec.dtype)
 
@@ -406,7 +319,7 @@ class StageRunner:
         """
         with self._unchanged.over():
             prefix = self._prefix if batch.cached else self._uncached_prefix
-            chunks = batch.chunks(self._model, prefix, self.spec.token_slices if training else ())
+            chunks = batch.chunks(self.model, prefix, self.spec.token_slices if training else ())
             slices = len(chunks) // len(batch.micro_batches)
             shape = self.spec.shape(len(chunks), training=training, slices=slices)
             self._executor.run(
@@ -419,10 +332,10 @@ class StageRunner:
     ) -> list[Chunk]:
         """Run a round of training like `_run`, and run frozen forwards of the next round in idle time."""
         with self._unchanged.over():
-            round_ = ahead.begin(batch, upcoming, self._model, self._prefix)
+            round_ = ahead.begin(batch, upcoming, self.model, self._prefix)
             operations = self._operations(round_.shape)
             ahead.read(round_, operations)
-            self._executor.run(operations, round_.shape, round_.chunks, Loss(self._model), hooks, self._stopwatch)
+            self._executor.run(operations, round_.shape, round_.chunks, Loss(self.model), hooks, self._stopwatch)
             ahead.end(round_)
         return round_.chunks[: len(batch.micro_batches)]
 

@@ -18,7 +18,7 @@ from .operations import (
 )
 from .order import lists_of, planned
 from .owners import OwnsSpans, fit
-from .simulate import Program, RoundCosts, simulate
+from .simulate import RoundCosts, RoundGraph, simulate
 from .tera import TeraPipe
 
 __all__ = [
@@ -31,9 +31,9 @@ __all__ = [
     "OneForwardOneBackward",
     "Operation",
     "OwnsSpans",
-    "Program",
     "Receive",
     "RoundCosts",
+    "RoundGraph",
     "RoundSeconds",
     "RoundShape",
     "Schedule",

@@ -162,7 +162,7 @@ class _Work:
 
 
 @dataclass(slots=True)
-class _Pieces:
+class _PrefixRun:
     """Some frozen units that a worker computes for a chunk, without a break."""
 
     chunk: int
@@ -175,9 +175,9 @@ class _Pieces:
 
 
 class _Filling:
-    """Plays the lists of the inner schedule in simulated time, and fills gaps with pieces.
+    """Plays the lists of the inner schedule in simulated time, and fills gaps with forwards of frozen units.
 
-    A piece is the forward of one frozen unit for one chunk. It goes into a gap only if its share `room` fits there.
+    The forward of a frozen unit for a chunk goes into a gap only if its share `room` fits there.
     If a worker has other computations left, it takes a chunk of the next round only if it can finish both by
     `deadline`, in seconds.
 
@@ -189,7 +189,7 @@ class _Filling:
         workers = len(work.inner)
         self.end = 0.0
         self._work, self._room, self._deadline = work, room, deadline
-        self._done: list[list[_Computation | _Pieces]] = [[] for _ in range(workers)]
+        self._done: list[list[_Computation | _PrefixRun]] = [[] for _ in range(workers)]
         self._place = [0] * workers  # of the next computation in the worker's inner list
         #: Seconds of the inner computations that each worker has left.
         self._left = [sum(one.seconds for one in own) for own in work.inner]
@@ -212,7 +212,7 @@ class _Filling:
         """
         while self._free:
             now, worker = heapq.heappop(self._free)
-            if not self._run_next(worker, now) and not self._run_piece(worker, now):
+            if not self._run_next(worker, now) and not self._run_prefix_unit(worker, now):
                 self._wait(worker)
         if stuck := [one.action for worker in range(len(self._place)) if (one := self._next(worker)) is not None]:
             raise ScheduleError(f"these computations wait for inputs that are never produced: {stuck}")
@@ -233,7 +233,7 @@ class _Filling:
         self._take_time(worker, now + computation.seconds, computation.gives)
         return True
 
-    def _run_piece(self, worker: int, now: float) -> bool:
+    def _run_prefix_unit(self, worker: int, now: float) -> bool:
         """Run one frozen unit, if one is left and the gap has room for it. Returns whether it ran."""
         if worker not in self._work.holders:
             return False
@@ -261,13 +261,13 @@ class _Filling:
         return seconds <= self._deadline or math.isclose(seconds, self._deadline)
 
     def _append(self, worker: int, chunk: int, unit: int) -> None:
-        """Append a piece. If the last entry is the piece before it of the same chunk, both become one action."""
+        """Append the forward of a frozen unit. If the last entry is of the same chunk, both become one action."""
         done = self._done[worker]
         last = done[-1] if done else None
-        if isinstance(last, _Pieces) and last.chunk == chunk:
+        if isinstance(last, _PrefixRun) and last.chunk == chunk:
             last.stop = unit + 1
         else:
-            done.append(_Pieces(chunk, unit, unit + 1))
+            done.append(_PrefixRun(chunk, unit, unit + 1))
 
     def _take_time(self, worker: int, end: float, gives: int) -> None:
         """Let the worker be busy until `end`, when the value `gives` is ready."""

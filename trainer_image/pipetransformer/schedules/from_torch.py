@@ -20,10 +20,11 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
 from pipetransformer_contract.spec import ScheduleName
+from pipetransformer_contract.words import counted
 
 from .flushed import OneForwardOneBackward
 from .operations import Action, ActionKind, RoundShape, ScheduleError
-from .owners import owners_of
+from .owners import owners_of, rounds_of
 
 _KINDS = {
     "F": ActionKind.FORWARD,
@@ -64,7 +65,8 @@ class FromTorch:
             if _depth(self.schedule, "_step_microbatches") < _depth(self.schedule, "_get_pipeline_order"):
                 raise ScheduleError(_no_order(self.schedule))
         if self.spans < 1 or needed not in (None, self.spans):
-            raise ScheduleError(f"{self.name} needs {needed or 'at least 1'} span(s) a worker, not {self.spans}")
+            wanted = "at least 1 span" if needed is None else counted(needed, "span")
+            raise ScheduleError(f"{self.name} needs {wanted} a worker, not {self.spans}")
 
     @property
     def name(self) -> str:
@@ -100,7 +102,7 @@ class FromTorch:
         if issubclass(self.schedule, ScheduleDualPipeV):
             return max(chunks, workers * self.spans)
         if issubclass(self.schedule, _IN_ROUNDS):
-            while chunks % max(1, chunks // workers):
+            while chunks % rounds_of(chunks, workers):
                 chunks += 1
         return chunks
 

@@ -13,17 +13,18 @@ _DEFAULT_SPANS = 2
 
 
 def make_schedule(
-    name: ScheduleName, own: Schedule | type | None = None, *, spans_per_worker: int | None = None
+    name: ScheduleName, script_schedule: Schedule | type | None = None, *, spans_per_worker: int | None = None
 ) -> Schedule:
     """The schedule of this name; for `Script` the schedule that the user's program passed.
 
     Args:
         name: the name in the spec.
-        own: the program's schedule, for `Script`: a `Schedule`, or a schedule class of torch with a `pipeline_order`.
+        script_schedule: the program's schedule, for `Script`: a `Schedule`, or a schedule class of torch with a
+            `pipeline_order`.
         spans_per_worker: spans of each worker, for schedules that can have several; 2 if it is None.
 
     Raises:
-        SpecError: `own` is neither a `Schedule` nor such a class, or cannot be hashed.
+        SpecError: `script_schedule` is neither a `Schedule` nor such a class, or cannot be hashed.
     """
     match name:
         case ScheduleName.GPIPE:
@@ -35,7 +36,7 @@ def make_schedule(
         case ScheduleName.PIPE_OPTIM | ScheduleName.PIPE_DREAM | ScheduleName.ASYNC_ONE_FORWARD_ONE_BACKWARD:
             return Asynchronous()
         case ScheduleName.SCRIPT:
-            return _own(own, spans_per_worker)
+            return _of_script(script_schedule, spans_per_worker)
         case ScheduleName.INTERLEAVED | ScheduleName.ZERO_BUBBLE | ScheduleName.ZERO_BUBBLE_V:
             from . import from_torch  # torch's schedules take long to import
 
@@ -45,35 +46,37 @@ def make_schedule(
             return kind(spans_per_worker or _DEFAULT_SPANS)
 
 
-def _own(own: Schedule | type | None, spans_per_worker: int | None) -> Schedule:
-    if isinstance(own, type):
+def _of_script(schedule: Schedule | type | None, spans_per_worker: int | None) -> Schedule:
+    if isinstance(schedule, type):
         from . import from_torch  # torch's schedules take long to import
 
-        default = _DEFAULT_SPANS if from_torch.has_several_spans(own) else 1
+        default = _DEFAULT_SPANS if from_torch.has_several_spans(schedule) else 1
         try:
-            return from_torch.FromTorch(own, spans_per_worker or default)
+            return from_torch.FromTorch(schedule, spans_per_worker or default)
         except ScheduleError as error:
             raise SpecError("schedule", str(error)) from error
-    if own is None or not callable(getattr(own, "actions", None)):
+    if schedule is None or not callable(getattr(schedule, "actions", None)):
         raise SpecError(
-            "schedule", f"{own!r} is neither a Schedule (it has no method actions) nor a schedule class of torch"
+            "schedule", f"{schedule!r} is neither a Schedule (it has no method actions) nor a schedule class of torch"
         )
     try:
-        hash(own)
+        hash(schedule)
     except TypeError as error:
         advice = "make it a frozen dataclass, for example, and its lists tuples"
-        raise SpecError("schedule", f"{type(own).__name__} must be hashable: {advice} ({error})") from error
-    _check_spans(own, spans_per_worker)
-    return own
+        raise SpecError("schedule", f"{type(schedule).__name__} must be hashable: {advice} ({error})") from error
+    _check_spans(schedule, spans_per_worker)
+    return schedule
 
 
-def _check_spans(own: Schedule, spans_per_worker: int | None) -> None:
+def _check_spans(schedule: Schedule, spans_per_worker: int | None) -> None:
     """Check that the program's schedule has a number of spans, and the one that the spec asks for, if it asks."""
-    if not isinstance(own, OwnsSpans):
+    if not isinstance(schedule, OwnsSpans):
         return
-    spans = own.spans
+    spans = schedule.spans
     if not isinstance(spans, int) or spans < 1:
-        raise SpecError("schedule", f"{type(own).__name__}.spans must be an int of at least 1, not {spans!r}")
+        raise SpecError("schedule", f"{type(schedule).__name__}.spans must be an int of at least 1, not {spans!r}")
     if spans_per_worker not in (None, spans):
-        message = f"is {spans_per_worker}, but the program's schedule {type(own).__name__} has {spans}: leave it out"
+        message = (
+            f"is {spans_per_worker}, but the program's schedule {type(schedule).__name__} has {spans}: leave it out"
+        )
         raise SpecError("spec.pipeline.spansPerWorker", message)

@@ -105,11 +105,11 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
     if len(lists) != shape.workers:
         raise ScheduleError(f"the schedule must return a list for each of {shape.workers} workers, not {len(lists)}")
     found: dict[tuple[int, int], list[ActionKind]] = defaultdict(list)
-    pieces: dict[int, list[tuple[int, range]]] = defaultdict(list)
+    prefixes: dict[int, list[tuple[int, range]]] = defaultdict(list)
     for worker, actions in enumerate(lists):
         for action in actions:
             if action.kind is ActionKind.PREFIX:
-                pieces[action.chunk].append((worker, action.units))
+                prefixes[action.chunk].append((worker, action.units))
                 continue
             if action.span not in shape.spans_of(worker):
                 raise ScheduleError(f"the list of worker {worker} computes span {action.span}, which it does not own")
@@ -125,7 +125,7 @@ def _check(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
         span, chunk = min(found)
         raise ScheduleError(f"span {span} computes chunk {chunk}, but the number of chunks is {shape.chunks}")
     _check_steps(lists, shape)
-    _check_prefixes(pieces, shape)
+    _check_prefixes(prefixes, shape)
 
 
 def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
@@ -149,15 +149,15 @@ def _check_steps(lists: Sequence[Sequence[Action]], shape: RoundShape) -> None:
             )
 
 
-def _check_prefixes(pieces: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:
+def _check_prefixes(prefixes: Mapping[int, Sequence[tuple[int, range]]], shape: RoundShape) -> None:
     """Check that for each chunk of `shape.prefixes` one worker runs all frozen units, in order.
 
     Raises:
         ScheduleError: other chunks have `PREFIX` actions, or a chunk's frozen units run otherwise.
     """
-    if sorted(pieces) != list(shape.prefixes):
-        raise ScheduleError(f"frozen units run for the chunks {sorted(pieces)}, not for {list(shape.prefixes)}")
-    for chunk, parts in pieces.items():
+    if sorted(prefixes) != list(shape.prefixes):
+        raise ScheduleError(f"frozen units run for the chunks {sorted(prefixes)}, not for {list(shape.prefixes)}")
+    for chunk, parts in prefixes.items():
         units = [unit for _, part in parts for unit in part]
         workers = sorted({worker for worker, _ in parts})
         if len(workers) > 1 or units != list(range(shape.prefix_units)):
@@ -173,12 +173,15 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
     Raises:
         ScheduleError: the lists cannot be run, because the input of a computation is never produced before it.
     """
+    # Begin with all workers that have something to compute. Computations run in simulated time, so that messages stand
+    # in the order in which they begin.
     operations: list[list[Operation]] = [[] for _ in lists]
     made: dict[Value, float] = {}  # when each value is ready
     place = [0] * len(lists)
     waiting: dict[Value, int] = {}  # the worker that waits for a value
     ready = [(0.0, worker) for worker, actions in enumerate(lists) if actions]
     while ready:
+        # Take the worker that is free first. Let it wait if the input of its next computation is not there yet.
         now, worker = heapq.heappop(ready)
         action = lists[worker][place[worker]]
         value = input_of(action, shape)
@@ -189,11 +192,13 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
         if start > now:  # other workers may have a computation before that
             heapq.heappush(ready, (start, worker))
             continue
+        # Append the computation. Its worker is free again once it ends.
         end = start + _TURNS[action.kind]
         operations[worker].append(action)
         place[worker] += 1
         if place[worker] < len(lists[worker]):
             heapq.heappush(ready, (end, worker))
+        # If another worker takes the output, append the send and the receive. Wake a worker that waits for it.
         output = output_of(action, shape)
         if output is not None:
             made[output] = end
@@ -203,6 +208,7 @@ def add_messages(lists: Sequence[Sequence[Action]], shape: RoundShape) -> tuple[
                 operations[taker].append(Receive(output, worker))
             if output in waiting:
                 heapq.heappush(ready, (end, waiting.pop(output)))
+    # A worker that is not at the end of its list waits for a value that no worker makes.
     stuck = [
         f"worker {worker} at {mine[at]}"
         for worker, (mine, at) in enumerate(zip(lists, place, strict=True))

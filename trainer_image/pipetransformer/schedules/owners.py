@@ -11,7 +11,7 @@ from pipetransformer_contract.spec import ScheduleName
 
 from .operations import Schedule, ScheduleError
 
-#: Schedules of torch that need the micro-batches in equal rounds: M must be a multiple of max(1, M // K).
+#: Schedules of torch that need the micro-batches in equal rounds (`rounds_of`).
 _IN_ROUNDS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.ZERO_BUBBLE})
 
 
@@ -54,7 +54,7 @@ def fit(
     spans_per_worker: int,
     micro_batches: int,
     num_layers: int,
-    own: Schedule | None = None,
+    script_schedule: Schedule | None = None,
 ) -> Fitted:
     """Choose what a layout runs: the requested schedule if the layout can run it, otherwise 1F1B.
 
@@ -64,20 +64,22 @@ def fit(
         spans_per_worker: spans of each worker (V).
         micro_batches: micro-batches of a round (M).
         num_layers: layers of the model (L).
-        own: the schedule of the user's program, for `Script`. If it is `OwnsSpans`, its `owners` are used.
+        script_schedule: the schedule of the user's program, for `Script`. If it is `OwnsSpans`, its `owners` are used.
 
     Raises:
-        ScheduleError: `own` cannot run with this number of workers.
-        SpecError: `own` fails, or gives spans to other workers than there are.
+        ScheduleError: `script_schedule` cannot run with this number of workers.
+        SpecError: `script_schedule` fails, or gives spans to other workers than there are.
     """
     if spans_per_worker == 1 and schedule not in _IN_ROUNDS:
         return Fitted(schedule, owners_of(schedule, stages, 1))
     if reason := _why_not(schedule, stages, spans_per_worker, micro_batches, num_layers):
         return Fitted(ScheduleName.ONE_FORWARD_ONE_BACKWARD, tuple(range(stages)), f"{schedule} {reason}")
-    if schedule is ScheduleName.SCRIPT and isinstance(own, OwnsSpans):
-        owners = _owners_by(own, stages)
+    if schedule is ScheduleName.SCRIPT and isinstance(script_schedule, OwnsSpans):
+        owners = _owners_by(script_schedule, stages)
         if num_layers < len(owners):
-            reason = f"{schedule} needs a layer for each of the {len(owners)} spans of {own}, not {num_layers}"
+            reason = (
+                f"{schedule} needs a layer for each of the {len(owners)} spans of {script_schedule}, not {num_layers}"
+            )
             return Fitted(ScheduleName.ONE_FORWARD_ONE_BACKWARD, tuple(range(stages)), reason)
         return Fitted(schedule, owners)
     return Fitted(schedule, owners_of(schedule, stages, spans_per_worker))
@@ -92,16 +94,24 @@ def owners_of(schedule: ScheduleName, stages: int, spans_per_worker: int) -> tup
     return (*there,) * spans_per_worker
 
 
-def _owners_by(own: OwnsSpans, stages: int) -> tuple[int, ...]:
+def rounds_of(micro_batches: int, workers: int) -> int:
+    """Number of rounds in which torch's interleaved schedules run M micro-batches on K workers. M must be a multiple of
+    it."""
+    return max(1, micro_batches // workers)
+
+
+def _owners_by(schedule: OwnsSpans, stages: int) -> tuple[int, ...]:
     """The owners that the user's schedule returns."""
     try:
-        owners = tuple(int(worker) for worker in own.owners(stages))
+        owners = tuple(int(worker) for worker in schedule.owners(stages))
     except ScheduleError:
         raise
     except Exception as error:
-        raise SpecError("schedule", f"{own}: {type(error).__name__}: {error}") from error
+        raise SpecError("schedule", f"{schedule}: {type(error).__name__}: {error}") from error
     if set(owners) != set(range(stages)):
-        raise SpecError("schedule", f"{own} gives its spans to the workers {owners}, but there are {stages} workers")
+        raise SpecError(
+            "schedule", f"{schedule} gives its spans to the workers {owners}, but there are {stages} workers"
+        )
     return owners
 
 
@@ -111,6 +121,6 @@ def _why_not(schedule: ScheduleName, stages: int, spans_per_worker: int, micro_b
         return "needs at least 2 stages"
     if num_layers < (spans := stages * spans_per_worker):
         return f"needs a layer for each of {spans} spans ({stages} stages of {spans_per_worker}), not {num_layers}"
-    if schedule in _IN_ROUNDS and micro_batches % (rounds := max(1, micro_batches // stages)):
+    if schedule in _IN_ROUNDS and micro_batches % (rounds := rounds_of(micro_batches, stages)):
         return f"needs micro-batches in {rounds} equal rounds over {stages} stages, not {micro_batches}"
     return ""

@@ -125,11 +125,11 @@ def simulate(lists: Sequence[Sequence[Operation]], shape: RoundShape, costs: Rou
             different messages to each other.
         KeyError: `costs` lacks a kind of computation.
     """
-    return Program.of(lists, shape).play(costs)
+    return RoundGraph.of(lists, shape).simulate(costs)
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class RoundGraph:
     """The lists of a round as a graph, which can be simulated many times with different costs.
 
     A node is a computation or a message. It starts when the last of its predecessors ends. The numbers of its
@@ -153,15 +153,15 @@ class Program:
     kept: Sequence[Sequence[Mapping[int, int]]]
 
     @classmethod
-    def of(cls, lists: Sequence[Sequence[Operation]], shape: RoundShape) -> "Program":
+    def of(cls, lists: Sequence[Sequence[Operation]], shape: RoundShape) -> "RoundGraph":
         """Make the graph of these lists.
 
         Raises:
             ScheduleError: the lists cannot be run.
         """
-        return _Linker(lists, shape).link()
+        return _GraphBuilder(lists, shape).build()
 
-    def play(self, costs: RoundCosts, *, times: bool = True) -> Simulated:
+    def simulate(self, costs: RoundCosts, *, times: bool = True) -> Simulated:
         """Simulate the round with these costs. With `times=False` the `times` of the result are empty.
 
         Raises:
@@ -209,7 +209,7 @@ def _of_slice(row: Sequence[float], number: int) -> float:
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker's list, and how far the linker has come in it.
+    """One worker's list, and how far the builder has come in it.
 
     Attributes:
         operations: the worker's list.
@@ -241,7 +241,7 @@ class _Pair:
     early: deque[tuple[int, Value, int]] = field(default_factory=deque)
 
 
-class _Linker:
+class _GraphBuilder:
     """Makes the graph. It goes through each list until an operation waits, and resumes once its value is there."""
 
     def __init__(self, lists: Sequence[Sequence[Operation]], shape: RoundShape) -> None:
@@ -265,7 +265,7 @@ class _Linker:
         self._ready = list(range(len(lists)))
         self._pairs: dict[tuple[int, int], _Pair] = {}
 
-    def link(self) -> Program:
+    def build(self) -> RoundGraph:
         while self._ready:
             self._run(self._ready.pop())
         stuck = [
@@ -275,7 +275,7 @@ class _Linker:
         ]
         if stuck:
             raise ScheduleError(f"these operations wait for values that never come: {', '.join(stuck)}")
-        return Program(
+        return RoundGraph(
             self._shape,
             self._nodes,
             list(self._costs),
@@ -285,7 +285,7 @@ class _Linker:
         )
 
     def _run(self, index: int) -> None:
-        """Link one worker's list until it waits or ends."""
+        """Add one worker's list to the graph until it waits or ends."""
         worker, chunks, slices = self._workers[index], self._shape.chunks, self._shape.slices
         while worker.place < len(worker.operations):
             operation = worker.operations[worker.place]
@@ -310,7 +310,11 @@ class _Linker:
         return len(self._nodes)
 
     def _source(self, kind: ActionKind, place: int) -> int:
-        """Index in `_arrived` of the value that a computation needs; negative if it needs none."""
+        """Index in `_arrived` of the value that a computation needs; negative if it needs none.
+
+        The same as `operations.input_of`, but on indices in `_arrived`, because `Auto` builds graphs of thousands of
+        lists. Only a `STEP` needs no value here.
+        """
         if kind is ActionKind.FORWARD:
             if place >= self._shape.chunks:
                 return place
@@ -320,7 +324,11 @@ class _Linker:
         return -1
 
     def _give(self, index: int, action: Action) -> None:
-        """Record that the value of a computation has arrived at its taker, unless a message brings it there."""
+        """Record that the value of a computation has arrived at its taker, unless a message brings it there.
+
+        The values are those of `operations.output_of`, but on indices in `_arrived`, as in `_source`. Only a `STEP`
+        gives no value here.
+        """
         kind, span, shape = action.kind, action.span, self._shape
         if kind is ActionKind.FORWARD:
             taker, base = span + 1, 0

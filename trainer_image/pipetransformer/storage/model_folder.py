@@ -22,7 +22,7 @@ from torch import Tensor
 
 from pipetransformer.data import DataInfo, Processor, Task
 from pipetransformer.errors import SpecError
-from pipetransformer.models import ModelFunction, OwnModel, PipelineModel, build_model, import_huggingface
+from pipetransformer.models import ModelFunction, PipelineModel, ScriptModel, build_model, import_huggingface
 from pipetransformer.user_code import import_function
 from pipetransformer_contract.spec import Data, Model, Precision
 from pipetransformer_contract.wire import Wire
@@ -283,9 +283,9 @@ def _built(config: ModelConfig, function: ModelFunction | None) -> PipelineModel
     if config.kind is not Kind.SCRIPT:
         return build_model(config.model, config.info, seed=0, dtype=config.torch_dtype)
     sample = torch.zeros(1, *config.input_shape, dtype=config.torch_input_dtype)
-    own = OwnModel(function or _function_of(config), sample, seed=0, dtype=config.torch_dtype)
-    model = own.shell()
-    return model.with_units(own.build_units(range(model.num_layers + 2)))
+    made = ScriptModel(function or _function_of(config), sample, seed=0, dtype=config.torch_dtype)
+    model = made.shell()
+    return model.with_units(made.build_units(range(model.num_layers + 2)))
 
 
 def _function_of(config: ModelConfig) -> ModelFunction:

@@ -18,7 +18,7 @@ from pipetransformer.data import Split
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.models import MicroBatchContext
 from pipetransformer.partition import ModelCosts, UnitCost, measured_sizes
-from pipetransformer.pipeline import Chunk, Executor, Span, StageRunner
+from pipetransformer.pipeline import Chunk, Executor, Span, SpanProbes, StageRunner
 from pipetransformer.schedules import OneForwardOneBackward, RoundCosts, RoundShape, planned, simulate
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
@@ -71,11 +71,12 @@ def measure_costs(
         host_apart: whether host memory does not count as part of `usable`.
     """
     started = time.perf_counter()
+    probes = SpanProbes(runner, split)
     sizes = measured_sizes(layout.micro_batch_size)
     num_units = layout.cut.num_units
     seen = torch.zeros(2, num_units, len(UnitCost._fields), dtype=torch.float64)
     for row, size in zip(seen, sizes, strict=True):
-        row[layout.units] = torch.tensor(runner.measure(size, split), dtype=torch.float64)
+        row[layout.units] = torch.tensor(probes.measure(size), dtype=torch.float64)
     steps_taken = (time.perf_counter() - started) / step_seconds
     device = runner.spec.device
     links = [_seconds_per_byte(groups, device), *_seconds_per_action(groups.pipeline, device)]

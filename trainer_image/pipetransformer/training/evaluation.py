@@ -14,6 +14,7 @@ from pipetransformer.elastic.transport.watchdog import ROUND, Timing, Watchdog
 from pipetransformer.hooks import WorkerSignals
 from pipetransformer.job.job import Job
 from pipetransformer.models.metrics import LOSS, checking_sums
+from pipetransformer.pipeline import SpanProbes
 from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 
@@ -35,14 +36,15 @@ def rehearse(job: Job, member: Membership, watchdog: Watchdog) -> None:
 
     Raises:
         RuntimeError: a connection broke.
-        SpecError: see `StageRunner.check_slices`, `StageRunner.check_samples` and `checking_sums`.
+        SpecError: see `SpanProbes.check_slices`, `SpanProbes.check_samples` and `checking_sums`.
         ModelError: a metric or the model failed.
         DeviceError, DeviceMemoryError: the accelerator failed, or has too little memory.
     """
     layout, test = member.layout, job.dataset.test
     with watchdog.timing("rehearsal", member.groups.connections):
-        member.runner.check_slices(job.dataset.train)
-        member.runner.check_samples(job.dataset.train)
+        probes = SpanProbes(member.runner, job.dataset.train)
+        probes.check_slices()
+        probes.check_samples()
         if not len(test):
             return
         micro_batches = job.dealer.test(layout.pipelines, layout.micro_batch_size)[layout.pipeline][:1]

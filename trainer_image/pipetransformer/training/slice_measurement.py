@@ -13,7 +13,7 @@ from pipetransformer.data import Split
 from pipetransformer.elastic.transport.groups import GenerationGroups
 from pipetransformer.job.job import Job
 from pipetransformer.partition.slice_costs import PROBED_QUARTERS, SliceCosts, SliceProbe, fit
-from pipetransformer.pipeline import StageRunner
+from pipetransformer.pipeline import SpanProbes, StageRunner
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 
@@ -48,7 +48,8 @@ def measure_slices(
     slices = [(quarter * length, quarter * context) for length, context in PROBED_QUARTERS]
     sizes = (1, max(2, layout.micro_batch_size))
     seconds = torch.zeros(layout.cut.num_units, 2, len(sizes) * len(slices), dtype=torch.float64)
-    measured = [torch.tensor(runner.measure_slices(size, split, slices), dtype=torch.float64) for size in sizes]
+    probes = SpanProbes(runner, split)
+    measured = [torch.tensor(probes.measure_slices(size, slices), dtype=torch.float64) for size in sizes]
     seconds[layout.units] = torch.cat(measured, dim=2)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=groups.world)
     places = [(size, *each) for size in sizes for each in slices]

@@ -28,9 +28,9 @@ from pipetransformer.data import (
     digest,
     lengths_of,
     load_dataset,
-    own_dataset,
     padded_lengths,
     read_batch,
+    script_dataset,
     shards_of,
     weights_of,
 )
@@ -487,8 +487,8 @@ def test_a_class_that_only_held_out_samples_have_counts() -> None:
     def of(*classes: int) -> TensorDataset:
         return TensorDataset(torch.zeros(len(classes), 1), torch.tensor(classes, dtype=torch.int64))
 
-    assert own_dataset((of(0, 1), of(2)), dtype=torch.float32).info.num_classes == 3
-    assert own_dataset((of(0, 3), of()), dtype=torch.float32).info.num_classes == 4
+    assert script_dataset((of(0, 1), of(2)), dtype=torch.float32).info.num_classes == 3
+    assert script_dataset((of(0, 3), of()), dtype=torch.float32).info.num_classes == 4
 
 
 def test_named_classes_with_other_numbers_in_the_held_out_samples_are_refused() -> None:
@@ -498,10 +498,10 @@ def test_named_classes_with_other_numbers_in_the_held_out_samples_are_refused() 
             self.classes = list(classes)
 
     with pytest.raises(SpecError, match='class 1 is "dog" in the training samples, but "eel" in the held-out ones'):
-        own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "eel")), dtype=torch.float32)
+        script_dataset((Folder("cat", "dog", "eel"), Folder("cat", "eel")), dtype=torch.float32)
     with pytest.raises(SpecError, match=r'the held-out samples have the class "eel" .* training samples have only 2'):
-        own_dataset((Folder("cat", "dog"), Folder("cat", "dog", "eel")), dtype=torch.float32)
-    info = own_dataset((Folder("cat", "dog", "eel"), Folder("cat", "dog")), dtype=torch.float32).info
+        script_dataset((Folder("cat", "dog"), Folder("cat", "dog", "eel")), dtype=torch.float32)
+    info = script_dataset((Folder("cat", "dog", "eel"), Folder("cat", "dog")), dtype=torch.float32).info
     assert info.labels == ("cat", "dog", "eel")
 
 

@@ -11,7 +11,7 @@ from pipetransformer.freeze import (
     FreezePolicy,
     Limits,
     PolicyCopy,
-    constants,
+    always_frozen,
     limits_of,
 )
 from pipetransformer.job.load import load_job
@@ -38,7 +38,7 @@ def names(whole: PipelineModel) -> list[str]:
 
 def limits(fields: dict[str, list[str]], *, tied: bool = False) -> Limits:
     spec, whole = Freeze.model_validate(fields), model(tied=tied)
-    return limits_of(spec, whole.with_constants(constants(spec, whole)))
+    return limits_of(spec, whole.with_constants(always_frozen(spec, whole)))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_never_trains_is_no_parameter_but_keeps_its_name_and_value() -> Non
     before = {name: tensor.clone() for name, tensor in whole.blocks[1].state_dict().items()}
     spec = Freeze(always=["blocks.1.weight"])
 
-    changed = whole.with_constants(constants(spec, whole))
+    changed = whole.with_constants(always_frozen(spec, whole))
 
     assert set(names(whole)) - set(names(changed)) == {"blocks.1.weight"}, "the model itself stays unchanged"
     assert changed.blocks[1].state_dict().keys() == before.keys()
@@ -76,10 +76,10 @@ def test_what_never_trains_is_no_parameter_but_keeps_its_name_and_value() -> Non
 
 def test_all_copies_of_a_shared_parameter_never_train() -> None:
     whole = model(tied=True)
-    changed = whole.with_constants(constants(Freeze(always=["head.weight"]), whole))
+    changed = whole.with_constants(always_frozen(Freeze(always=["head.weight"]), whole))
     assert not {"embedding.weight", "head.weight"} & set(names(changed))
     assert not changed.ties.all
-    untouched = whole.with_constants(constants(Freeze(always=["blocks.0"]), whole))
+    untouched = whole.with_constants(always_frozen(Freeze(always=["blocks.0"]), whole))
     assert untouched.ties == whole.ties and untouched.units[0].weight is untouched.units[-1].weight
 
 

@@ -91,7 +91,7 @@ def streamed() -> Any:
     ],
 )
 def test_data_of_another_kind_are_refused_with_what_to_pass_instead(data: Any, words: str, tmp_path: Path) -> None:
-    with mock.patch("pipetransformer.models.own.OwnModel._build") as built:
+    with mock.patch("pipetransformer.models.script_model.ScriptModel._build") as built:
         said = refusal(tmp_path, data=data)
     assert re.search(words, said), said
     assert not built.called

@@ -21,8 +21,8 @@ from pipetransformer.job.script_parts import Parts
 from pipetransformer.models import (
     KeyedDropout,
     MicroBatchContext,
-    OwnModel,
     PipelineModel,
+    ScriptModel,
     build_model,
     build_units,
     current_micro_batch,
@@ -268,7 +268,7 @@ def test_complex_buffers_stay_complex_in_every_precision(dtype: torch.dtype, wid
     def units() -> list[nn.Module]:
         return [Polar(), Polar(), nn.Linear(8, 2)]
 
-    model = OwnModel(units, torch.zeros(1, 8, dtype=dtype), seed=0, dtype=dtype)
+    model = ScriptModel(units, torch.zeros(1, 8, dtype=dtype), seed=0, dtype=dtype)
     for index, unit in model.build_units(range(2)).items():
         for name in ("turns", "again"):
             assert torch.equal(unit.get_buffer(name), Polar().get_buffer(name).to(width)), index
@@ -457,9 +457,9 @@ def test_a_module_in_several_blocks_drops_other_elements_in_each() -> None:
         attention = nn.TransformerEncoderLayer(8, 2, 8, dropout=0.5, batch_first=True)
         return [nn.Identity(), block, block, attention, attention, nn.Linear(8, 2)]
 
-    own = OwnModel(shared, torch.ones(1, 8), seed=0, dtype=torch.float64)
-    assert {(tie.places[0][0], tie.places[1][0]) for tie in own.shell().ties.all} == {(1, 2), (3, 4)}
-    units, x = own.build_units(range(6)), torch.ones(2, 3, 8, dtype=torch.float64)
+    made = ScriptModel(shared, torch.ones(1, 8), seed=0, dtype=torch.float64)
+    assert {(tie.places[0][0], tie.places[1][0]) for tie in made.shell().ties.all} == {(1, 2), (3, 4)}
+    units, x = made.build_units(range(6)), torch.ones(2, 3, 8, dtype=torch.float64)
     for one, other in ((1, 2), (3, 4)):
         assert same(units[one], units[other])
         outputs = [run_unit(units[unit].train(), x, MicroBatchContext(0, (0, 1))) for unit in (one, other)]
@@ -468,15 +468,15 @@ def test_a_module_in_several_blocks_drops_other_elements_in_each() -> None:
 
 def test_a_function_that_gives_the_same_modules_again_gets_the_same_places() -> None:
     modules = [nn.Identity(), *[nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))] * 2, nn.Linear(8, 2)]
-    own = OwnModel(lambda: modules, torch.ones(1, 8), seed=0, dtype=torch.float64)
+    made = ScriptModel(lambda: modules, torch.ones(1, 8), seed=0, dtype=torch.float64)
     set_micro_batch(MicroBatchContext(0, (0, 1)))
 
     def places(units: Iterable[nn.Module]) -> list[int]:
         return [m.place for unit in units for m in unit.modules() if isinstance(m, KeyedDropout)]
 
-    first, *again = (places(own.build_units(range(4)).values()) for _ in range(3))
+    first, *again = (places(made.build_units(range(4)).values()) for _ in range(3))
     assert len(set(first)) == 2 and again == [first, first]
-    assert places(own.shell().units) == first
+    assert places(made.shell().units) == first
 
 
 def two_linears(info: DataInfo, width: int = 4) -> PipelineModel:
@@ -501,12 +501,12 @@ def test_a_model_is_the_same_on_every_worker_whatever_draws_its_weights() -> Non
         model[1].weight.data.copy_(torch.from_numpy(np.random.rand(8, 8)))
         return [*model]
 
-    own = OwnModel(build, torch.zeros(1, 4), seed=3, dtype=torch.float32)
+    made = ScriptModel(build, torch.zeros(1, 4), seed=3, dtype=torch.float32)
     drawn = []
     for worker in range(2):
         random.seed(worker)
         np.random.seed(worker)
-        units = own.build_units(range(3))
+        units = made.build_units(range(3))
         drawn.append((units, random.random(), np.random.rand()))
         random.seed(worker)
         np.random.seed(worker)
@@ -524,7 +524,7 @@ def test_one_thread_at_a_time_makes_a_model_for_the_generators_are_the_processs(
         other.join(30)
         return [nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
 
-    OwnModel(build, torch.zeros(1, 4), seed=3, dtype=torch.float32).build_units(range(3))
+    ScriptModel(build, torch.zeros(1, 4), seed=3, dtype=torch.float32).build_units(range(3))
     assert entered == [False]
 
 
@@ -548,10 +548,10 @@ def test_an_embedding_of_a_function_may_change_its_input_in_place() -> None:
     def build() -> list[nn.Module]:
         return [Shifting(11, 8), nn.Linear(8, 8), nn.Linear(8, 2)]
 
-    own = OwnModel(build, torch.full((1, 3), 9), seed=0, dtype=torch.float32)
+    made = ScriptModel(build, torch.full((1, 3), 9), seed=0, dtype=torch.float32)
 
-    assert own.shell().activation == (3, 8)
-    assert len(own.build_units(range(3))) == 3
+    assert made.shell().activation == (3, 8)
+    assert len(made.build_units(range(3))) == 3
 
 
 class Masking(nn.Embedding):
@@ -564,12 +564,12 @@ class Masking(nn.Embedding):
 
 
 def test_an_embedding_of_a_function_may_ask_for_the_micro_batch() -> None:
-    own = OwnModel(
+    made = ScriptModel(
         lambda: [Masking(11, 8), nn.Linear(8, 8), nn.Linear(8, 2)], torch.ones(1, 3).long(), seed=0, dtype=torch.float32
     )
     set_micro_batch(MicroBatchContext(0, range(4), torch.ones(4)))  # of an earlier run
 
-    assert own.shell().activation == (3, 8)
+    assert made.shell().activation == (3, 8)
 
 
 def test_the_micro_batch_of_a_thread_is_no_other_threads() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pipetransformer import Pipeline, Training, train
 from pipetransformer.freeze.boundary import apply_boundary
 from pipetransformer.job.load import load_job
-from pipetransformer.models import OwnModel, PipelineModel, Tie, Ties
+from pipetransformer.models import PipelineModel, ScriptModel, Tie, Ties
 from pipetransformer.training.after_step import norms_with_ties
 from pipetransformer_contract.spec import Freeze, TrainerSpec
 from tests.testkit.trainer.harness import Scripted, run_job
@@ -65,7 +65,7 @@ def test_a_shorter_model_keeps_the_ties_of_units_that_share_a_module() -> None:
         embedding, block = nn.Embedding(9, 8), nn.Linear(8, 8, bias=False)
         return [embedding, block, block, nn.Linear(8, 8), block, Output(embedding)]
 
-    whole = OwnModel(shared, torch.zeros(1, 3, dtype=torch.long), seed=0, dtype=torch.float64).shell()
+    whole = ScriptModel(shared, torch.zeros(1, 3, dtype=torch.long), seed=0, dtype=torch.float64).shell()
 
     table = Tie(((0, "weight"), (3, "embedding.weight")))
     assert whole.with_layers(2).ties == Ties((table, Tie(((1, "weight"), (2, "weight")))))

@@ -282,10 +282,10 @@ def test_a_schedule_that_refuses_is_not_chosen() -> None:
             raise ScheduleError("it does not like this round")
 
     script = Option(ScheduleName.SCRIPT)
-    found = replace(make_model(even(8), options=(script, GPIPE)), own=Refusing()).candidates(0, 2, 1)
+    found = replace(make_model(even(8), options=(script, GPIPE)), script_schedule=Refusing()).candidates(0, 2, 1)
     assert found[0].option == GPIPE
     assert "it does not like this round" in {one.why_not for one in found if one.option == script}
-    alone = replace(make_model(even(8), options=(script,), micro_batch_size=1), own=Refusing()).cut(0, 2, 1)
+    alone = replace(make_model(even(8), options=(script,), micro_batch_size=1), script_schedule=Refusing()).cut(0, 2, 1)
     assert (alone.schedule, alone.why_schedule) == (
         ScheduleName.ONE_FORWARD_ONE_BACKWARD,
         "it does not like this round",
@@ -314,14 +314,14 @@ class OnlyUnfrozen(GPipe):
 def test_a_layout_whose_own_schedule_refuses_frozen_spans_is_predicted_as_the_plain_one_that_runs() -> None:
     """The leader predicts the present layout at each freeze, while the workers run 1F1B there."""
     model = make_model(even(8), options=(Option(ScheduleName.SCRIPT),), micro_batch_size=2)
-    with_own = replace(model, own=OnlyUnfrozen())
-    cut = with_own.cut(0, 2, 1)
+    with_script = replace(model, script_schedule=OnlyUnfrozen())
+    cut = with_script.cut(0, 2, 1)
     assert cut.schedule is ScheduleName.SCRIPT
 
-    predicted = with_own.predict(6, cut, 1)
+    predicted = with_script.predict(6, cut, 1)
 
     assert predicted == model.predict(6, replace(cut, schedule=ScheduleName.ONE_FORWARD_ONE_BACKWARD), 1)
-    assert predicted != with_own.predict(0, cut, 1)
+    assert predicted != with_script.predict(0, cut, 1)
 
 
 class OfOneLength(GPipe):
@@ -336,12 +336,12 @@ class OfOneLength(GPipe):
 def test_a_schedule_that_runs_only_the_rounds_of_the_job_is_predicted_by_them() -> None:
     """Other long rounds are predicted from shorter ones."""
     model = make_model(even(8), options=(Option(ScheduleName.SCRIPT),), micro_batch_size=1, global_batch=40)
-    own, gpipe = replace(model, own=OfOneLength()), replace(model, options=(GPIPE,))
+    script, gpipe = replace(model, script_schedule=OfOneLength()), replace(model, options=(GPIPE,))
 
-    cut = own.cut(0, 8, 1)
+    cut = script.cut(0, 8, 1)
 
     assert (cut.schedule, cut.why_schedule) == (ScheduleName.SCRIPT, "")
-    assert own.step_seconds(0, cut, 1) == pytest.approx(gpipe.step_seconds(0, gpipe.cut(0, 8, 1), 1))
+    assert script.step_seconds(0, cut, 1) == pytest.approx(gpipe.step_seconds(0, gpipe.cut(0, 8, 1), 1))
 
 
 class OfFewChunks(GPipe):
@@ -357,7 +357,7 @@ def test_a_schedule_that_runs_only_shorter_rounds_than_the_job_has_is_not_chosen
     """Long rounds are predicted from shorter ones, which it would run."""
     model = make_model(even(8), options=(Option(ScheduleName.SCRIPT),), micro_batch_size=1, global_batch=40)
 
-    cut = replace(model, own=OfFewChunks()).cut(0, 8, 1)
+    cut = replace(model, script_schedule=OfFewChunks()).cut(0, 8, 1)
 
     assert (cut.schedule, cut.why_schedule) == (ScheduleName.ONE_FORWARD_ONE_BACKWARD, "40 chunks are too many")
 

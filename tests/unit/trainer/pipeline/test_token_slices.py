@@ -18,7 +18,7 @@ from pipetransformer.errors import SpecError
 from pipetransformer.models import PipelineModel, build_model, off_device, with_earlier
 from pipetransformer.models.off_device import move_off
 from pipetransformer.models.randomness.keyed import with_keyed_dropout
-from pipetransformer.pipeline import StageRunner
+from pipetransformer.pipeline import SpanProbes, StageRunner
 from pipetransformer.schedules import TeraPipe
 from pipetransformer_contract.spec import Model
 from tests.testkit.trainer.stages import make_runner
@@ -88,7 +88,7 @@ def test_timing_slices_leaves_no_trace(group: dist.ProcessGroup) -> None:
     model = make_own(1)
     runner = make_runner(group, model, TeraPipe(), boundary=1, dtype=torch.float64)
     state = torch.get_rng_state()
-    seconds = runner.measure_slices(2, causal_model.Rows(0, 8), [(4, 0), (4, 12), (16, 0)])
+    seconds = SpanProbes(runner, causal_model.Rows(0, 8)).measure_slices(2, [(4, 0), (4, 12), (16, 0)])
     assert torch.equal(state, torch.get_rng_state())
     assert [[len(row) for row in unit] for unit in seconds] == [[3, 3]] * 5
     forward = [unit[0] for unit in seconds]
@@ -114,7 +114,7 @@ def test_a_unit_that_is_off_the_device_comes_once_to_time_its_slices(
         return copy(device, tensor)
 
     monkeypatch.setattr(off_device, "_on", note)
-    runner.measure_slices(2, causal_model.Rows(0, 8), [(4, 0), (4, 12)])
+    SpanProbes(runner, causal_model.Rows(0, 8)).measure_slices(2, [(4, 0), (4, 12)])
 
     assert copied == [tensor.data_ptr() for tensor in tensors]
 
@@ -155,7 +155,7 @@ def test_a_layer_that_is_another_in_slices_is_refused(group: dist.ProcessGroup, 
     model = with_keyed_dropout(model, seed=0)
     runner = make_runner(group, model, TeraPipe(), boundary=0, dtype=dtype)
     with pytest.raises(SpecError, match=r"blocks\.1 computes something else in slices") as refused:
-        runner.check_slices(causal_model.Rows(3, 8))
+        SpanProbes(runner, causal_model.Rows(3, 8)).check_slices()
     assert refused.value.field == "spec.pipeline.schedule"
 
 
@@ -178,7 +178,7 @@ def test_a_model_that_is_the_same_in_slices_is_taken(
     autocast = torch.bfloat16 if dtype is torch.float32 else None
     runner.spec = replace(runner.spec, token_slices=(5, 3, 8), recompute=recompute, autocast=autocast)
     state = torch.get_rng_state()
-    runner.check_slices(causal_model.Rows(0, 8))
+    SpanProbes(runner, causal_model.Rows(0, 8)).check_slices()
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -188,4 +188,4 @@ def test_a_layer_without_numbers_is_the_same_in_slices(group: dist.ProcessGroup)
     with torch.no_grad():
         next(model.blocks[1].parameters()).fill_(float("nan"))
     runner = make_runner(group, model, TeraPipe(), boundary=0, dtype=torch.float64)
-    runner.check_slices(causal_model.Rows(3, 8))
+    SpanProbes(runner, causal_model.Rows(3, 8)).check_slices()

@@ -61,10 +61,10 @@ def test_each_frozen_unit_runs_once_for_each_chunk_and_in_order_on_one_holder(ca
     units: dict[int, list[int]] = {}
     workers: dict[int, set[int]] = {}
     for worker, actions in enumerate(ahead.actions(shape)):
-        for piece in pieces(actions):
+        for action in prefix_actions(actions):
             assert worker in ahead.holders
-            units.setdefault(piece.chunk, []).extend(piece.units)
-            workers.setdefault(piece.chunk, set()).add(worker)
+            units.setdefault(action.chunk, []).extend(action.units)
+            workers.setdefault(action.chunk, set()).add(worker)
     first = shape.chunks if shape.prefix_made else 0
     assert units == {chunk: list(range(shape.prefix_units)) for chunk in range(first, shape.chunks + shape.next_chunks)}
     assert all(len(each) == 1 for each in workers.values())
@@ -107,7 +107,7 @@ def test_the_judge_accepts_the_lists(case: tuple[Ahead, RoundShape]) -> None:
 
 @settings(deadline=None)
 @given(rounds(), st.data())
-def test_the_judge_refuses_lists_with_a_piece_left_out_doubled_or_moved(
+def test_the_judge_refuses_a_frozen_forward_left_out_doubled_or_moved(
     case: tuple[Ahead, RoundShape], data: st.DataObject
 ) -> None:
     ahead, shape = case
@@ -198,7 +198,7 @@ def test_idle_time_hides_the_frozen_forwards_down_to_the_bound(
     assert ahead.bound_seconds(shape) == bound
 
 
-def test_pieces_of_a_chunk_that_follow_each_other_are_one_action() -> None:
+def test_frozen_forwards_of_a_chunk_that_follow_each_other_are_one_action() -> None:
     ahead = Ahead(GPipe(), RoundSeconds((1.0,), (2.0,), (1.0, 1.0, 1.0)), (0,))
     shape = RoundShape((0,), 1, prefix_units=3, prefix_made=True, next_chunks=1)
     assert ahead.actions(shape)[0][-1] == Action(ActionKind.PREFIX, 0, chunk=1, units=range(3))
@@ -253,7 +253,7 @@ def test_a_round_that_cannot_run_ahead_is_refused_with_the_reason(shape: RoundSh
         Ahead(GPipe(), RoundSeconds((1.0, 1.0), (2.0, 2.0), (1.0,)), (0,)).actions(shape)
 
 
-def pieces(actions: Sequence[Action]) -> list[Action]:
+def prefix_actions(actions: Sequence[Action]) -> list[Action]:
     return [action for action in actions if action.kind is ActionKind.PREFIX]
 
 

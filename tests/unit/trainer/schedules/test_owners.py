@@ -88,13 +88,13 @@ class Own:
 
 
 def test_the_users_schedule_says_who_owns_its_spans() -> None:
-    fitted = fit(ScheduleName.SCRIPT, 2, 2, 4, 4, own=Own(lambda workers: [1, 0, 0, 1]))
+    fitted = fit(ScheduleName.SCRIPT, 2, 2, 4, 4, script_schedule=Own(lambda workers: [1, 0, 0, 1]))
 
     assert (fitted.owners, hash(fitted)) == ((1, 0, 0, 1), hash(replace(fitted)))
 
 
 def test_more_spans_than_layers_run_1f1b_however_many_the_users_schedule_counts() -> None:
-    fitted = fit(ScheduleName.SCRIPT, 2, 2, 4, 6, own=Own(lambda workers: (0, 1) * 4))
+    fitted = fit(ScheduleName.SCRIPT, 2, 2, 4, 6, script_schedule=Own(lambda workers: (0, 1) * 4))
 
     assert (fitted.schedule, fitted.owners) == (ScheduleName.ONE_FORWARD_ONE_BACKWARD, (0, 1))
     assert fitted.reason.startswith("Script needs a layer for each of the 8 spans of Own(")
@@ -102,7 +102,7 @@ def test_more_spans_than_layers_run_1f1b_however_many_the_users_schedule_counts(
 
 
 def test_spans_of_another_schedule_are_not_dealt_by_the_users() -> None:
-    fitted = fit(INTERLEAVED, 2, 2, 4, 4, own=Own(lambda workers: [1, 0, 0, 1]))
+    fitted = fit(INTERLEAVED, 2, 2, 4, 4, script_schedule=Own(lambda workers: [1, 0, 0, 1]))
 
     assert fitted.owners == (0, 1, 0, 1)
 
@@ -117,7 +117,7 @@ def test_spans_of_another_schedule_are_not_dealt_by_the_users() -> None:
 )
 def test_owners_that_cannot_be_right_are_the_fault_of_the_users_schedule(says: Any, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        fit(ScheduleName.SCRIPT, 2, 2, 4, 4, own=Own(says))
+        fit(ScheduleName.SCRIPT, 2, 2, 4, 4, script_schedule=Own(says))
 
 
 @given(

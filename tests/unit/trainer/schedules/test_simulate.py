@@ -1,6 +1,6 @@
 """A simulated round takes what formulas and another simulator say, and keeps what its lists keep."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,6 +17,7 @@ from pipetransformer.schedules import (
     Operation,
     Receive,
     RoundCosts,
+    RoundGraph,
     RoundSeconds,
     RoundShape,
     Schedule,
@@ -26,7 +27,9 @@ from pipetransformer.schedules import (
     planned,
     simulate,
 )
-from pipetransformer.schedules.order import add_messages
+from pipetransformer.schedules.operations import input_of, output_of
+from pipetransformer.schedules.order import add_messages, lists_of
+from tests.testkit.trainer.judged_schedules import generators, owners_of, shape_of
 from tests.testkit.trainer.longest_paths import longest_paths
 from tests.testkit.yardstick import yardsticks
 
@@ -95,6 +98,45 @@ def test_weight_gradients_fill_the_wait_for_the_next_gradient() -> None:
     assert found.seconds == pytest.approx(1 + 1 + 1 + 1 + 1 + 2 * 2), "the last worker's weight halves come last"
     assert found.times[0][-1] == pytest.approx((5, 7))
     assert found.peak_bytes == (2, 2), "a chunk is kept until its weight half"
+
+
+def all_shapes() -> Iterator[tuple[Schedule, RoundShape]]:
+    """A round of every generator without and with frozen spans, and rounds with frozen forwards ahead."""
+    for schedule, spans in generators():
+        owners = owners_of(schedule, spans, 3)
+        for frozen in (0, 1):
+            yield schedule, shape_of(schedule, owners, 6 * spans, frozen)
+    ahead = Ahead(OneForwardOneBackward(), RoundSeconds((2.0,) * 3, (4.0,) * 3, (1.0,) * 6), (0, 1, 2))
+    for made in (False, True):
+        yield ahead, replace(even(3, 6), prefix_units=6, prefix_made=made, next_chunks=6)
+
+
+@pytest.mark.parametrize(("schedule", "shape"), list(all_shapes()), ids=str)
+def test_a_graph_leads_each_value_from_its_computation_to_the_one_that_needs_it(
+    schedule: Schedule, shape: RoundShape
+) -> None:
+    """`_GraphBuilder` has its own `input_of` and `output_of`, because it must be quick."""
+    lists = lists_of(schedule, shape)
+    graph = RoundGraph.of(lists, shape)
+    nodes: dict[Action, int] = {}
+    makers: dict[Value, int] = {}
+    messages = set(range(1, len(graph.nodes) + 1))
+    sent = 0
+    for worker, (actions, own) in enumerate(zip(lists, graph.computations, strict=True)):
+        messages -= set(own)
+        for action, node in zip(actions, own, strict=True):
+            if action.kind is not ActionKind.STEP:
+                nodes[action] = node
+                if (value := output_of(action, shape)) is not None:
+                    makers[value] = node
+                    sent += shape.owners[value.span] != worker
+
+    assert len(messages) == sent
+    for action, node in nodes.items():
+        needed = graph.nodes[node - 1][1]
+        made = graph.nodes[needed - 1][0] if needed in messages else needed
+        value = input_of(action, shape)
+        assert made == (0 if value is None else makers[value]), action
 
 
 def test_any_action_takes_its_constant_seconds_too() -> None:

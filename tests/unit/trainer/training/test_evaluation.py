@@ -30,7 +30,7 @@ from pipetransformer import (
     current_micro_batch,
 )
 from pipetransformer.callbacks.callback import Teller
-from pipetransformer.data import own_dataset
+from pipetransformer.data import script_dataset
 from pipetransformer.data.tokens import PaddedTokens
 from pipetransformer.errors import CallbackError, ModelError
 from pipetransformer.storage import latest
@@ -354,12 +354,12 @@ def test_what_fails_in_an_evaluation_fails_before_the_first_step(tmp_path: Path)
 def test_parts_of_a_dataset_have_its_classes() -> None:
     whole = samples(64, 0)
     parts = random_split(whole, [0.8, 0.2])
-    assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 2)
+    assert script_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 2)
     for none in (None, 3):
         whole.classes = none  # type: ignore[attr-defined]
-        assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 2)
+        assert script_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 2)
     whole.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
-    assert own_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 3, labels=("a", "b", "c"))
+    assert script_dataset(parts, dtype=torch.float32).info == DataInfo((4,), 3, labels=("a", "b", "c"))
 
 
 class Pooled(nn.Module):

@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.nn import functional
 
 from pipetransformer.data import DataInfo
 from pipetransformer.elastic.transport.groups import GenerationGroups, Transport, drop_groups, make_group
 from pipetransformer.errors import ModelError
 from pipetransformer.models import PipelineModel
 from pipetransformer.partition import Cut, UnitCost
-from pipetransformer.pipeline import Chunk, Executor, StageRunner, StageSpec, Target
+from pipetransformer.pipeline import Chunk, Executor, SpanProbes, StageRunner, StageSpec, Target
 from pipetransformer.schedules import GPipe, Operation, RoundShape
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
@@ -116,6 +117,10 @@ def make_runner(model: PipelineModel, groups: GenerationGroups, boundary: int) -
     return StageRunner(spec, model, model.units)
 
 
+def make_probes(model: PipelineModel, groups: GenerationGroups, boundary: int) -> SpanProbes:
+    return SpanProbes(make_runner(model, groups, boundary), Samples())
+
+
 def make_layout(micro_batch_size: int = 8) -> StageLayout:
     member = Member(name="w0", uid="u0", address="localhost:1")
     generation = Generation(
@@ -126,7 +131,7 @@ def make_layout(micro_batch_size: int = 8) -> StageLayout:
 
 
 def test_each_unit_is_timed_by_itself(model: PipelineModel, groups: GenerationGroups) -> None:
-    embedding, first, second, head = make_runner(model, groups, 0).measure(4, Samples())
+    embedding, first, second, head = make_probes(model, groups, 0).measure(4)
 
     assert embedding == UnitCost(0, 0, 0, saved_bytes=128)
     assert head.saved_bytes > 128, "the loss keeps something, too"
@@ -135,10 +140,30 @@ def test_each_unit_is_timed_by_itself(model: PipelineModel, groups: GenerationGr
 
 
 def test_frozen_units_have_no_backward_to_measure(model: PipelineModel, groups: GenerationGroups) -> None:
-    _, first, second, _ = make_runner(model, groups, 1).measure(4, Samples())
+    _, first, second, _ = make_probes(model, groups, 1).measure(4)
 
     assert first == UnitCost(1, 0, 0, saved_bytes=0)
     assert second == UnitCost(2, 4, 0, saved_bytes=128)
+
+
+def test_a_disturbed_backward_of_the_weights_alone_does_not_count(
+    model: PipelineModel, groups: GenerationGroups
+) -> None:
+    """A backward takes a second for the weight and two for the input. After the fourth, one is disturbed."""
+
+    class SlowWeight(nn.Linear):
+        forwards = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.forwards += 1
+            weight = Slow.apply(self.weight, (0, 11 if self.forwards == 5 else 1))  # type: ignore[no-untyped-call]
+            return functional.linear(Slow.apply(x, (0, 2)), weight, self.bias)  # type: ignore[no-untyped-call]
+
+    model.blocks[0] = SlowWeight(WIDTH, WIDTH)
+
+    first = make_probes(model, groups, 0).measure(4)[1]
+
+    assert (first.backward, first.weights_backward) == (3, 1)
 
 
 def test_the_input_of_a_unit_counts_although_its_backward_needs_only_its_output(
@@ -147,14 +172,14 @@ def test_the_input_of_a_unit_counts_although_its_backward_needs_only_its_output(
     """The span keeps it until the backward."""
     model.blocks[0] = nn.Tanh()
 
-    assert make_runner(model, groups, 0).measure(4, Samples())[1].saved_bytes == 2 * 128
+    assert make_probes(model, groups, 0).measure(4)[1].saved_bytes == 2 * 128
 
 
 def test_measuring_leaves_no_trace(model: PipelineModel, groups: GenerationGroups) -> None:
     weights = [parameter.clone() for unit in model.units for parameter in unit.parameters()]
     state = torch.get_rng_state()
 
-    make_runner(model, groups, 0).measure(4, Samples())
+    make_probes(model, groups, 0).measure(4)
 
     assert torch.equal(torch.get_rng_state(), state)
     assert all(buffer == 0 for block in model.blocks for buffer in block.buffers())
@@ -174,16 +199,16 @@ def test_in_place_changes_of_inputs_do_not_add_up_between_measurements(
             return super().forward(x.add_(1))
 
     model.embedding = Shifting(WIDTH, WIDTH)
-    make_runner(model, groups, 1).measure(4, Samples())
+    make_probes(model, groups, 1).measure(4)
 
-    assert Shifting.seen == [4 * WIDTH] * 5
+    assert Shifting.seen == [4 * WIDTH] * 7
 
 
 def test_a_model_that_cannot_be_measured_says_so(model: PipelineModel, groups: GenerationGroups) -> None:
     model.blocks[0] = nn.Linear(WIDTH + 1, WIDTH)
 
     with pytest.raises(ModelError, match="shapes cannot be multiplied"):
-        make_runner(model, groups, 0).measure(4, Samples())
+        make_probes(model, groups, 0).measure(4)
 
 
 def test_a_later_measurement_keeps_what_frozen_units_cost_before(
@@ -299,7 +324,7 @@ class ByValues(nn.Module):
 def measure_by_values(group: dist.ProcessGroup) -> int:
     """For how many units of a stage there are costs."""
     model = PipelineModel(nn.Identity(), [ByValues(), ByValues()], nn.Linear(WIDTH, 3), (WIDTH,))
-    return len(stages.make_runner(group, model).measure(4, Samples()))
+    return len(SpanProbes(stages.make_runner(group, model), Samples()).measure(4))
 
 
 def test_a_stage_is_measured_with_what_the_stage_before_it_gives() -> None:

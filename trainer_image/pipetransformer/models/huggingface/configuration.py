@@ -144,9 +144,9 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
 
 def _introduce(model_class: Any) -> None:
     """Register the configuration class of a user's model class with `AutoConfig`."""
-    own = model_class.config_class
-    if own.model_type not in transformers.CONFIG_MAPPING:
-        transformers.AutoConfig.register(own.model_type, own)
+    config_class = model_class.config_class
+    if config_class.model_type not in transformers.CONFIG_MAPPING:
+        transformers.AutoConfig.register(config_class.model_type, config_class)
 
 
 def _option_names(config: Any) -> list[str]:

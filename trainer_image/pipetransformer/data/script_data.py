@@ -40,7 +40,7 @@ class MapSplit:
         return _cast(inputs, self._dtype), _cast(targets, self._dtype)
 
 
-def own_dataset(
+def script_dataset(
     data: object, *, dtype: torch.dtype, processor: Processor | None = None, task: Task | None = None
 ) -> Dataset:
     """Make a dataset of the argument `data` of `train`.

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from pipetransformer.models import MicroBatchContext, run_unit
 from pipetransformer.models.randomness.dropout import KeyedDropout
-from pipetransformer.pipeline import split
+from pipetransformer.pipeline import backward_halves
 
 SAMPLES, TOKENS, WIDTH = 3, 4, 8
 
@@ -195,8 +195,8 @@ def whole(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) ->
 
 
 def in_halves(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) -> Tensor:
-    gradient, rest = split.begin(output, span_input, output_gradient)
-    split.finish(rest)
+    gradient, rest = backward_halves.begin(output, span_input, output_gradient)
+    backward_halves.finish(rest)
     assert gradient is not None
     return gradient
 
@@ -225,10 +225,10 @@ def test_halves_give_the_gradients_of_a_whole_backward(kind: Callable[[], nn.Mod
 def test_halves_in_another_order_than_the_chunks_give_the_same() -> None:
     span = make_span(Block, Tied)
     expected = gradients_of(copy.deepcopy(span), context_of(), whole)
-    left: list[split.WeightGradients] = []
+    left: list[backward_halves.WeightGradients] = []
 
     def begin(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) -> Tensor:
-        gradient, rest = split.begin(output, span_input, output_gradient)
+        gradient, rest = backward_halves.begin(output, span_input, output_gradient)
         assert gradient is not None
         left.append(rest)
         return gradient
@@ -236,7 +236,7 @@ def test_halves_in_another_order_than_the_chunks_give_the_same() -> None:
     found = gradients_of(span, context_of(), begin)[:2]
     assert all(parameter.grad is None for parameter in span.parameters())
     for rest in reversed(left):
-        split.finish(rest)
+        backward_halves.finish(rest)
     assert_equal_gradients([*found, *(parameter.grad for parameter in span.parameters())], expected)
 
 
@@ -271,9 +271,9 @@ def test_all_at_once_leaves_nothing_and_repeats_a_forward_once() -> None:
 
     def at_once(output: Tensor, span_input: Tensor, output_gradient: Tensor | None) -> Tensor:
         forwards.clear()
-        gradient, rest = split.begin(output, span_input, output_gradient, at_once=True)
+        gradient, rest = backward_halves.begin(output, span_input, output_gradient, at_once=True)
         assert gradient is not None and rest.groups == []
-        split.finish(rest)
+        backward_halves.finish(rest)
         return gradient
 
     assert_equal_gradients(gradients_of(span, context_of(recompute=True), at_once), expected)
@@ -303,12 +303,12 @@ def test_the_second_half_repeats_nothing_and_frees_the_graph() -> None:
     alive = weakref.ref(token)
     output, span_input = run(span[:1], context_of())
     output = span[1](Told.apply(output, ran, token))  # type: ignore[no-untyped-call]
-    _, rest = split.begin(output, span_input, torch.ones_like(output))
+    _, rest = backward_halves.begin(output, span_input, torch.ones_like(output))
     del output, token
     gc.disable()
     try:
         assert alive() is not None
-        split.finish(rest)
+        backward_halves.finish(rest)
         assert alive() is None, "the graph waits for the garbage collector"
     finally:
         gc.enable()
@@ -319,13 +319,13 @@ def test_an_input_without_a_gradient_is_refused() -> None:
     span = make_span(Block)
     output, span_input = run(span, context_of())
     with pytest.raises(ValueError, match="must be a leaf that requires a gradient"):
-        split.begin(output, span_input.detach(), torch.ones_like(output))
+        backward_halves.begin(output, span_input.detach(), torch.ones_like(output))
 
 
 def test_a_span_that_does_not_use_its_input_trains_all_the_same() -> None:
     weight = nn.Parameter(torch.ones(WIDTH))
     output = weight * 2
-    gradient, rest = split.begin(output, torch.ones(1, requires_grad=True), torch.ones_like(output))
-    split.finish(rest)
+    gradient, rest = backward_halves.begin(output, torch.ones(1, requires_grad=True), torch.ones_like(output))
+    backward_halves.finish(rest)
     assert gradient is None and weight.grad is not None
     assert torch.equal(weight.grad, torch.full((WIDTH,), 2.0))

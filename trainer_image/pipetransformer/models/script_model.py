@@ -18,7 +18,7 @@ from .randomness.seeded import seeded
 ModelFunction = Callable[[], PipelineModel | Sequence[nn.Module]]
 
 
-class OwnModel:
+class ScriptModel:
     """Calls the user's function with the job's seed set, so that all workers start from the same weights.
 
     Args:
