@@ -285,12 +285,15 @@ def _sizes(root: Folder, name: str) -> dict[str, int]:
 
 def _durable(root: Folder, name: str) -> CheckpointInfo | None:
     """Read the marker in the folder `name`; None if it is missing, or if a file that it lists is missing or damaged."""
+    damaged = [MARKER]
     try:
         marker = json.loads(root.read(f"{name}/{MARKER}"))
-        sizes = root.sizes(name)
-        damaged = [file for file, size in marker.pop(_FILES, {}).items() if sizes.get(file) != size]
-        if not damaged:
-            return CheckpointInfo.model_validate(marker)
+        files = marker.pop(_FILES, {}) if isinstance(marker, dict) else None
+        if isinstance(files, dict):
+            sizes = root.sizes(name)
+            damaged = [file for file, size in files.items() if sizes.get(file) != size]
+            if not damaged:
+                return CheckpointInfo.model_validate(marker)
     except FileNotFoundError:
         return None
     except ValueError:
