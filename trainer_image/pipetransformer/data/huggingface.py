@@ -62,10 +62,15 @@ class _Packed:
         Raises:
             ValueError: the texts do not fill one sample.
         """
+        self._table = table
         self._tokens = pa.chunked_array([part.flatten() for part in column_of(table, "tokens").chunks], pa.int32())
         self._length = length
         if not len(self):
             raise ValueError(f"the {len(self._tokens)} tokens of a split do not fill one sample of {length}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the table, which names its files. The tokens themselves would be copied to each loader process."""
+        return _Packed, (self._table, self._length)
 
     def __len__(self) -> int:
         return max(0, len(self._tokens) - 1) // self._length

@@ -15,8 +15,8 @@ from .processors import PictureScaling
 _LARGEST_VALUE = 255.0
 #: PIL's modes of pictures without colour. "1" has two values, and "LA" has transparency.
 _GREY = ("1", "L", "LA")
-#: First letters of PIL's modes whose pixels are no bytes: whole numbers of 16 or 32 bits, and floating-point numbers.
-_NO_BYTES = ("I", "F")
+#: First letters of PIL's modes whose pixels have more than 8 bits: whole numbers of 16 or 32, and floats of 32.
+_WIDE_MODES = ("I", "F")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _pixels(picture: Any, mode: str) -> Tensor:
     """A picture as a tensor (channels, height, width).
 
     Raises:
-        ValueError: its pixels are no bytes, so they would be scaled wrongly. Or it would lose its colours.
+        ValueError: its pixels are floating-point numbers, which would be scaled wrongly. Or it would lose its colours.
     """
     array = np.array(_converted(picture, mode) if mode else picture)
     if array.dtype.kind == "f":
@@ -89,11 +89,11 @@ def _converted(picture: Any, mode: str) -> Any:
     """A picture of PIL in `mode`.
 
     Raises:
-        ValueError: its pixels are no bytes, so PIL would cut off what is larger. Or it would lose its colours.
+        ValueError: its pixels have more than 8 bits, so PIL would cut off what is larger. Or it would lose its colours.
     """
-    if picture.mode.startswith(_NO_BYTES):
+    if picture.mode.startswith(_WIDE_MODES):
         raise ValueError(
-            f"the pixels of a picture are no bytes (mode {picture.mode} of PIL): scale them to 0 to 255, in 8 bits"
+            f"a picture has pixels of more than 8 bits (PIL mode {picture.mode}): convert them to 8 bits, 0 to 255"
         )
     if mode == "L" and picture.mode not in _GREY:
         colours = np.asarray(picture.convert("RGB"))

@@ -92,13 +92,13 @@ def check_texts(tables: Sequence[Any], name: str) -> None:
     """Refuse a column that does not hold texts.
 
     Raises:
-        ValueError: names the column's type, or the first row without a text.
+        ValueError: names the column's type, or the first row without a text and its split.
     """
-    for table in tables:
-        column = column_of(table, name)
+    columns = [column_of(table, name) for table in tables]
+    for column in columns:
         if not _is_text(column):
             raise ValueError(f"column {name} holds {column.type}, not texts")
-        _refuse(column, name, pc.is_null(column), "text")
+    _refuse(columns, name, [pc.is_null(column) for column in columns], "text")
 
 
 def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tuple[str, ...]]:
@@ -108,24 +108,22 @@ def with_classes(tables: Sequence[Any], name: str) -> tuple[list[Any], int, tupl
         The tables with whole numbers from 0 in this column, the number of classes, and their names (may be empty).
 
     Raises:
-        ValueError: the column does not hold classes, or a row has no class; the error names the first such row. Or the
-            tables do not number their classes alike.
+        ValueError: the column does not hold classes, or a row has no class; the error names the first such row and
+            its split. Or the tables do not number their classes alike.
     """
     columns = [rows_of(table, table.data.column(name)) for table in tables]
     if all(_is_text(column) for column in columns):
-        for column in columns:
-            _refuse(column, name, pc.is_null(column), "class")
+        _refuse(columns, name, [pc.is_null(column) for column in columns], "class")
         labels = tuple(sorted({each for column in columns for each in column.unique().to_pylist()}))
         return [_numbered(table, name, labels) for table in tables], len(labels), labels
-    highest = -1
     for column in columns:
         if not (pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)):
             raise ValueError(
                 f"column {name} holds {column.type}, not classes: make them texts, or whole numbers from 0"
             )
-        column = column.cast(pa.int64())
-        _refuse(column, name, pc.less(pc.fill_null(column, -1), 0), "class")
-        highest = max(highest, pc.max(column).as_py() if len(column) else -1)
+    numbers = [column.cast(pa.int64()) for column in columns]
+    _refuse(numbers, name, [pc.less(pc.fill_null(column, -1), 0) for column in numbers], "class")
+    highest = max(pc.max(column).as_py() if len(column) else -1 for column in numbers)
     feature = tables[0].features[name]
     if isinstance(feature, datasets.ClassLabel):
         _check_names(tables, name)
@@ -187,7 +185,15 @@ def _cache_file(table: Any, function: Callable[..., Any]) -> str | None:
     return str(folder / f"cache-{datasets.fingerprint.Hasher.hash((table._fingerprint, function))}.arrow")
 
 
-def _refuse(column: pa.ChunkedArray, name: str, wrong: pa.ChunkedArray, what: str) -> None:
-    row = pc.index(wrong, True).as_py()
-    if row >= 0:
-        raise ValueError(f"column {name}: row {row} is {column[row].as_py()}, which is not a {what}")
+def _refuse(columns: Sequence[pa.ChunkedArray], name: str, wrong: Sequence[pa.ChunkedArray], what: str) -> None:
+    """Refuse a column, of the training split and of the held-out split, in which an entry is wrong.
+
+    Raises:
+        ValueError: names the row of the first wrong entry, and its split.
+    """
+    for split, column, flags in zip(("training", "held-out"), columns, wrong, strict=False):
+        row = pc.index(flags, True).as_py()
+        if row >= 0:
+            raise ValueError(
+                f"column {name}: row {row} of the {split} split is {column[row].as_py()}, which is not a {what}"
+            )

@@ -1,6 +1,7 @@
 """Datasets of the Hugging Face library, made here: nothing is downloaded."""
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ def load(path: str, **options: Any) -> Dataset:
     return load_dataset(Data(name="huggingface", path=path, options=options), dtype=torch.float32)
 
 
+@pytest.mark.parametrize("task", [Task.NEXT_TOKEN, Task.MASKED_TOKEN])
+def test_packed_texts_go_to_loader_processes_as_the_names_of_files(task: Task, tmp_path: Path) -> None:
+    """Their tokens are mapped into memory. Each process would hold a copy of them otherwise."""
+    path = save_rows(tmp_path / "saved", text=["a long text " * 1000] * 5)
+    train = load(path, text="text", length=32, task=str(task)).train
+
+    sent = pickle.dumps(train)
+
+    assert len(sent) < 5000 < 4 * len(train) * 32
+    assert all(map(torch.equal, pickle.loads(sent).batch([7, 3]), train.batch([7, 3])))
+
+
 def test_a_text_that_is_cut_keeps_what_marks_its_end(tmp_path: Path) -> None:
     path = save_rows(tmp_path / "saved", text=["a b c", "c"], label=[0, 1])
     options = {"text": "text", "label": "label", "length": 4, "tokenizer": save_tokenizer(tmp_path / "tokenizer")}
@@ -165,11 +178,11 @@ def test_labels_may_be_texts_that_are_numbered_alike_in_both_splits(tmp_path: Pa
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"label": [0, 1, -1]}, "column label: row 2 is -1, which is not a class"),
-        ({"label": [0, None, 1]}, "column label: row 1 is None, which is not a class"),
+        ({"label": [0, 1, -1]}, "column label: row 2 of the training split is -1, which is not a class"),
+        ({"label": [0, None, 1]}, "column label: row 1 of the training split is None, which is not a class"),
         ({"label": [0.0, 1.0, 1.0]}, "column label holds double, not classes"),
-        ({"label": ["good", None, "bad"]}, "column label: row 1 is None, which is not a class"),
-        ({"text": ["a", None, "b"]}, "column text: row 1 is None, which is not a text"),
+        ({"label": ["good", None, "bad"]}, "column label: row 1 of the training split is None, which is not a class"),
+        ({"text": ["a", None, "b"]}, "column text: row 1 of the training split is None, which is not a text"),
         ({"text": [["a"], ["b"], ["c"]]}, "column text holds list.* not texts"),
     ],
 )
@@ -177,6 +190,17 @@ def test_columns_that_hold_something_else_are_named(columns: dict[str, Any], mes
     path = save_rows(tmp_path / "saved", **{"text": ["a", "b", "c"], "label": [0, 1, 0], **columns})
     with pytest.raises(SpecError, match=message):
         load(path, text="text", label="label")
+
+
+def test_a_held_out_row_without_a_class_is_named_with_its_split(tmp_path: Path) -> None:
+    """Public datasets often hide the classes of their test split, as -1."""
+    tables = {
+        split: datasets.Dataset.from_dict({"text": ["a"], "label": [label]})
+        for split, label in (("train", 0), ("test", -1))
+    }
+    datasets.DatasetDict(tables).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(SpecError, match="column label: row 0 of the held-out split is -1, which is not a class"):
+        load(str(tmp_path / "saved"), text="text", label="label")
 
 
 def test_images_of_hugging_face_are_scaled(tmp_path: Path) -> None:
