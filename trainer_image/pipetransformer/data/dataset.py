@@ -78,7 +78,7 @@ class DataInfo:
 
         Raises:
             ValueError, TypeError: there are names for another number of classes, lengths do not ascend to that of
-                `input_shape`, or a number is no whole number.
+                `input_shape`, or a number is not whole.
         """
         shape, lengths = (tuple(map(index, each)) for each in (self.input_shape, self.lengths))
         plain: dict[str, object] = {"input_shape": shape, "lengths": lengths}

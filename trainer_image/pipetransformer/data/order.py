@@ -55,8 +55,7 @@ class EpochOrder:
         self._shard_of[self._everything] = np.repeat(np.arange(num_shards), sizes)
         self._firsts = [0, *accumulate(sizes[:-1])]
         self._shuffled = lru_cache(maxsize=2)(self._shuffle)
-        #: Sample ids of a global step, one list for each of the C shards.
-        self.batch = lru_cache(maxsize=2)(self._batch)
+        self._cached_batch = lru_cache(maxsize=2)(self._batch)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -71,6 +70,10 @@ class EpochOrder:
         """Number of samples of the global step `step` (from 0). It is smaller at the end of an epoch."""
         place = step % self.steps_per_epoch
         return min(self.global_batch, self.num_samples - place * self.global_batch)
+
+    def batch(self, step: int) -> list[list[int]]:
+        """Sample ids of the global step `step` (from 0), one list for each of the C shards."""
+        return self._cached_batch(step)
 
     def shard_size(self, shard: int) -> int:
         """Number of samples of a shard."""
@@ -100,7 +103,7 @@ class EpochOrder:
         ]
 
     def _first_turn(self, epoch: int) -> int:
-        """The first turn of an epoch. Turns number the samples of an epoch; the shards take turns.
+        """The turn (see `_of_turns`) at which an epoch begins.
 
         Each epoch begins earlier by the size of the short last batch. So over the epochs each turn is in a short batch
         equally often.
