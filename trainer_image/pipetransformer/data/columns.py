@@ -20,6 +20,7 @@ from .masked import MaskedTokens
 from .pictures import scaled_pictures
 from .processors import PictureScaling
 from .tables import column_of, rows_of, with_classes
+from .tokens import SpecialTokens
 
 _FIELD = "data"
 _LABELS = ("labels", "label")
@@ -217,23 +218,23 @@ def _tokens(tables: Sequence[Any], label: str | None, processor: Any, task: Task
     if highest >= vocabulary:
         words = f"column {_TOKENS} holds the token {highest}, but the tokenizer has only {vocabulary} tokens"
         raise SpecError(_FIELD, f"{words}: pass the tokenizer that made {_TOKENS} as processor")
-    pad, mask, special, ids = _special_of(processor)
+    special = SpecialTokens() if processor is None else SpecialTokens.of(processor)
     classes, target, following = vocabulary, None, label or _TOKENS
     labels: tuple[str, ...] = ()
     if task is Task.CLASS and label is not None:
         tables, classes, labels = with_classes(tables, label)
         target, following = label, _TOKENS
-    splits: list[Split] = [_token_split(table, longest, pad, target, following) for table in tables]
+    splits: list[Split] = [_token_split(table, longest, special.padding, target, following) for table in tables]
     if task is Task.MASKED_TOKEN:
-        if mask is None:
+        if special.mask is None:
             raise SpecError(
                 "processor",
                 "the model learns masked tokens: pass the tokenizer that made input_ids, which must have a mask token",
             )
         if any(isinstance(split, PaddedTokenRows) for split in splits):
             raise SpecError(_FIELD, "rows of input_ids have different lengths: join and cut them to one length")
-        splits = [MaskedTokens(split, mask, vocabulary, special) for split in splits]
-    info = DataInfo((longest,), classes, vocabulary, task=task, labels=labels, **ids)
+        splits = [MaskedTokens(split, special.mask, vocabulary, special.never_masked) for split in splits]
+    info = DataInfo((longest,), classes, vocabulary, task=task, labels=labels, **special.in_info)
     return Dataset(splits[0], splits[1], info, processor)
 
 
@@ -243,16 +244,6 @@ def _token_split(table: Any, longest: int, padding: int, label: str | None, foll
     shortest = pc.min(_lengths(table)).as_py() if len(table) else longest
     ragged = shortest < longest or _is_masked(table)
     return (PaddedTokenRows if ragged else TokenRows)(table, longest, padding, label, following)
-
-
-def _special_of(processor: Any) -> tuple[int, int | None, tuple[int, ...], dict[str, Any]]:
-    """Ids of a tokenizer: padding (0 if it has none), mask (None if it has none), all special tokens, and the fields of
-    `DataInfo` that are ids."""
-    if processor is None:
-        return 0, None, (), {}
-    pad = processor.pad_token_id
-    ids = {"pad_id": pad, "start_id": processor.bos_token_id, "end_id": processor.eos_token_id}
-    return 0 if pad is None else pad, processor.mask_token_id, tuple(processor.all_special_ids), ids
 
 
 def _check_rows(table: Any) -> None:

@@ -23,7 +23,7 @@ from .masked import MaskedTokens
 from .pictures import scaled_pictures
 from .processors import ByteTokenizer
 from .tables import check_texts, column_of, mapped, read_tables, with_classes
-from .tokens import END, PAD, START, VOCABULARY, Encode, as_lengths, encode_bytes
+from .tokens import END, PAD, START, VOCABULARY, Encode, SpecialTokens, as_lengths, encode_bytes
 
 _OPTIONS = "spec.data.options"
 
@@ -89,25 +89,14 @@ class _Tokenizer:
     Attributes:
         encode: returns the token ids of a text. If it cuts a long text, the last id is still the end token.
         num_ids: size of the vocabulary.
-        mask: id of the mask token; None without one.
-        ids: ids of padding, start and end, by their field names in `DataInfo`.
+        special: its special tokens.
         processor: the tokenizer to save with the finished model.
-        special: ids of special tokens, which are never masked.
     """
 
     encode: Encode
     num_ids: int
-    mask: int | None
-    ids: dict[str, Any]
+    special: SpecialTokens
     processor: Processor
-    special: tuple[int, ...] = ()
-
-    @property
-    def padding(self) -> int:
-        """The id that fills a sample up to its length. Without a padding token it may be any id, because the model
-        ignores padded positions."""
-        pad: int | None = self.ids["pad_id"]
-        return PAD if pad is None else pad
 
 
 def load_huggingface(
@@ -187,16 +176,17 @@ def _packed(tables: Sequence[Any], text: str, tokenizer: str | None, lengths: Se
     if shorter:
         raise ValueError("packed samples have one length")
     tokens = _tokenizer(tokenizer, length, target)
-    if target is Task.MASKED_TOKEN and tokens.mask is None:
+    mask = tokens.special.mask
+    if target is Task.MASKED_TOKEN and mask is None:
         raise SpecError(f"{_OPTIONS}.tokenizer", f"task {target} needs a mask token, but {tokenizer} has none")
     encode = partial(_encode, column=text, encode=tokens.encode)
     features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("int32"))})
     splits: list[Split] = [_Packed(mapped(table, encode, features), length) for table in tables]
     num_ids = tokens.num_ids
-    if target is Task.MASKED_TOKEN and tokens.mask is not None:
-        splits = [MaskedTokens(split, tokens.mask, num_ids, tokens.special) for split in splits]
-        num_ids = max(num_ids, tokens.mask + 1)
-    info = DataInfo((length,), num_ids, num_ids, task=target, **tokens.ids)
+    if target is Task.MASKED_TOKEN and mask is not None:
+        splits = [MaskedTokens(split, mask, num_ids, tokens.special.never_masked) for split in splits]
+        num_ids = max(num_ids, mask + 1)
+    info = DataInfo((length,), num_ids, num_ids, task=target, **tokens.special.in_info)
     return Dataset(splits[0], splits[1], info, tokens.processor)
 
 
@@ -204,11 +194,11 @@ def _padded(tables: Sequence[Any], text: str, label: str, tokenizer: str | None,
     tables, classes, labels = with_classes(tables, label)
     *shorter, longest = lengths
     tokens = _tokenizer(tokenizer, longest, Task.CLASS)
-    pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.padding)
+    pad = partial(_pad, columns=(text, label), encode=tokens.encode, length=longest, padding=tokens.special.padding)
     made = [mapped(table, pad).with_format("numpy") for table in tables]
     splits = [_PaddedRows(table.remove_columns("length"), table.select_columns("length")) for table in made]
     padded = (*shorter, longest) if shorter else ()
-    info = DataInfo((longest,), classes, tokens.num_ids, padded, Task.CLASS, labels, **tokens.ids)
+    info = DataInfo((longest,), classes, tokens.num_ids, padded, Task.CLASS, labels, **tokens.special.in_info)
     return Dataset(splits[0], splits[1], info, tokens.processor)
 
 
@@ -220,8 +210,7 @@ def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
     if name is None:
         masks = target is Task.MASKED_TOKEN
         processor = ByteTokenizer(length, ends=target is not Task.NEXT_TOKEN, masks=masks)
-        ids = {"pad_id": PAD, "start_id": START, "end_id": END}
-        return _Tokenizer(encode_bytes, VOCABULARY, VOCABULARY, ids, processor)
+        return _Tokenizer(encode_bytes, VOCABULARY, SpecialTokens(PAD, START, END, mask=VOCABULARY), processor)
     from transformers import AutoTokenizer
 
     with building(f"{_OPTIONS}.tokenizer", f"{name} cannot be read"):
@@ -231,8 +220,7 @@ def _tokenizer(name: str | None, length: int, target: Task) -> _Tokenizer:
     if target is Task.CLASS:
         encode = partial(made.encode, truncation=True, max_length=length)
         encode("")  # now the tokenizer holds these options, so each worker computes the same fingerprint of the cache
-    ids = {"pad_id": made.pad_token_id, "start_id": made.bos_token_id, "end_id": made.eos_token_id}
-    return _Tokenizer(encode, len(made), made.mask_token_id, ids, processor, tuple(made.all_special_ids))
+    return _Tokenizer(encode, len(made), SpecialTokens.of(made), processor)
 
 
 def _encode(rows: dict[str, list[Any]], *, column: str, encode: Encode) -> dict[str, Any]:

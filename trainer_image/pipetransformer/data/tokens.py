@@ -6,6 +6,7 @@ By default tokens are bytes, so that no tokenizer has to be downloaded.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,47 @@ BYTE_VOCABULARIES = (VOCABULARY, VOCABULARY + 1)
 
 #: Maps a text to token ids, including those of its start and end.
 Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids of a tokenizer's special tokens; None for a token that it lacks.
+
+    Attributes:
+        pad: id of padding.
+        start: id at the start of a text.
+        end: id at the end of a text.
+        mask: id of a masked token.
+        never_masked: ids of all tokens that are never masked.
+    """
+
+    pad: int | None = None
+    start: int | None = None
+    end: int | None = None
+    mask: int | None = None
+    never_masked: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "SpecialTokens":
+        """The special tokens of a tokenizer of transformers."""
+        return cls(
+            tokenizer.pad_token_id,
+            tokenizer.bos_token_id,
+            tokenizer.eos_token_id,
+            tokenizer.mask_token_id,
+            tuple(tokenizer.all_special_ids),
+        )
+
+    @property
+    def padding(self) -> int:
+        """The id that fills a sample up to its length. Without a padding token it may be any id, because the model
+        ignores padded positions."""
+        return PAD if self.pad is None else self.pad
+
+    @property
+    def in_info(self) -> dict[str, Any]:
+        """The ids that `DataInfo` has, by its field names."""
+        return {"pad_id": self.pad, "start_id": self.start, "end_id": self.end}
 
 
 def encode_bytes(text: str) -> list[int]:
