@@ -138,7 +138,7 @@ class Elastic(Rigid):
         self._trains = self._claims = self._wants_room = False
         self._granted_in = 0
         self._remaining, self._reported = run.total, 0.0
-        self._failures, self._next_resize, self._next_grant, self._published = 0, 0.0, 0.0, 0.0
+        self._failures, self._next_resize, self._sits_out_until, self._published = 0, 0.0, 0.0, 0.0
         self._turned = 0.0
         self._answers: Answers | None = None  # in the present situation
         self._chosen_for, self._saved = 0, -1  # boundaries: of the layout, and of the newest checkpoint
@@ -198,7 +198,7 @@ class Elastic(Rigid):
             self._turn()
 
     def wake_times(self) -> Sequence[float]:
-        return [*super().wake_times(), self._next_resize, self._next_grant]
+        return [*super().wake_times(), self._next_resize, self._sits_out_until]
 
     def _is_woken(self) -> bool:
         """Whether a time has come since its last turn that it waited for."""
@@ -270,7 +270,7 @@ class Elastic(Rigid):
         self._chosen_for = self.run.frozen.boundary
         if shrinks and limited:
             self._back_off()
-            self._next_grant = max(self._next_grant, self.cluster.now + RELEASE_SIT_OUT.total_seconds())
+            self._sits_out_until = max(self._sits_out_until, self.cluster.now + RELEASE_SIT_OUT.total_seconds())
             self._drop_joiners(0)
         self.cluster.regroup(self.run, layout)
         return True
@@ -396,7 +396,7 @@ class Elastic(Rigid):
         return self.cluster.now < self._next_resize
 
     def _rests(self) -> bool:
-        return self.cluster.now < self._next_grant
+        return self.cluster.now < self._sits_out_until
 
     def _back_off(self) -> None:
         wait = min(LONGEST_BACKOFF, FIRST_BACKOFF * (1 << min(self._failures, 16)))
@@ -404,7 +404,7 @@ class Elastic(Rigid):
         self._next_resize = self.cluster.now + wait.total_seconds()
 
     def _forget_failures(self) -> None:
-        self._failures, self._next_resize, self._next_grant = 0, 0.0, 0.0
+        self._failures, self._next_resize, self._sits_out_until = 0, 0.0, 0.0
 
     def _report(self, *, decides: bool = False) -> None:
         """Notes the progress: at once if something else is new, otherwise now and then."""

@@ -210,7 +210,11 @@ def _check_pair(sample: object) -> None:
         )
     for part, name in zip(sample, ("input", "target"), strict=True):
         if isinstance(part, Mapping | Sequence):
-            raise SpecError("data", f"a sample's {name} is a {type(part).__name__}, not a tensor or a number")
+            raise SpecError(
+                "data",
+                f"a sample's {name} is a {type(part).__name__}, not a tensor or a number: select one tensor of it in "
+                "your own dataset",
+            )
 
 
 def _split(samples: object, dtype: torch.dtype) -> Split:

@@ -11,6 +11,7 @@ In the last two cases the manifest decides, and the script passes only the parts
 
 import inspect
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,9 @@ from pipetransformer_contract.wire import Env
 
 from .progress import ProgressLine
 from .standalone import run_fixed
+
+#: The protocol of a URL that lacks a slash.
+_ONE_SLASH = re.compile(r"([a-z][a-z0-9+.-]+:)/")
 
 #: Held while this process trains, because random generators and the current micro-batch belong to the process.
 _training = threading.Lock()
@@ -282,7 +286,16 @@ def _near(fields: Mapping[str, FieldInfo], path: Sequence[int | str]) -> tuple[s
 
 
 def _absolute(location: str) -> str:
-    return location if "://" in location else str(Path(location).absolute())
+    """The location of checkpoints for all workers: a URL, or an absolute path.
+
+    Raises:
+        SpecError: the location is a URL with one slash in place of two.
+    """
+    if "://" in location:
+        return location
+    if match := _ONE_SLASH.match(location):
+        raise SpecError("checkpoint.location", f"{location!r} has one slash after {match[1]!r}: write {match[1]}//...")
+    return str(Path(location).expanduser().absolute())
 
 
 def _as_worker(parts: Parts) -> Result:

@@ -254,8 +254,9 @@ def _check_tensors(unit: nn.Module, unit_name: str) -> None:
                 )
             if isinstance(tensor, Tensor) and not tensor.is_leaf:
                 raise ValueError(
-                    f"{path}.{key} is computed from parameters outside of a forward: use "
-                    "nn.utils.parametrizations.weight_norm instead of nn.utils.weight_norm"
+                    f"{path}.{key} is computed from parameters outside of a forward, as by nn.utils.weight_norm or "
+                    "prune: use a parametrization, such as nn.utils.parametrizations.weight_norm; after pruning call "
+                    "prune.remove"
                 )
             if isinstance(tensor, nn.Parameter) and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):
                 raise ValueError(

@@ -241,7 +241,7 @@ class Span:
             TypeError, ValueError: the output is not a tensor, or has another shape or type.
         """
         if not isinstance(output, Tensor):
-            raise TypeError(f"it returns a {type(output).__name__}, not one tensor")
+            raise TypeError(f"it returns a {type(output).__name__}, not one tensor: wrap it in a module that does")
         if number in self._layers and (output.shape, output.dtype) != (x.shape, x.dtype):
             ours, theirs = (f"{tuple(tensor.shape)} in {tensor.dtype}" for tensor in (output, x))
             raise ValueError(f"it returns {ours} for {theirs}: all layers must keep the shape and type of their input")

@@ -534,11 +534,15 @@ class Unreadable(TorchDataset[Any]):
         ({"model": without_parts}, SpecError, "model: cannot be built: AttributeError"),
         ({"model": around(NoCopy(8, 8))}, SpecError, "model: cannot be copied: TypeError: cannot pickle"),
         ({"model": around(nn.Linear(8, 8), nn.Linear(9, 8))}, ModelError, r"forward of blocks\.1 failed: RuntimeError"),
-        ({"model": around(nn.Linear(8, 8), TwoTensors())}, ModelError, r"blocks\.1 .* returns a tuple, not one tensor"),
+        (
+            {"model": around(nn.Linear(8, 8), TwoTensors())},
+            ModelError,
+            r"blocks\.1 .* returns a tuple, not one tensor: wrap it in a module",
+        ),
         (
             {"model": around(nn.Linear(8, 8), TwoTensors()), "training": IN_BFLOAT16},
             ModelError,
-            r"blocks\.1 .* returns a tuple, not one tensor",
+            r"blocks\.1 .* returns a tuple, not one tensor: wrap it in a module",
         ),
         (
             {"model": around(Signs(8, 8)), "training": IN_BFLOAT16},

@@ -134,6 +134,10 @@ def test_a_model_of_transformers_is_refused_with_how_to_pass_its_folder(tmp_path
             'training.optimizer.learning_rat: there is no such field (did you mean "learning_rate"?)',
         ),
         ({"checkpoint": {"location": "/x", "every_step": 1}}, 'there is no such field (did you mean "every_steps"?)'),
+        (
+            {"checkpoint": {"location": "s3:/bucket/run"}},
+            "checkpoint.location: 's3:/bucket/run' has one slash after 's3:': write s3://...",
+        ),
         ({"processor": "bert-base"}, "processor: must be a tokenizer or image processor of transformers, not 'bert"),
     ],
 )

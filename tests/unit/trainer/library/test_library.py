@@ -169,6 +169,18 @@ def test_what_is_of_a_type_of_the_spec_may_be_a_dict_of_its_fields(tmp_path: Pat
         small_run(tmp_path, model={"name": "vit", "hidden_size": 65}, data={"name": "digits"})
 
 
+def test_a_tilde_in_the_location_of_checkpoints_is_the_users_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    small_run(tmp_path / "run", checkpoint={"location": "~/kept", "every_steps": 1})
+
+    assert list((tmp_path / "kept").iterdir())
+    assert not (tmp_path / "~").exists()
+
+
 def refusal(run_dir: Path, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> str:
     """With what words the program ends its job, as a worker."""
     told = run_dir / "termination-log"
