@@ -19,7 +19,7 @@ from .predict import Bound, Predicted, Step, UnitWork, peak_chunks
 from .spans import cut_units, cuts_by_worker
 
 #: At most this many candidates of a layout are simulated. If none of them fits the memory, more are.
-_MOST_SIMULATED = 24
+_MOST_SIMULATED = 12
 #: Times count as equal if they differ by at most this share.
 _EQUAL = 1e-9
 #: Schedules that compute the two halves of a backward (for the input, for the weights) at different times.
@@ -107,6 +107,7 @@ class Search:
         in_place: whether frozen forwards may run in place.
         ahead: whether frozen forwards may run one round ahead. Then layers are frozen, and there are several stages.
         copies_limit: if `limit` is None, bytes that a worker with copies of frozen layers may use; None if unknown.
+        by_worker: whether to try cuts by the work of each worker, too, where workers have several spans.
         kept: cuts that searches with the same costs have found, by everything that they depend on.
     """
 
@@ -117,6 +118,7 @@ class Search:
     in_place: bool = True
     ahead: bool = False
     copies_limit: int | None = None
+    by_worker: bool = False
     kept: dict[object, list[Kept]] = field(default_factory=dict)
 
     def best_first(self, options: Sequence[Option]) -> list[Candidate]:
@@ -239,10 +241,10 @@ class Search:
             seconds = units.cached_seconds if prefix.together else units.seconds
             seconds = units.active_seconds if prefix.holders else seconds
             together = 1 if not prefix.together else units.first_active if prefix.holders else units.boundary
-            if len(owners) > self.stages:
+            if self.by_worker and len(owners) > self.stages:
                 cuts = cuts_by_worker(seconds, owners, together)
             else:
-                cuts = [cut_units(seconds, self.stages, self._memory(step, peaks, prefix) if peaks else None, together)]
+                cuts = [cut_units(seconds, len(owners), self._memory(step, peaks, prefix) if peaks else None, together)]
             self.kept[key] = [
                 Kept(spans, units.of_spans(owners, spans, prefix.holders).bound(halves=halves)) for spans in cuts
             ]

@@ -87,7 +87,9 @@ class StepModel:
         """
         steps = {size: self.step(boundary, size, pipelines) for size in self.sizes(stages, pipelines)}
         schedules = {option: self.schedule(option) for option in (ONE_FORWARD_ONE_BACKWARD, *self.options)}
-        search = Search(stages, steps, schedules, self.costs.worker_bytes, kept=self._kept)
+        # Among several schedules, better cuts would favor more spans, whose messages cost more than predicted.
+        by_worker = len(self.options) == 1
+        search = Search(stages, steps, schedules, self.costs.worker_bytes, by_worker=by_worker, kept=self._kept)
         if self.frozen_forward is FrozenForward.IN_PLACE or not boundary:
             return self._best_first(search, stages)
         reason = self._why_in_place(boundary, stages)
