@@ -150,7 +150,7 @@ class BetweenRounds:
             step_seconds: how long a step of the last round took.
         """
         kit, control = self._kit, state.control
-        if kit.job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control):
+        if kit.job.spec.pipeline.packing is Packing.MEASURED and measurement_due(control, kit.job.total_steps):
             split = kit.job.dataset.train
             with kit.watchdog.timing("measurement", member.groups.connections):
                 costs = measure_costs(

@@ -36,13 +36,21 @@ _EMPTY_CHUNKS = 4
 _EMPTY_REPEATS = 5
 
 
-def measurement_due(control: Control) -> bool:
+def measurement_due(control: Control, total_steps: int) -> bool:
     """Whether to measure now: early in a job, and after a change of the boundary if the last measurement is long enough
-    ago. This depends only on the control state, so all workers agree."""
+    ago. Nothing is measured near the end, where too few steps remain to make up for it. This depends only on the
+    control state, so all workers agree.
+
+    Args:
+        control: the control state.
+        total_steps: steps of the whole job.
+    """
     before = control.costs
     if before is None:
         return control.step >= WARM_UP_STEPS
-    return bool(before["boundary"] != control.boundary and control.step >= before["not_before"])
+    interval = before["not_before"] - before["step"]
+    remain = total_steps - control.step
+    return bool(before["boundary"] != control.boundary and control.step >= before["not_before"] and remain >= interval)
 
 
 def measure_costs(

@@ -344,13 +344,16 @@ def action_seconds(group: dist.ProcessGroup) -> float:
         (101, 3, 0, False),
         (102, 3, 0, True),
         (102, 0, 3, True),
+        (900, 3, 0, True),
+        (901, 3, 0, False),
     ],
 )
-def test_measurements_are_due_early_and_after_each_change_of_the_boundary(
+def test_measurements_are_due_early_and_after_changes_of_the_boundary_but_not_near_the_end(
     step: int, boundary: int, measured_at: int | None, due: bool
 ) -> None:
-    costs = None if measured_at is None else {"boundary": measured_at, "not_before": 102}
-    assert measurement_due(Control(step=step, boundary=boundary, costs=costs)) == due
+    """Of 1,000 steps. The last measurement came after step 2 and took as long as one step."""
+    costs = None if measured_at is None else {"boundary": measured_at, "step": 2, "not_before": 102}
+    assert measurement_due(Control(step=step, boundary=boundary, costs=costs), 1000) == due
 
 
 @pytest.mark.parametrize(
