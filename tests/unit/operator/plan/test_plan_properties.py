@@ -160,6 +160,8 @@ class Checked(World):
         status, worker_id, name = self.status, worker.id, worker.name
         if status.finished or self.spec.suspend or status.generation is None:
             return
+        if status.is_true(ConditionType.SUSPENDED):  # a resume waits until the workers have ended
+            return
         if self.queue and not status.worker_ids:  # the queue wants the whole job's quota back
             return
         assert worker_id not in status.worker_ids
@@ -594,3 +596,12 @@ def test_no_leaver_is_deleted_before_a_checkpoint_at_the_new_boundary(stages: in
     world.commit(checkpoint=durable)
     world.leave()
     assert bool(leavers & set(world.deleted)) == bool(leavers and durable >= boundary)
+
+
+def test_a_resume_that_comes_before_the_last_worker_ended_waits_for_it() -> None:
+    life = Life()
+    life.begin(stages=1, pipelines=1, spare=0, on_pack="Widen", least=1, quota=None, shrinks=False, grown=False)
+    life.all_do_as_told()
+    life.a_worker_ends(kind="stopped", number=0)
+    life.the_job_is_suspended_or_resumed(suspended=True)
+    life.teardown()
