@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.virtual import UnitTimes, profile
-from pipetransformer.partition import AUTO, Candidate, ModelCosts, Option, StepModel, UnitCost
+from pipetransformer.partition import AUTO, Candidate, ModelCosts, StepModel, UnitCost
 from pipetransformer.schedules import GPipe, RoundShape, make_schedule
 
 from .in_place import make_way
@@ -35,7 +35,7 @@ class Case:
         return profile(self.kind).units(2 * self.workers, _DILATE)
 
     def candidates(self, action_seconds: float) -> list[Candidate]:
-        """The best cut of each schedule that can run, the choice first."""
+        """All that can run, the choice first."""
         units = self.units()
         small, large = ([_cost(unit, samples) for unit in units] for samples in (_SAMPLES, 2 * _SAMPLES))
         costs = ModelCosts(
@@ -51,11 +51,7 @@ class Case:
             sample_bytes=4,
             options=AUTO,
         )
-        best: dict[Option, Candidate] = {}
-        for candidate in model.candidates(0, self.workers, 1):
-            if candidate.cut is not None:
-                best.setdefault(candidate.option, candidate)
-        return list(best.values())
+        return [candidate for candidate in model.candidates(0, self.workers, 1) if candidate.cut is not None]
 
     def way(self, candidate: Candidate) -> Way:
         """A round as a candidate says."""

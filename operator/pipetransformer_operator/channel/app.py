@@ -34,8 +34,8 @@ MAX_POLL_SECONDS = 60.0
 DURABLE_SECONDS = 10.0
 #: Seconds until a worker may try again if too many polls wait.
 FULL_SECONDS = 20.0
-#: Polls of members and leavers may exceed the limit of waiting polls by this share of it.
-MEMBERS_EXTRA = 0.1
+#: Polls of members and leavers may exceed the limit of waiting polls by this percentage of it.
+MEMBERS_EXTRA_PERCENT = 10
 #: Timeout for reading an answer with all members.
 WHOLE_SECONDS = 10.0
 #: Timeout for receiving the body of a request.
@@ -135,7 +135,7 @@ class Channel:
         board, sender = await self._identify(request)
         after = int(_number(request, "after"))
         timeout = min(_number(request, "timeoutSeconds"), MAX_POLL_SECONDS)
-        extra = math.ceil(self._most_polls * MEMBERS_EXTRA) if board.belongs(sender) else 0
+        extra = math.ceil(self._most_polls * MEMBERS_EXTRA_PERCENT / 100) if board.belongs(sender) else 0
         full = self._polls >= self._most_polls + extra
         self._polls += 1
         try:

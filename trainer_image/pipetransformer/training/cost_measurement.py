@@ -38,8 +38,8 @@ _EMPTY_REPEATS = 5
 
 def measurement_due(control: Control, total_steps: int) -> bool:
     """Whether to measure now: early in a job, and after a change of the boundary if the last measurement is long enough
-    ago. Nothing is measured near the end, where too few steps remain to make up for it. This depends only on the
-    control state, so all workers agree.
+    ago. Nothing is measured near the end, because too few steps remain to make up for it. All workers agree, because
+    they share the control state.
 
     Args:
         control: the control state.
