@@ -39,6 +39,7 @@ METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 METADATA_OF_ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 FIELD_MANAGER = "pipetransformer-operator"
 KUBECONFIG = "~/.kube/config"
+_NOT_JSON = "the answer is not JSON: is a proxy in front of the API server?"
 
 
 class NotFound(Exception):
@@ -103,6 +104,7 @@ class Api:
         Args:
             leadership: says whether this operator may write; None to write always.
             listener: is told of each request; None for no listener.
+            limiter: delays requests, except the opening of watches; None for no limit.
             kubeconfig: path of the kubeconfig to use. None to use the pod's ServiceAccount in a cluster, and elsewhere
                 the same kubeconfig as kubectl.
 
@@ -166,6 +168,8 @@ class Api:
             opened: called when the server accepts the watch.
 
         Raises:
+            NotFound: the server does not know the kind.
+            Refused: this operator may not watch it.
             Unavailable: it cannot be opened, it broke, or the server no longer has that version.
         """
         asked = {**query, "watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
@@ -180,13 +184,13 @@ class Api:
             ) as answer:
                 self._tell("GET", path, answer.status, time.perf_counter() - started, watch=True)
                 if answer.status != 200:
-                    raise Unavailable(f"watch {path}: {answer.status} {answer.reason}")
+                    raise _error_for("GET", answer.status, f"watch {path}: {answer.status} {answer.reason}")
                 opened()
                 rest = b""
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        event: Object = json.loads(line)
+                        event = _event(path, line)
                         if event["type"] == "ERROR":
                             raise Unavailable(f"watch {path}: {event['object'].get('message')}")
                         yield event
@@ -205,7 +209,8 @@ class Api:
         timeout: float = TIMEOUT_SECONDS,
         accept: str = JSON,
     ) -> Object:
-        """Sends one request and returns the object in the answer. With `strict` the server refuses unknown fields.
+        """Sends one request and returns the object in the answer. With `strict` the server refuses unknown fields. The
+        `timeout` is in seconds.
 
         Raises:
             NotFound: 404.
@@ -214,7 +219,7 @@ class Api:
             Refused: any other 4xx; or 500, for example because an admission webhook does not answer. For a GET only
                 403, because other failures of a read pass: 401, 410 between two parts of a list, or 500 while etcd
                 elects a leader. They are `Unavailable`.
-            Unavailable: no answer, 429, another failure, or this operator does not lead.
+            Unavailable: no answer, an answer that is not JSON, 429, another failure, or this operator does not lead.
         """
         asked = dict(query)
         if strict:
@@ -238,7 +243,10 @@ class Api:
                 self._tell(method, path, code, time.perf_counter() - started)
         if not 200 <= code <= 299:
             raise _error_for(method, code, f"{method} {path}: {code} {failure_message(data) or answer.reason}")
-        result: Object = json.loads(data)
+        try:
+            result: Object = json.loads(data)
+        except ValueError as error:
+            raise Unavailable(f"{method} {path}: {_NOT_JSON}") from error
         return result
 
     async def _send(
@@ -299,6 +307,15 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _event(path: str, line: bytes) -> Object:
+    """An event of a watch: its `type` and the `object`."""
+    try:
+        event: Object = json.loads(line)
+    except ValueError as error:
+        raise Unavailable(f"watch {path}: {_NOT_JSON}") from error
+    return event
 
 
 def _error_for(method: str, status: int, message: str) -> Exception:

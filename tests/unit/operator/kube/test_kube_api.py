@@ -23,8 +23,10 @@ EXPIRED = b'{"type": "ERROR", "object": {"code": 410, "message": "too old resour
 
 
 async def serve(answer: web.Request) -> web.StreamResponse:
-    if answer.path == "/refused/410":
-        return web.json_response({"message": "Gone"}, status=410)
+    if answer.path.startswith("/refused/"):
+        return web.json_response({}, status=int(answer.path.rpartition("/")[2]))
+    if answer.path == "/of-a-proxy":
+        return web.Response(text="<html>Log in</html>\n", content_type="text/html")
     if answer.path == "/expiring":
         stream = web.StreamResponse()
         await stream.prepare(answer)
@@ -245,6 +247,29 @@ async def test_a_watch_that_the_server_refuses_is_unavailable_and_never_opens(po
     finally:
         await api.close()
     assert opened == []
+
+
+@pytest.mark.parametrize(("code", "error"), [(403, Refused), (404, NotFound)])
+async def test_a_watch_without_the_right_or_the_kind_says_so(
+    port: int, tmp_path: Path, code: int, error: type[Exception]
+) -> None:
+    api = await Api.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    try:
+        with pytest.raises(error, match=f"watch /refused/{code}: {code}"):
+            [event async for event in api.watch(f"/refused/{code}", "1", 1)]
+    finally:
+        await api.close()
+
+
+async def test_an_answer_that_is_not_json_counts_as_none(port: int, tmp_path: Path) -> None:
+    api = await Api.connect(kubeconfig=kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    try:
+        with pytest.raises(Unavailable, match="GET /of-a-proxy: the answer is not JSON: is a proxy"):
+            await api.get("/of-a-proxy")
+        with pytest.raises(Unavailable, match="watch /of-a-proxy: the answer is not JSON: is a proxy"):
+            [event async for event in api.watch("/of-a-proxy", "1", 1)]
+    finally:
+        await api.close()
 
 
 async def test_a_list_is_read_part_by_part_to_its_end(port: int, tmp_path: Path) -> None:
