@@ -193,7 +193,9 @@ class KueueQuota(ClusterListener):
             path = f"{_path(metadata['namespace'])}/{metadata['name']}"
             body = {"preconditions": {"uid": metadata["uid"]}}
             with suppress(NotFound):
-                await self._api.request("DELETE", path, body, timeout=TIMEOUT_SECONDS)
+                answer = await self._api.request("DELETE", path, body, timeout=TIMEOUT_SECONDS)
+                if answer["kind"] == "Workload":  # otherwise no finalizer kept it, and it is gone
+                    seen = answer
         others = await _drop_finalizer(self._api, seen)
         self._flavors.pop(metadata["uid"], None)
         if not others:
@@ -271,11 +273,16 @@ class NoKueue(ClusterListener):
 
 
 async def _drop_finalizer(api: Api, workload: Object) -> list[str]:
-    """Drops our finalizer from a Workload, and returns the finalizers of others."""
+    """Drops our finalizer from a Workload, and returns the finalizers of others.
+
+    Raises:
+        Conflict: it changed after it was read, so others may have added or dropped finalizers.
+    """
     metadata = workload["metadata"]
     others = [one for one in metadata.get("finalizers", []) if one != workloads.FINALIZER]
     path = f"{_path(metadata['namespace'])}/{metadata['name']}"
-    body = {"metadata": {"uid": metadata["uid"], "finalizers": others}}
+    version = metadata["resourceVersion"]
+    body = {"metadata": {"uid": metadata["uid"], "resourceVersion": version, "finalizers": others}}
     with suppress(NotFound):
         await api.request("PATCH", path, body, content_type=MERGE_PATCH, timeout=TIMEOUT_SECONDS)
     return others

@@ -109,7 +109,8 @@ def usage(workload: Object, request: QuotaRequest, generation: Generation | None
     if ready:
         before = _condition(workload, _PODS_READY)
         status["conditions"] = [before if was_ready else _new(_PODS_READY, "True", "Started", "all workers train", now)]
-    metadata = {"name": request.name, "namespace": workload["metadata"]["namespace"]}
+    of_theirs = workload["metadata"]
+    metadata = {"name": request.name, "namespace": of_theirs["namespace"], "uid": of_theirs["uid"]}
     return {"apiVersion": API, "kind": "Workload", "metadata": metadata, "status": status}
 
 

@@ -6,13 +6,14 @@ Otherwise the scheduler would wait for those pods when another pod of the group 
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, POD_GROUP_LABEL
 from pipetransformer_contract.api.requests import MERGE_PATCH, Object
-from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
+from pipetransformer_operator.controller.ports import Conflict, Invalid, JobKey, Refused
 from pipetransformer_operator.kube.client.api import Api, NotFound
 
 from .pods import controller_uid, is_owned_by_name
@@ -97,11 +98,16 @@ SCHEDULERS: Mapping[str, Scheduler] = {
 }
 
 
+class _Group(NamedTuple):
+    uid: str
+    pods: int
+
+
 class _Known(NamedTuple):
-    """A job's groups as they were last read or written: the number of pods by group."""
+    """A job's UID and its groups, as they were last read or written."""
 
     uid: str
-    pods: dict[str, int]
+    groups: dict[str, _Group]
 
 
 def object_name(job: PipeTrainingJob, group: str) -> str:
@@ -133,13 +139,14 @@ class PodGroups:
         there = self._known.get(key)
         if there is None or there.uid != job.metadata.uid:
             there = self._known[key] = _Known(job.metadata.uid, await self._find(job))
-        known = there.pods
+        known = there.groups
         for group, size in sizes.items():
-            if known.get(group) != size.pods:
-                await self._write(job, group, size, exists=group in known)
-                known[group] = size.pods
+            present = known.get(group)
+            if present is None or present.pods != size.pods:
+                uid = await self._write(job, group, size, present.uid if present else "")
+                known[group] = _Group(uid, size.pods)
         for group in known.keys() - sizes.keys():
-            await self._delete(job, group)
+            await self._delete(job, group, known[group].uid)
             del known[group]
 
     def join(self, pod: Object, job: PipeTrainingJob, group: str) -> None:
@@ -151,33 +158,40 @@ class PodGroups:
         """Forgets what it knows of a job's groups. Kubernetes deletes those of a job that is gone."""
         self._known.pop(key, None)
 
-    async def _find(self, job: PipeTrainingJob) -> dict[str, int]:
-        """The number of pods of each group that exists."""
+    async def _find(self, job: PipeTrainingJob) -> dict[str, _Group]:
+        """The job's groups that exist."""
         prefix = object_name(job, "")
         found = {}
         try:
             async for part in self._api.list(self._path(job), {"labelSelector": f"{JOB_LABEL}={job.metadata.name}"}):
                 for group in part["items"]:
                     if controller_uid(group) == job.metadata.uid:
-                        found[group["metadata"]["name"].removeprefix(prefix)] = self._scheduler.counted(group)
+                        uid, pods = group["metadata"]["uid"], self._scheduler.counted(group)
+                        found[group["metadata"]["name"].removeprefix(prefix)] = _Group(uid, pods)
         except NotFound as error:
             raise Refused(f"gangScheduling: the cluster needs {self._scheduler.needs}: {error}") from error
         return found
 
-    async def _write(self, job: PipeTrainingJob, group: str, size: Size, *, exists: bool) -> None:
+    async def _write(self, job: PipeTrainingJob, group: str, size: Size, uid: str) -> str:
+        """Resizes the group of that UID, or creates one if `uid` is empty. Returns its UID.
+
+        A merge patch is invalid if the group of that name now has another UID."""
         name = object_name(job, group)
         try:
-            if exists:
-                change = {"spec": self._scheduler.count(size.pods)}
+            if uid:
+                change = {"metadata": {"uid": uid}, "spec": self._scheduler.count(size.pods)}
                 await self._api.request("PATCH", f"{self._path(job)}/{name}", change, content_type=MERGE_PATCH)
-                return
-            await self._api.request("POST", self._path(job), self._object(job, name, size))
-        except (Conflict, NotFound) as error:  # another client made or deleted it: look again in the next turn
+                return uid
+            created = await self._api.request("POST", self._path(job), self._object(job, name, size))
+            return str(created["metadata"]["uid"])
+        except (Conflict, Invalid, NotFound) as error:  # another client made or deleted it: look again in the next turn
             self.forget(JobKey.of(job))
             query = {"fieldSelector": f"metadata.name={name}"}  # a list, because that is a right that the operator has
             async for part in self._api.list(self._path(job), query):
                 for kept in part["items"]:
                     await self._take_back(job, kept)
+            if isinstance(error, Invalid):  # the group itself is wrong
+                raise
             raise Conflict(f"PodGroup {name}: {error}") from error
 
     async def _take_back(self, job: PipeTrainingJob, group: Object) -> None:
@@ -191,14 +205,14 @@ class PodGroups:
             raise Refused(f"PodGroup {name} exists and belongs to another owner: delete or rename it or the job")
         if controller_uid(group) != job.metadata.uid:
             raise Refused(f"PodGroup {name} of a deleted job of the same name still exists")
-        change = {"metadata": {"labels": {JOB_LABEL: job.metadata.name}}}
-        await self._api.request("PATCH", f"{self._path(job)}/{name}", change, content_type=MERGE_PATCH)
+        change = {"metadata": {"uid": group["metadata"]["uid"], "labels": {JOB_LABEL: job.metadata.name}}}
+        with suppress(NotFound):
+            await self._api.request("PATCH", f"{self._path(job)}/{name}", change, content_type=MERGE_PATCH)
 
-    async def _delete(self, job: PipeTrainingJob, group: str) -> None:
-        try:
-            await self._api.request("DELETE", f"{self._path(job)}/{object_name(job, group)}")
-        except NotFound:
-            return
+    async def _delete(self, job: PipeTrainingJob, group: str, uid: str) -> None:
+        with suppress(NotFound, Conflict):  # a new group may have its name
+            body = {"preconditions": {"uid": uid}}
+            await self._api.request("DELETE", f"{self._path(job)}/{object_name(job, group)}", body)
 
     def _object(self, job: PipeTrainingJob, name: str, size: Size) -> Object:
         return {

@@ -8,7 +8,7 @@ from pipetransformer_contract.api import JobStatus, PipeTrainingJob
 from pipetransformer_contract.api.labels import JOB_LABEL, MANAGED_BY, POD_GROUP_LABEL
 from pipetransformer_contract.api.requests import MERGE_PATCH, Object
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.controller.ports import Conflict, JobKey, Refused
+from pipetransformer_operator.controller.ports import Conflict, Invalid, JobKey, Refused
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
 from pipetransformer_operator.kube.workers.pod_groups import SCHEDULERS, PodGroups, Size
 from pipetransformer_operator.kube.workers.pods import observable
@@ -69,13 +69,18 @@ class Cluster(Api):
             kept = self.groups if path == f"{self.folder}/{name}" else self.pods
             if name not in kept:
                 raise NotFound(name)
+            assert isinstance(body, dict)
+            if body["preconditions"]["uid"] != kept[name]["metadata"]["uid"]:
+                raise Conflict(name)
             return kept.pop(name)
         assert isinstance(body, dict)
         if method == "PATCH":
             assert (path, options) == (f"{self.folder}/{name}", {"content_type": MERGE_PATCH})
             if name not in self.groups:
                 raise NotFound(name)
-            if "metadata" in body:
+            if body["metadata"]["uid"] != self.groups[name]["metadata"]["uid"]:
+                raise Invalid("metadata.uid: field is immutable")
+            if "spec" not in body:
                 self.groups[name]["metadata"].setdefault("labels", {}).update(body["metadata"]["labels"])
                 self.said.append((method, name))
                 return self.groups[name]
@@ -251,6 +256,50 @@ async def test_a_group_whose_label_another_client_removed_is_found_again() -> No
     assert cluster.groups["digits-start"]["metadata"]["labels"] == {JOB_LABEL: "digits"}
     await cluster.make(status(4), [])
     assert cluster.said[-1] == ("PATCH", "digits-start")
+
+
+async def test_a_group_that_is_deleted_while_it_is_labelled_again_is_a_conflict() -> None:
+    class Deleted(Cluster):
+        async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+            if method == "PATCH":
+                raise NotFound(path)
+            return await super().request(method, path, body, **options)
+
+    cluster = Deleted()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    del cluster.groups["digits-start"]["metadata"]["labels"]
+    with pytest.raises(Conflict, match="digits-start exists"):
+        await cluster.make(status(4), [4])
+
+
+async def test_another_owners_new_group_of_the_name_is_not_resized() -> None:
+    cluster = Cluster()
+    await cluster.make(status(4), [0, 1, 2, 3])
+    cluster.give_nodes()
+    cluster.groups["digits-start"]["metadata"] |= {"uid": "another", "ownerReferences": []}
+    with pytest.raises(Refused, match="PodGroup digits-start exists and belongs to another owner"):
+        await cluster.make(running(4, leaving_ids=[2, 3]), [])
+    assert _size(cluster.groups["digits-start"]) == 4
+
+
+async def test_another_owners_new_group_of_the_name_is_not_deleted() -> None:
+    cluster = Cluster()
+    await cluster.make(status(1), [0])
+    await cluster.pool.delete(job(), "digits-w0", "uid-digits-w0")
+    cluster.groups["digits-start"]["metadata"] |= {"uid": "another", "ownerReferences": []}
+    for _ in range(2):
+        await cluster.make(status(0), [])
+    assert list(cluster.groups) == ["digits-start"]
+    assert cluster.said.count(("DELETE", "digits-start")) == 1, "it counts as gone"
+
+
+async def test_an_invalid_group_is_told() -> None:
+    class Invalidating(Cluster):
+        async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+            raise Invalid("spec.priorityClassName: invalid")
+
+    with pytest.raises(Invalid, match=r"spec\.priorityClassName: invalid"):
+        await Invalidating().make(status(4), [0, 1, 2, 3])
 
 
 async def test_of_a_job_that_is_deleted_while_its_workers_are_created_no_further_one_is() -> None:

@@ -52,7 +52,8 @@ class FakeKueue(Api):
 
 
 def workload(uid: str, *finalizers: str) -> Object:
-    return {"metadata": {"name": uid, "namespace": "team-a", "uid": uid, "finalizers": list(finalizers)}}
+    names = {"name": uid, "namespace": "team-a", "uid": uid, "resourceVersion": "1"}
+    return {"metadata": names | {"finalizers": list(finalizers)}}
 
 
 @pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
@@ -213,7 +214,9 @@ EVICTED: Object = {"type": "Evicted", "status": "True", "reason": "Preempted", "
 WAITS = QuotaRequest(name="digits-q0", queue="team-a", workers=2)
 HOLDS = WAITS.model_copy(update={"admitted": True})
 GONE = {"preconditions": {"uid": "q0"}}
-FREED = {"metadata": {"uid": "q0", "finalizers": [KUEUES]}}
+#: In the answer to the deletion Kueue's own finalizer is gone, unlike in what the watch showed before.
+DELETED: Object = {"uid": "q0", "namespace": "team-a", "resourceVersion": "7", "finalizers": [FINALIZER, "a/b"]}
+FREED = {"metadata": {"uid": "q0", "resourceVersion": "7", "finalizers": ["a/b"]}}
 
 
 class Written(Api):
@@ -227,7 +230,10 @@ class Written(Api):
         self.writes.append((method, path.partition("/workloads/")[2], content_type, body))
         if self.missing:
             raise NotFound(path)
-        return admitted(2, "gold", "1")
+        answer = admitted(2, "gold", "1")
+        if method == "DELETE":
+            answer["metadata"] |= DELETED
+        return {"kind": "Workload"} | answer
 
 
 @pytest.mark.parametrize(

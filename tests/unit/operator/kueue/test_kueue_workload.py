@@ -22,7 +22,7 @@ def workload(*conditions: tuple[str, str], **status: Any) -> Object:
     """A Workload of REQUEST with these conditions; each says its type as its message."""
     found = [{"type": kind, "status": value, "reason": "Why", "message": kind} for kind, value in conditions]
     body = workloads.render(make_job().job(), REQUEST, claimed=False, class_value=None)
-    body["metadata"]["resourceVersion"] = "7"
+    body["metadata"] |= {"uid": "q3", "resourceVersion": "7"}
     return {**body, "status": {"conditions": found, **status}}
 
 
