@@ -118,6 +118,7 @@ class Publisher:
         not wait for one slow failure after the other.
 
         Raises:
+            Conflict: the namespace is gone.
             Unavailable: they cannot be written now.
         """
         while self._done.get(namespace) != self._trust.trusted:
@@ -174,6 +175,8 @@ class Publisher:
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CA_CONFIG_MAP}, "data": data}
         try:
             await self._api.request("POST", path, body)
+        except NotFound as error:  # the namespace is gone
+            raise Conflict(str(error)) from error
         except (Conflict, Refused) as error:  # a full quota also refuses to create an object that exists
             patch = {"data": data}
             try:

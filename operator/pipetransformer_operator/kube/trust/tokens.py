@@ -72,16 +72,24 @@ class TokenReviewer(ClusterListener):
         if identity.uid in self._gone:
             return identity
         if len(self._known) >= MAX_CACHED:
-            self._drop_expired()
+            self._make_room()
         self._known[digest] = (identity, _expiry(token))
         self._of_pod[identity.uid].add(digest)
         return identity
 
-    def _drop_expired(self) -> None:
+    def _make_room(self) -> None:
+        """Forgets expired tokens, and then the oldest until there is room for one more."""
         now = self._clock()
         for digest in [digest for digest, (_, expiry) in self._known.items() if now >= expiry]:
-            identity, _ = self._known.pop(digest)
-            self._of_pod[identity.uid].discard(digest)
+            self._forget(digest)
+        while len(self._known) >= MAX_CACHED:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, digest: bytes) -> None:
+        identity, _ = self._known.pop(digest)
+        self._of_pod[identity.uid].discard(digest)
+        if not self._of_pod[identity.uid]:
+            del self._of_pod[identity.uid]
 
     async def _review(self, token: str) -> Identity:
         review = {

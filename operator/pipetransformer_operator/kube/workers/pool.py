@@ -22,7 +22,7 @@ from pipetransformer_contract.api.labels import (
 )
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_operator.clocks import Clock, utc_now
-from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused, Room
+from pipetransformer_operator.controller.ports import Conflict, Invalid, JobKey, NameConflict, Refused, Room
 from pipetransformer_operator.kube.capacity.node_fit import PodShape, shape_of
 from pipetransformer_operator.kube.capacity.reservations import Reservations, awaits_room, unknown_room
 from pipetransformer_operator.kube.client.api import Api, NotFound
@@ -60,6 +60,7 @@ class NamespaceTrust(Protocol):
         """Writes what workers need into the namespace.
 
         Raises:
+            Conflict: the namespace is gone.
             Refused: the cluster does not accept it.
             Unavailable: it cannot be written now.
         """
@@ -286,27 +287,32 @@ class KubePool(ClusterListener):
         doubted, unfit = self._avoided.get(JobKey.of(job), (set(), set()))
 
         # The pod itself. If it exists already, an earlier attempt created it.
+        try:
+            pod = render(
+                job,
+                number,
+                status,
+                channel_url=self._channel_url,
+                classes=self._priority_classes,
+                assignment=assignment,
+                group=group,
+                alone=alone,
+                begins=self._beginnings.get(JobKey.of(job), {}).get(group),
+                doubted=doubted,
+                unfit=unfit,
+                avoided=self._nodes.avoided if self._nodes is not None else (),
+            )
+        except Refused as error:
+            raise Refused(f"spec.podTemplate: {error}") from error
+        if self._pod_groups is not None:
+            self._pod_groups.join(pod, job, pod_group)
         with self._request_in_flight(JobKey.of(job)):
             try:
-                pod = render(
-                    job,
-                    number,
-                    status,
-                    channel_url=self._channel_url,
-                    classes=self._priority_classes,
-                    assignment=assignment,
-                    group=group,
-                    alone=alone,
-                    begins=self._beginnings.get(JobKey.of(job), {}).get(group),
-                    doubted=doubted,
-                    unfit=unfit,
-                    avoided=self._nodes.avoided if self._nodes is not None else (),
-                )
-                if self._pod_groups is not None:
-                    self._pod_groups.join(pod, job, pod_group)
                 created = await self._api.request("POST", path, pod, strict=True)
-            except Refused as error:
-                raise Refused(f"spec.podTemplate: {error}") from error
+            except Invalid as error:
+                raise Invalid(f"spec.podTemplate: {error}") from error
+            except NotFound as error:  # the namespace is gone
+                raise Conflict(str(error)) from error
             except Conflict as conflict:
                 created = await self._existing_pod(job, name, conflict)
 

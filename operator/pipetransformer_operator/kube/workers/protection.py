@@ -50,6 +50,7 @@ class Protection:
         """Creates or updates both objects. If `budget` is None, the present one stays.
 
         Raises:
+            Conflict: one changed meanwhile, or the namespace is gone.
             Refused: the cluster refuses them, or an object of another owner has the name; the message says which.
             Unavailable: they cannot be written now.
         """
@@ -67,6 +68,8 @@ class Protection:
             shown = self._shown[key, api_path] = []
             try:
                 metadata = (await self._write(job, path, body, known))["metadata"]
+            except NotFound as error:
+                raise Conflict(str(error)) from error
             except Refused as error:
                 refused = error
                 continue

@@ -1,7 +1,7 @@
 """What the pool remembers of pods beside what the watch shows, and for how long."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,11 +18,12 @@ from pipetransformer_contract.api.labels import (
 from pipetransformer_contract.api.requests import Object
 from pipetransformer_contract.api.status import Condition, ConditionStatus, ConditionType
 from pipetransformer_contract.messages import Generation, Member, ResizeReason
-from pipetransformer_operator.controller.ports import Conflict, JobKey, NameConflict, Refused
+from pipetransformer_operator.controller.ports import Conflict, Invalid, JobKey, NameConflict, Refused
 from pipetransformer_operator.kube.capacity.free_accelerators import FreeAccelerators
 from pipetransformer_operator.kube.capacity.reservations import Reservations
-from pipetransformer_operator.kube.client.api import Api
+from pipetransformer_operator.kube.client.api import Api, NotFound
 from pipetransformer_operator.kube.node_health.health import NodeHealth
+from pipetransformer_operator.kube.trust.authority import Publisher
 from pipetransformer_operator.kube.workers.placement import PREFERRED, Groups
 from pipetransformer_operator.kube.workers.pods import observable
 from pipetransformer_operator.kube.workers.pool import KubePool
@@ -456,6 +457,52 @@ async def test_a_pod_of_a_deleted_job_is_awaited_and_a_foreign_pod_is_a_conflict
 
     with pytest.raises(error, match=words):
         await Taken().pool.create(job(), 0, JobStatus())
+
+
+class Trust:
+    trusted = b"trusted"
+
+
+class Failing(World):
+    """An API server that answers each request with the same error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.pool = KubePool(self, self, "https://channel", Publisher(self, Trust()))
+
+    async def request(self, method: str, path: str, body: object = None, **options: object) -> Object:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pool: pool.prepare(job(), JobStatus(), []),
+        lambda pool: pool.protect(job(), None),
+        lambda pool: pool.create(job(), 0, JobStatus()),
+    ],
+    ids=["prepare", "protect", "create"],
+)
+async def test_a_namespace_that_is_gone_is_a_conflict(call: Callable[[KubePool], Awaitable[None]]) -> None:
+    with pytest.raises(Conflict, match='namespaces "default" not found'):
+        await call(Failing(NotFound('POST /api: 404 namespaces "default" not found')).pool)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(Refused("403 exceeded quota"), "403 exceeded quota"), (Invalid("422 spec"), "spec.podTemplate: 422 spec")],
+)
+async def test_only_an_invalid_pod_is_blamed_on_the_template(error: Refused, words: str) -> None:
+    with pytest.raises(Refused) as raised:
+        await Failing(error).pool.create(job(), 0, JobStatus())
+    assert (type(raised.value), str(raised.value)) == (type(error), words)
+
+
+async def test_a_template_that_makes_no_pod_is_named() -> None:
+    wrong = make_job().set("podTemplate.spec.tolerations", {"key": "team"}).job()
+    with pytest.raises(Refused, match=r"^spec\.podTemplate: .*tolerations: must be a list of objects"):
+        await World().pool.create(wrong, 0, JobStatus())
 
 
 class Admitting(World):

@@ -185,4 +185,16 @@ async def test_where_many_tokens_are_known_those_that_expired_are_forgotten(
     now[0] = 0.0  # a clock that is set back shows what is kept
     kept = [tokens.known(one) is not None for one in (token(1, expires=50), token(2), token(3))]
     assert kept == [False, True, True]
-    assert sum(map(len, vars(tokens)["_of_pod"].values())) == 2
+    assert list(vars(tokens)["_of_pod"]) == [f"uid-{token(2)}", f"uid-{token(3)}"]
+
+
+async def test_where_too_many_tokens_are_known_the_oldest_is_forgotten(
+    reviews: Reviews, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "MAX_CACHED", 2)
+    tokens = TokenReviewer(reviews, lambda: 0.0)  # type: ignore[arg-type]
+    reviews.answer.set()
+    for number in range(4):
+        await tokens.identify(token(number))
+    assert [tokens.known(token(number)) is not None for number in range(4)] == [False, False, True, True]
+    assert list(vars(tokens)["_of_pod"]) == [f"uid-{token(2)}", f"uid-{token(3)}"]
