@@ -71,7 +71,7 @@ class Settings:
         operator makes its own.
         `PIPETRANSFORMER_{BASE,CLAIM}_PRIORITY_CLASS`: for workers up to a job's starting size, and for those beyond.
         `PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS`: for those beyond with `claimFrom: Autoscaler`; empty: as of others.
-        `PIPETRANSFORMER_WEIGHTS`: `Cluster` if weights of jobs also count between namespaces.
+        `PIPETRANSFORMER_WEIGHTS`: `Cluster` if weights of jobs also count between namespaces, otherwise `Namespace`.
         `PIPETRANSFORMER_SCRAPER_NAMESPACE`: namespace of Prometheus, which may read the workers' metrics; empty: none.
         `PIPETRANSFORMER_KUEUE`: `true` if jobs that name a queue request workers from Kueue.
         `PIPETRANSFORMER_NODE_SIGNALS`: the chart's value `nodes` as JSON: taints and conditions of nodes that are
@@ -87,7 +87,7 @@ class Settings:
         url = _channel_url(environment.get("PIPETRANSFORMER_CHANNEL_URL", ""))
         if not environment.get("POD_NAMESPACE"):
             raise ValueError("POD_NAMESPACE is missing: set it to the operator's own namespace")
-        release_for_others = environment.get("PIPETRANSFORMER_RELEASE_FOR_OTHERS") == "true"
+        release_for_others = _switch(environment, "RELEASE_FOR_OTHERS")
         if release_for_others and environment.get("PIPETRANSFORMER_NAMESPACES"):
             raise ValueError(
                 "PIPETRANSFORMER_RELEASE_FOR_OTHERS: only an operator of all namespaces sees pods of other owners"
@@ -99,7 +99,7 @@ class Settings:
             lease_seconds=_seconds(environment, "LEASE", cls.lease_seconds),
             own_lease_namespace=environment.get("PIPETRANSFORMER_LEASE_NAMESPACE", ""),
             api_qps=_number(environment, "API_QPS"),
-            api_burst=int(_number(environment, "API_BURST")),
+            api_burst=_burst(environment),
             channel_port=_port(environment, "CHANNEL", cls.channel_port),
             metrics_port=_port(environment, "METRICS", cls.metrics_port),
             health_port=_port(environment, "HEALTH", cls.health_port),
@@ -109,13 +109,13 @@ class Settings:
             base_priority_class=environment.get("PIPETRANSFORMER_BASE_PRIORITY_CLASS", ""),
             claim_priority_class=environment.get("PIPETRANSFORMER_CLAIM_PRIORITY_CLASS", ""),
             autoscaled_priority_class=environment.get("PIPETRANSFORMER_AUTOSCALED_PRIORITY_CLASS", ""),
-            weigh_namespaces=environment.get("PIPETRANSFORMER_WEIGHTS") == "Cluster",
+            weigh_namespaces=_weigh_namespaces(environment.get("PIPETRANSFORMER_WEIGHTS", "Namespace")),
             scraper_namespace=environment.get("PIPETRANSFORMER_SCRAPER_NAMESPACE", ""),
-            kueue=environment.get("PIPETRANSFORMER_KUEUE") == "true",
+            kueue=_switch(environment, "KUEUE"),
             release_for_others=release_for_others,
             signals=_signals(environment.get("PIPETRANSFORMER_NODE_SIGNALS", "")),
             gang_scheduling=_gang_scheduling(environment.get("PIPETRANSFORMER_GANG_SCHEDULING", "None")),
-            secure_metrics=environment.get("PIPETRANSFORMER_SECURE_METRICS") == "true",
+            secure_metrics=_switch(environment, "SECURE_METRICS"),
             log_level=_log_level(environment.get("PIPETRANSFORMER_LOG_LEVEL", cls.log_level)),
             log_format=LogFormat.from_environment(environment),
         )
@@ -166,11 +166,25 @@ def _gang_scheduling(value: str) -> str:
     return "" if value == "None" else value
 
 
+def _weigh_namespaces(value: str) -> bool:
+    if value not in ("Namespace", "Cluster"):
+        raise ValueError(f"PIPETRANSFORMER_WEIGHTS: expected one of Namespace, Cluster, found {value!r}")
+    return value == "Cluster"
+
+
 def _log_level(value: str) -> str:
     known = logging.getLevelNamesMapping()
     if value.upper() not in known:
         raise ValueError(f"PIPETRANSFORMER_LOG_LEVEL: expected one of {', '.join(known)}, found {value!r}")
     return value.upper()
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    variable = f"PIPETRANSFORMER_{name}"
+    text = environment.get(variable, "")
+    if text not in ("", "true", "false"):
+        raise ValueError(f"{variable}: expected true or false, found {text!r}")
+    return text == "true"
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -191,6 +205,13 @@ def _number(environment: Mapping[str, str], name: str) -> float:
     if not 0 <= number < 2**31:
         raise ValueError(f"{variable}: expected a number from 0, found {text!r}")
     return number
+
+
+def _burst(environment: Mapping[str, str]) -> int:
+    burst = int(_number(environment, "API_BURST"))
+    if burst and not _number(environment, "API_QPS"):
+        raise ValueError("PIPETRANSFORMER_API_BURST: needs PIPETRANSFORMER_API_QPS, which is 0 (no limit)")
+    return burst
 
 
 def _port(environment: Mapping[str, str], name: str, default: int) -> int:

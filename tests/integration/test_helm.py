@@ -47,6 +47,7 @@ def helm(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[
         ("logLevel=verbose", "at '/logLevel'"),
         ("logFormat=xml", "at '/logFormat'"),
         ("clientConnection.qps=-1", "at '/clientConnection/qps'"),
+        ("clientConnection.burst=40", "clientConnection.burst: needs clientConnection.qps, which is 0 (no limit)"),
         ("lease.namespace=Team_A", "at '/lease/namespace'"),
         ("extraEnv[0].name=PIPETRANSFORMER_KUEUE", "at '/extraEnv/0/name'"),
         ("commonLabels.helm\\.sh/chart=x", "invalid propertyName 'helm.sh/chart'"),

@@ -21,7 +21,6 @@ def test_operators_of_all_namespaces_share_a_lease_unless_told_otherwise() -> No
 
 def test_requests_are_limited_only_with_a_rate() -> None:
     assert read().api_limiter() is None
-    assert read(API_BURST="9").api_limiter() is None
     for qps, burst, limit in (("0.2", "", (1, 5)), ("20", "", (40, 2)), ("20", "10", (10, 0.5))):
         found = read(API_QPS=qps, **({"API_BURST": burst} if burst else {})).api_limiter()
         assert found is not None and (found.max_rate, found.time_period) == limit
@@ -49,6 +48,11 @@ def test_a_rate_that_is_no_number_is_named(name: str, value: str) -> None:
         ({"GANG_SCHEDULING": "Always"}, "GANG_SCHEDULING: expected one of None, PodGroup, Volcano, found 'Always'"),
         ({"NODE_SIGNALS": "[]"}, "NODE_SIGNALS"),
         ({"NODE_SIGNALS": '{"drain": {"taints": [":NoSchedule"]}}'}, "NODE_SIGNALS: invalid taint"),
+        ({"SECURE_METRICS": "True"}, "SECURE_METRICS: expected true or false, found 'True'"),
+        ({"KUEUE": "yes"}, "KUEUE: expected true or false, found 'yes'"),
+        ({"RELEASE_FOR_OTHERS": "1"}, "RELEASE_FOR_OTHERS: expected true or false, found '1'"),
+        ({"WEIGHTS": "cluster"}, "WEIGHTS: expected one of Namespace, Cluster, found 'cluster'"),
+        ({"API_BURST": "9"}, r"API_BURST: needs PIPETRANSFORMER_API_QPS, which is 0 \(no limit\)"),
         ({"RELEASE_FOR_OTHERS": "true", "NAMESPACES": "a"}, "RELEASE_FOR_OTHERS: only an operator of all namespaces"),
     ],
 )
@@ -62,5 +66,8 @@ def test_the_bounds_themselves_are_allowed() -> None:
     assert (found.lease_seconds, found.channel_port, found.metrics_port) == (1, 0, 65535)
     assert (found.gang_scheduling, found.namespaces) == ("", ("a", "b"))
     assert read(RELEASE_FOR_OTHERS="true").release_for_others
+    for text, on in (("true", True), ("false", False), ("", False)):
+        assert (read(SECURE_METRICS=text).secure_metrics, read(KUEUE=text).kueue) == (on, on)
+    assert (read(WEIGHTS="Cluster").weigh_namespaces, read(WEIGHTS="Namespace").weigh_namespaces) == (True, False)
     with pytest.raises(ValueError, match="POD_NAMESPACE is missing"):
         Settings.from_environment(ENVIRONMENT | {"POD_NAMESPACE": ""})
