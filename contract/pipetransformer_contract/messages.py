@@ -157,10 +157,9 @@ class Generation(Wire):
 
 
 class Ready(Wire):
-    """A worker's message that it is ready for a generation: where its store listens, and which versions it runs."""
+    """A worker's message that it is ready for a generation, and the address of its store."""
 
     address: Name = Field(description="host:port of the worker's store.")
-    versions: dict[Name, Annotated[str, Field(max_length=253)]] = Field(default_factory=dict, max_length=16)
 
     @field_validator("address")
     @classmethod
@@ -393,7 +392,6 @@ class Heartbeat(Wire):
     """
 
     layout_generation: Count
-    step: Count
     waiting_after: Count | None = None
     lost_peers: list[Name] = Field(default_factory=list, max_length=MAX_LOST_PEERS)
     why_broken: str = Field(default="", max_length=MAX_MESSAGE)

@@ -28,7 +28,7 @@ from .health import Health
 from .kube.client.api import REQUEST_FAILED, Api, NotFound
 from .kube.client.lease import Lease
 from .kube.node_health.health import NodeHealth
-from .kube.store import served
+from .kube.store import why_not_served
 from .kube.trust.authority import Publisher, SecretCertificate
 from .kube.trust.scrapers import PATH as METRICS_PATH
 from .kube.trust.scrapers import Forbidden, Scrapers
@@ -143,9 +143,12 @@ class Service:
         await self._lease.acquire()
 
     async def until_served(self) -> None:
-        """Waits until the cluster serves our jobs."""
-        while not await served(self._unguarded):
-            logger.info("the cluster does not serve %s yet", PLURAL)
+        """Waits until the cluster serves our jobs. The log says why it waits, once for each reason."""
+        said = ""
+        while why := await why_not_served(self._unguarded):
+            if why != said:
+                logger.warning("waiting: %s", why)
+            said = why
             await asyncio.sleep(CRD_POLL_SECONDS)
 
     async def run(self) -> None:

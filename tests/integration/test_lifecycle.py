@@ -46,7 +46,7 @@ async def test_a_job_that_outlives_its_deadline_fails_and_holds_nothing(
     status = await namespace.state("Failed")
     failed = next(condition for condition in status["conditions"] if condition["type"] == "Failed")
     assert failed["reason"] == "DeadlineExceeded"
-    assert "not done within 2 s" in failed["message"]
+    assert "the job did not complete within 2 s" in failed["message"]
 
     async def settled() -> bool:
         phases = [pod["status"].get("phase") for pod in (await namespace.pods()).values()]

@@ -24,6 +24,7 @@ _LEFT, _RIGHT = 44.0, 12.0  #: beside the charts
 _TITLE, _LANE, _AXIS, _LEGEND = 32.0, 42.0, 32.0, 22.0  #: heights
 _GPUS, _CURVE = 56.0, 64.0
 _LAYER, _LAYERS = 11.0, (96.0, 200.0)  #: height of one layer; minimum and maximum height of all layers
+_HALF_WINDOW = 4  #: values on each side in a running median
 _LEGENDS = (
     (ACTIVE, "trains"), (FROZEN, "frozen"), (_HELD, "GPU held"), (_FREE, "released"), (MOVED, "regroup"),
     (_FAILED, "after a failure"),
@@ -86,10 +87,10 @@ def _curves(record: Record) -> list[_Curve]:
     return [curve for curve in found if curve.line or curve.points]
 
 
-def _medians(points: Sequence[tuple[float, float]], half_window: int = 4) -> list[float]:
+def _medians(points: Sequence[tuple[float, float]]) -> list[float]:
     """The running median of the values. So a single slow step, such as one with a regroup, does not hide the others."""
     values = [value for _, value in points]
-    windows = [sorted(values[max(0, at - half_window) : at + half_window + 1]) for at in range(len(values))]
+    windows = [sorted(values[max(0, at - _HALF_WINDOW) : at + _HALF_WINDOW + 1]) for at in range(len(values))]
     return [window[len(window) // 2] for window in windows]
 
 

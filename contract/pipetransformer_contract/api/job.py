@@ -237,7 +237,7 @@ class Container(Opaque):
 
 
 class PodSpec(Opaque):
-    """Like Kubernetes' PodSpec. All its fields are kept. The operator checks them by a server-side dry run of a pod."""
+    """Like Kubernetes' PodSpec. All its fields are kept. The API server checks them when the operator creates a pod."""
 
     containers: list[Container] = Field(
         min_length=1,

@@ -264,7 +264,7 @@ def _never_started(job: PipeTrainingJob) -> list[FieldError]:
 
 
 def _container_errors(job: PipeTrainingJob) -> list[FieldError]:
-    """Errors of the trainer container. On a cluster a dry run of a pod finds them, or the image prevents them."""
+    """Errors of the trainer container. On a cluster the API server refuses the pod, or the image prevents them."""
     trainer = job.spec.pod_template.trainer()
     container = trainer.model_extra or {}
     path = f"spec.podTemplate.spec.containers[{job.spec.pod_template.spec.containers.index(trainer)}]"

@@ -135,7 +135,7 @@ class Condition(Wire):
 
 
 class State(StrEnum):
-    """One word that sums up the conditions, for `kubectl get`. The operator never reads it."""
+    """One word that sums up the conditions, for `kubectl get`. No rule reads it."""
 
     PENDING = "Pending"  #: not admitted yet
     STARTING = "Starting"  #: the job waits for its first workers, or for replacements without which it cannot train
@@ -176,15 +176,20 @@ class Resize(Wire):
 
     If the deadline passes in the phase Prepare, new workers that are ready join if they make a larger layout possible.
     Otherwise the operator cancels the resize. If it passes in the phase Commit, and no member has committed, the
-    operator publishes a generation with the old layout. The phase Clean has no deadline.
+    operator publishes a generation with the old layout. The phase Clean has no deadline, and neither has a Commit after
+    a failure or a drain, because there is no old layout to return to.
     """
 
     from_: LayoutSize | None = Field(default=None, alias="from", description="The layout before. Absent at a start.")
     to: LayoutSize = Field(description="The layout that the resize leads to.")
     phase: ResizePhase
     reason: ResizeReason
-    start_time: datetime = Field(description="When the present phase began.")
-    deadline: datetime | None = Field(default=None, description="When the resize is cancelled or undone.")
+    start_time: datetime = Field(
+        description="When the preparation began or last restarted; without one, when the generation was published."
+    )
+    deadline: datetime | None = Field(
+        default=None, description="When the resize is cancelled or undone. Absent if it cannot be undone."
+    )
     replacements: Count = Field(
         default=0,
         description="How many times in a row workers of a start ended before they joined. Each time doubles the wait.",

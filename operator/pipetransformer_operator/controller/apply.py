@@ -89,7 +89,8 @@ class Applier:
             outcome.errors += await _together([self._prepare_and_create(job, decided, outcome)])
         due = self._refused_deletions.due(decided.delete, clock.time())
         outcome.errors += await _together([self._delete(job, deletion) for deletion in due])
-        await _together([self._store.tell(job, event) for event in decided.events])
+        for defect in await _together([self._store.tell(job, event) for event in decided.events]):
+            logger.error("%s: cannot tell an event", self._key, exc_info=defect)
         if decided.expired:
             outcome.errors += await _together([self._store.delete(job)])
         if self._quota is not None:

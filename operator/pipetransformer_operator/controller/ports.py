@@ -124,6 +124,7 @@ class WorkerPool(Protocol):
             new: workers that are created next, in this order.
 
         Raises:
+            Conflict: something changed meanwhile, or the namespace is gone.
             Refused: the cluster refuses it; the message says why.
             Unavailable: it cannot be written now.
         """
@@ -133,6 +134,7 @@ class WorkerPool(Protocol):
         """Starts a worker, unless it already exists.
 
         Raises:
+            Conflict: something changed meanwhile, or the namespace is gone.
             NameConflict: another object has its name.
             Refused: the cluster refuses the worker, always or for now; the message says why.
             Unavailable: it cannot be created now; the message says why.
@@ -143,6 +145,7 @@ class WorkerPool(Protocol):
         """Limits which workers may be evicted, and who may connect to workers. None leaves the present budget.
 
         Raises:
+            Conflict: something changed meanwhile, or the namespace is gone.
             Refused: the cluster refuses the protection; the message says why.
             Unavailable: it cannot be written now.
         """
@@ -201,7 +204,8 @@ class LoopMetrics:
     """Is told what the loops do. Every method does nothing here."""
 
     def on_decided(self, job: PipeTrainingJob, observed: Observed, plan: Plan, seconds: float) -> None:
-        """A plan's status is durable. The plan was made from `job` and `observed` and took `seconds`."""
+        """A plan was made from `job` and `observed` in `seconds`. Its status is durable, or only its words changed and
+        are written later."""
 
     def on_turned(self, result: TurnResult, seconds: float) -> None:
         """A turn has ended."""

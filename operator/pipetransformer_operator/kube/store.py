@@ -28,7 +28,7 @@ COMPONENT = "pipetransformer-operator"
 EVENT_SECONDS = 5.0
 
 
-class JobSource(Protocol):
+class WatchedJobs(Protocol):
     """Jobs as a watch shows them."""
 
     def of(self, key: JobKey) -> Object | None:
@@ -82,7 +82,7 @@ class KubeStore:
         sources: clock and names of events.
     """
 
-    def __init__(self, api: Api, jobs: JobSource, parsed: ParsedJobs, sources: Sources = MACHINE) -> None:
+    def __init__(self, api: Api, jobs: WatchedJobs, parsed: ParsedJobs, sources: Sources = MACHINE) -> None:
         self._api = api
         self._sources = sources
         self._jobs = jobs
@@ -134,22 +134,21 @@ class KubeStore:
             logger.warning("cannot write event %s: %s (%s)", event.reason.value, event.message, error)
 
 
-async def served(api: Api) -> bool:
-    """Whether the API server answers, and its CRD has every field of the status."""
+async def why_not_served(api: Api) -> str:
+    """Why this operator cannot serve jobs now. Empty if the API server answers, and its CRD has the whole status."""
     try:
         group = await api.get(f"/apis/{GROUP}/{VERSION}")
         schemas = (await api.get(f"/openapi/v3/apis/{GROUP}/{VERSION}"))["components"]["schemas"]
-    except (NotFound, Unavailable):
-        return False
+    except (NotFound, Unavailable) as error:
+        return f"the cluster does not serve {PLURAL}: {error}"
     theirs = next((schema for name, schema in schemas.items() if name.endswith(f".{KIND}")), None)
     if theirs is None or PLURAL not in {resource["name"] for resource in group["resources"]}:
-        return False
+        return f"the cluster does not serve {PLURAL} of {GROUP}/{VERSION}: apply the CRD"
     missing = missing_fields(root_schema()["properties"]["status"], theirs["properties"].get("status", {}), "status")
     if missing:
-        logger.error(
-            "the CRD of %s is older than this operator and lacks %s: apply the newer one", PLURAL, ", ".join(missing)
-        )
-    return not missing
+        lacks = ", ".join(missing)
+        return f"the CRD of {PLURAL} is older than this operator and lacks {lacks}: apply the newer one"
+    return ""
 
 
 def _same(known: PipeTrainingJob, body: Mapping[str, Any]) -> bool:

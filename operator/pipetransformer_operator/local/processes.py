@@ -96,7 +96,7 @@ class ProcessPool:
 
     def list(self, job: PipeTrainingJob) -> tuple[Worker, ...]:
         """See `WorkerPool`."""
-        return tuple(_observe(process) for process in self._processes.values())
+        return tuple(sorted(map(_observe, self._processes.values()), key=lambda worker: worker.id))
 
     def room(self, job: PipeTrainingJob) -> Room:
         """See `WorkerPool`. A machine runs any number of processes."""

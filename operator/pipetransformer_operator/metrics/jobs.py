@@ -123,7 +123,7 @@ _COUNTERS: dict[str, tuple[str, Figure]] = {
 }
 
 
-class JobSource(Protocol):
+class ManagedJobs(Protocol):
     """Knows the jobs that the operator manages."""
 
     def jobs(self) -> Iterable[PipeTrainingJob]:
@@ -160,7 +160,7 @@ class JobCollector(Collector):
 
     def __init__(
         self,
-        source: JobSource,
+        source: ManagedJobs,
         seen: Mapping[tuple[str, str], Seen],
         clock: Clock,
     ) -> None:

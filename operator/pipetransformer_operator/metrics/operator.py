@@ -29,7 +29,7 @@ from pipetransformer_operator.controller.ports import JobKey, LoopMetrics, TurnR
 from pipetransformer_operator.plan import FailureCause, Observed, Plan, WorkerPhase
 
 from .idle import idle_gpus
-from .jobs import JobCollector, JobSource, Seen
+from .jobs import JobCollector, ManagedJobs, Seen
 from .names import PREFIX
 from .resizes import Resizes, Returns
 from .starts import Starts
@@ -57,7 +57,7 @@ _ENDS: Mapping[ConditionType, Iterable[Reason]] = {
 }
 
 
-class OperatorState(JobSource, Protocol):
+class OperatorState(ManagedJobs, Protocol):
     """The state of the operator that metrics show at each scrape."""
 
     @property

@@ -141,8 +141,8 @@ class Draft:
             claimed_ids=[key for key in self.status.claimed_ids if key in wanted],
         )
 
-    def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason) -> None:
-        """Writes which phase a resize is in. A rule may change the deadline, `resizeTimeoutSeconds` from now."""
+    def enter(self, phase: ResizePhase, to: Layout, reason: ResizeReason, deadline: datetime | None = None) -> None:
+        """Writes which phase a resize is in, and when it is undone. A preparation's rule sets its deadline later."""
         prepared, old = self.view.preparation, self.status.generation
         resize = Resize(
             from_=LayoutSize.of(old.layout) if old else None,
@@ -150,7 +150,7 @@ class Draft:
             phase=phase,
             reason=reason,
             start_time=prepared.start_time if prepared else self.now,
-            deadline=self.now + timedelta(seconds=self.spec.run_policy.resize_timeout_seconds),
+            deadline=deadline,
         )
         if prepared and phase is ResizePhase.PREPARE:
             kept = prepared.model_dump(include={"replacements", "renewals", "trouble_time"})

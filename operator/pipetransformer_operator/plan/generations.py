@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from datetime import timedelta
 
 from pipetransformer_contract.api.status import Reason, ResizePhase
 from pipetransformer_contract.layout import Layout
@@ -10,6 +11,9 @@ from pipetransformer_contract.messages import Generation, Member, ResizeReason
 from .draft import Draft
 from .members import names, parted
 from .view import View
+
+#: Reasons of generations that cannot be undone, because there is no earlier layout to return to.
+NOT_UNDONE = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
 def publish(
@@ -30,7 +34,8 @@ def publish(
     generation = _generation(draft.view, layout, candidates[: layout.workers], leavers, reason, broken_before)
     _note_leavers(draft, generation)
     new = draft.status.next_worker_id
-    draft.enter(ResizePhase.COMMIT, layout, reason)
+    timeout = timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)
+    draft.enter(ResizePhase.COMMIT, layout, reason, None if reason in NOT_UNDONE else draft.now + timeout)
     draft.update(generation=generation, layout_generation=number, first_new_worker_id=new)
     leave = f"; workers that leave: {len(leavers)}" if leavers else ""
     draft.tell(Reason.GENERATION_PUBLISHED, f"Generation {number} ({reason.value}): {layout.words}{leave}")

@@ -13,7 +13,7 @@ from .members import parted
 from .view import View
 
 
-def last(view: View, members: Sequence[Member], staying: int) -> list[Member]:
+def stayers_first(view: View, members: Sequence[Member], staying: int) -> list[Member]:
     """Sorts the members so that the first `staying` of them stay and the others leave."""
     claimed, own = parted(members, view.claimed_names)
     going = max(0, len(members) - staying)

@@ -36,7 +36,9 @@ def want(draft: Draft, ids: Sequence[int], count: int, replaced: Sequence[int] =
             for part, starting in ((created[:base], True), (created[base:], False)):
                 draft.update(quota_requests=balance.assign(draft.status, draft.observed, part, starting=starting))
         draft.update(next_worker_id=created.stop, claimed_ids=[*draft.status.claimed_ids, *created[base:]])
-        draft.tell(Reason.WORKERS_CREATED, f"Creating workers: {missing}, {len(ids) + missing} in all")
+        draft.tell(
+            Reason.WORKERS_CREATED, f"Creating {counted(missing, 'worker')}, so the job has {len(ids) + missing}"
+        )
     draft.keep_workers(
         [*ids, *created, *draft.status.leaving_ids, *replaced], "not needed for the layout that is being prepared"
     )

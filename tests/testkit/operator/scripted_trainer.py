@@ -60,9 +60,7 @@ class Worker:
                 assert self.generation is not None
                 if self.uid not in {member.uid for member in self.generation.members}:
                     left = self.generation.layout_generation
-                    self.call(
-                        "POST", ChannelPath.HEARTBEAT, Heartbeat(layout_generation=left, step=0, waiting_after=left)
-                    )
+                    self.call("POST", ChannelPath.HEARTBEAT, Heartbeat(layout_generation=left, waiting_after=left))
                     continue
                 if self.generation.leader == self.name:
                     self.lead()
@@ -123,7 +121,7 @@ class Worker:
 
     def beat(self, present: int, step: int) -> int:
         """Gives a sign of life; returns the newest published generation."""
-        beat = Heartbeat(layout_generation=present, step=step)
+        beat = Heartbeat(layout_generation=present)
         reply = HeartbeatReply.model_validate_json(self.call("POST", ChannelPath.HEARTBEAT, beat))
         if reply.stop:
             raise ToldToStop

@@ -21,5 +21,5 @@ class ShownState:
     kueue_answers: bool | None = None
 
     def jobs(self) -> Iterable[PipeTrainingJob]:
-        """See `JobSource`."""
+        """See `ManagedJobs`."""
         return self.known

@@ -302,7 +302,6 @@ class WorkerProcess(Hooks):
         trainer = self.trainer
         return Heartbeat(
             layout_generation=max(self._left, trainer.committed_generation),
-            step=trainer.step,
             waiting_after=self._handler.waiting_after,
             lost_peers=trainer.lost_peers[:MAX_LOST_PEERS],
             why_broken=trainer.why_broken[:MAX_MESSAGE],

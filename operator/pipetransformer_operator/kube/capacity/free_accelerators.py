@@ -205,6 +205,8 @@ class FreeAccelerators:
     def _hold(self, pod: PodView, sign: int) -> None:
         if _holds_extended(pod):
             self._holders[pod.node] += sign
+            if not self._holders[pod.node]:
+                del self._holders[pod.node]
         held = self._held.setdefault(pod.node, {})
         for name, amount in pod.requests.items():
             held[name] = held.get(name, 0) + sign * amount

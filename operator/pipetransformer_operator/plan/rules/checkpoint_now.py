@@ -33,7 +33,7 @@ def _answer(draft: Draft, request: CheckpointRequest) -> CheckpointRequest:
         return _refused(draft, request, NO_CHECKPOINT)
     durable = draft.status.checkpoint
     if durable is not None and durable.request == request.token:
-        draft.tell(Reason.CHECKPOINT_MADE, f"The checkpoint {request.token} is durable, of step {durable.step}")
+        draft.tell(Reason.CHECKPOINT_MADE, f"Checkpoint {request.token} is durable. It is of step {durable.step}")
         return request.model_copy(update={"step": durable.step, "served_time": draft.now})
     return _refused(draft, request, ENDED) if draft.status.finished else request
 

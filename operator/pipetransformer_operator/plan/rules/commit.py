@@ -18,17 +18,13 @@ from pipetransformer_operator.plan.types import EventType
 from pipetransformer_operator.plan.view import View
 
 from .attempts import back_off
-from .stall import why_group_broke
+from .stall import BROKEN_IN_A_ROW, why_group_broke
 
 #: Longest wait before the next generation while generations break without a step. It is 2 s at first, and doubles.
 LONGEST_PAUSE_SECONDS = 300
-#: This many broken generations in a row (about two minutes) are a failure of the job, and so is each one after them.
-BROKEN_IN_A_ROW = 6
 #: The operator publishes the next generation even if a member is still in the group of an older one. After this many
 #: broken generations in a row it first waits for that member, because the member is slow or hangs.
 MISSED_IN_A_ROW = 3
-#: Reasons of generations that cannot be undone, because there is no earlier layout to return to.
-_FINAL = (ResizeReason.START, ResizeReason.FAILURE, ResizeReason.DRAIN, ResizeReason.UNDO)
 
 
 def advance(draft: Draft) -> bool:
@@ -52,7 +48,11 @@ def _replace_broken(draft: Draft, generation: Generation, since: datetime) -> No
         due = max(due, draft.view.published_time + timedelta(seconds=min(LONGEST_PAUSE_SECONDS, 2**broken)))
     if not draft.clock.reached(due):
         return
-    if generation.confirmed or generation.reason in _FINAL or _committed_by_some(draft.view, generation):
+    if (
+        generation.confirmed
+        or generation.reason in generations.NOT_UNDONE
+        or _committed_by_some(draft.view, generation)
+    ):
         words = why_group_broke(draft.view)
         message = f"Generation {generation.layout_generation} broke: its workers lost their connections{words}"
         draft.tell(Reason.GROUP_BROKEN, message, EventType.WARNING)
@@ -79,7 +79,7 @@ def _is_outside(view: View, generation: Generation, member: Member, since: datet
 
 
 def _check_deadline(draft: Draft, generation: Generation) -> None:
-    if generation.reason in _FINAL:
+    if generation.reason in generations.NOT_UNDONE:
         return
     begin = draft.view.counted_from(draft.view.published_time)
     deadline = begin + timedelta(seconds=draft.spec.run_policy.resize_timeout_seconds)

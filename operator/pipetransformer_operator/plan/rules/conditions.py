@@ -263,9 +263,9 @@ def _limit_of_pipelines(view: View, generation: Generation) -> str:
             " once it restarts from its checkpoint: suspend and resume it"
         )
     return (
-        f"spec.elasticPolicy allows {allowed} pipelines, but the order of the data allows only {most}, the spec's limit"
-        " when this job started, or the job whose checkpoint it resumed; only a new job that resumes no checkpoint can"
-        " have more"
+        f"spec.elasticPolicy allows {allowed} pipelines, but the order of the data allows only {most}. That was the"
+        " limit when this job started, or the job whose checkpoint it resumed. Only a new job that resumes no"
+        " checkpoint can have more"
     )
 
 

@@ -124,4 +124,7 @@ def _check_deadline(draft: Draft) -> None:
     if seconds is None or start is None or draft.view.stopped or draft.status.is_true(ConditionType.SUSPENDED):
         return
     if draft.clock.reached(start + timedelta(seconds=seconds)):
-        draft.fail(Reason.DEADLINE_EXCEEDED, f"spec.runPolicy.activeDeadlineSeconds: not done within {seconds} s")
+        draft.fail(
+            Reason.DEADLINE_EXCEEDED,
+            f"spec.runPolicy.activeDeadlineSeconds: the job did not complete within {seconds} s",
+        )

@@ -38,7 +38,7 @@ def publish(draft: Draft) -> bool:
     unchanged = layout == generation.layout and not going and not layouts.pays_to_recut(draft.view)
     if layout is None or unchanged or recently_not_committed(draft.view, layout):
         return False
-    candidates = [*leavers.last(draft.view, staying, layout.workers), *joining]
+    candidates = [*leavers.stayers_first(draft.view, staying, layout.workers), *joining]
     is_limited = layouts.limited(draft.view, len(generation.members)) < len(generation.members)
     reason = ResizeReason.RELEASE if going else reason_of(draft.view, generation.layout, layout)
     generations.publish(draft, layout, [*candidates, *going], reason)

@@ -23,6 +23,8 @@ LONGEST_TIMEOUT = timedelta(days=7)
 REPORTS_AWAITED = 3
 #: This many generations in a row may break before a condition says so, because a network may fail for a moment.
 BROKEN_ALLOWED = 1
+#: This many broken generations in a row (about two minutes) are a failure of the job, and so is each one after them.
+BROKEN_IN_A_ROW = 6
 #: Within this time at least one living member of a job sends something.
 NEXT_WORD = timedelta(seconds=1)
 
@@ -66,9 +68,10 @@ def why_no_group_lasts(view: View) -> str:
     if generation is None or generation.broken_before <= BROKEN_ALLOWED or not view.all_alive:
         return ""
     return (
-        f"no step was made since step {report.step if report else 0}: {generation.broken_before} generations in a"
-        " row broke although all workers are alive; either they cannot reach each other, or all fail in the same way:"
-        f" see their logs; after minutes this counts against spec.runPolicy.backoffLimit{why_group_broke(view)}"
+        f"no step was made since step {report.step if report else 0}. {generation.broken_before} generations in a row"
+        " broke although all workers are alive. Either they cannot reach each other, or all fail in the same way:"
+        f" see their logs. From {BROKEN_IN_A_ROW} on, each counts against spec.runPolicy.backoffLimit"
+        f"{why_group_broke(view)}"
     )
 
 

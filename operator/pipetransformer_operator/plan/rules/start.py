@@ -153,7 +153,7 @@ def replace(draft: Draft, lost: str, first: timedelta | None) -> None:
     else:
         begin = draft.now + wait * (1 << min(_replaced_in_a_row(draft), 16))
         if trouble := _note_replacement(draft, begin, waits=first is not None):
-            _postpone(draft, Reason.WORKER_FAILED, f"{trouble} workers ended before the start, at last {lost}")
+            _postpone(draft, Reason.WORKER_FAILED, f"workers ended before the start {trouble}. The last: {lost}")
             return
     if begin > draft.now:
         draft.update(next_resize_time=begin)

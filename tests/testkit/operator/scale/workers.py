@@ -209,7 +209,7 @@ class Worker:
         while True:
             await asyncio.sleep(pause * random.uniform(0.9, 1.0))
             started = time.monotonic()
-            beat = Heartbeat(layout_generation=self._committed, step=self._job.step)
+            beat = Heartbeat(layout_generation=self._committed)
             try:
                 async with self._channel.line(self._sender) as line:
                     answer = await self._call(line, "POST", ChannelPath.HEARTBEAT, beat)

@@ -255,7 +255,7 @@ async def test_what_is_said_of_the_storage_wakes_the_loop_when_it_changes() -> N
     loop = Loop()
     board, woken = new_board(loop), []
     for unsaved in ("", "no space", "no space", ""):
-        said = Heartbeat(layout_generation=1, step=1, unsaved=unsaved)
+        said = Heartbeat(layout_generation=1, unsaved=unsaved)
         board.put_heartbeat(Identity("default", "digits-w0", "uid-0"), said)
         woken.append(loop.woken)
     assert woken == [0, 1, 1, 2]
@@ -363,7 +363,7 @@ async def test_a_heartbeat_of_a_broken_group_looks_at_no_other_worker() -> None:
     board, worker = Alone(loop, utc_now, Pulse()), Identity("default", "digits-w0", "uid-0")
     woken = []
     for lost in (["digits-w1"], ["digits-w1"], ["digits-w1", "digits-w2"], [], []):
-        board.put_heartbeat(worker, Heartbeat(layout_generation=1, step=3, lost_peers=lost))
+        board.put_heartbeat(worker, Heartbeat(layout_generation=1, lost_peers=lost))
         woken.append(loop.woken)
     assert woken == [1, 1, 2, 3, 3]
 
@@ -374,14 +374,14 @@ async def test_after_silence_of_all_workers_each_gets_time_to_speak() -> None:
     senders = [Identity("default", worker.name, worker.uid) for worker in WORKERS]
     for second, speaker, since in ((0, 0, 0), (9, 1, 0), (19, 0, 0), (30, 0, 30), (31, 1, 30)):
         now = start + timedelta(seconds=second)
-        board.put_heartbeat(senders[speaker], Heartbeat(layout_generation=1, step=1))
+        board.put_heartbeat(senders[speaker], Heartbeat(layout_generation=1))
         assert board.since == start + timedelta(seconds=since), second
 
 
 async def test_what_was_said_before_the_clock_was_set_back_is_not_said_in_the_future() -> None:
     now = start = datetime(2026, 1, 1, tzinfo=UTC)
     board = Board(Loop(), lambda: now, Pulse())
-    waiting = Heartbeat(layout_generation=1, step=1, waiting_after=1)
+    waiting = Heartbeat(layout_generation=1, waiting_after=1)
     for worker in WORKERS:
         board.put_heartbeat(Identity("default", worker.name, worker.uid), waiting)
     now = start - timedelta(hours=1)
@@ -408,7 +408,7 @@ async def test_a_worker_in_no_group_says_since_when_until_it_is_in_one_again() -
     sender = Identity("default", "digits-w0", "uid-0")
     said = []
     for number, waiting_after in ((1, None), (1, 1), (1, 1), (1, 2), (3, None)):
-        board.put_heartbeat(sender, Heartbeat(layout_generation=number, step=1, waiting_after=waiting_after))
+        board.put_heartbeat(sender, Heartbeat(layout_generation=number, waiting_after=waiting_after))
         beat = board.beats["uid-0"]
         since = beat.waiting_since and (beat.waiting_since - start).seconds
         said.append((beat.layout_generation, beat.waiting_after, since))

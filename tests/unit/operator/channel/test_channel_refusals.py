@@ -108,7 +108,6 @@ ROWS = [
     Row(Refusal.NO_JSON, "cannot be read", given=headers() | {"Content-Encoding": "gzip"}, body=b"garbage"),
     Row(Refusal.TOO_LONG, str(MAX_BODY_BYTES), body=b" " * (MAX_BODY_BYTES + 1)),
     Row(Refusal.DOES_NOT_FIT, "address", body=b"{}"),
-    Row(Refusal.DOES_NOT_FIT, "versions", body=READY | {"versions": {str(key): "1" for key in range(17)}}),
     Row(Refusal.DOES_NOT_FIT, "step", path="/v1/report", body=report() | {"step": -1}),
     Row(Refusal.DOES_NOT_FIT, "loss", path="/v1/report", body=report() | {"loss": "NaN"}),
     Row(Refusal.DOES_NOT_FIT, "offers", path="/v1/report", body=report() | {"offers": [{}] * 17}),

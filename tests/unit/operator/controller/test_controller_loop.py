@@ -143,7 +143,7 @@ async def test_members_learn_of_their_jobs_failure_but_not_of_its_suspension(end
     await loop.turn(job)
 
     with pytest.raises(Ended) if ended else nullcontext():
-        loop.board.put_heartbeat(member, Heartbeat(layout_generation=1, step=1))
+        loop.board.put_heartbeat(member, Heartbeat(layout_generation=1))
 
 
 class Contested(Written):
@@ -249,9 +249,7 @@ async def test_members_of_a_job_past_its_deadline_are_told_to_stop_and_not_that_
     await leader.turn()
 
     assert leader.cluster.status("digits").is_true(ConditionType.FAILED)
-    leader.loop.board.put_heartbeat(
-        Identity("default", "digits-w0", "uid-digits-w0"), Heartbeat(layout_generation=1, step=1)
-    )
+    leader.loop.board.put_heartbeat(Identity("default", "digits-w0", "uid-digits-w0"), Heartbeat(layout_generation=1))
     assert leader.loop.board.stop
 
 
@@ -329,7 +327,7 @@ async def test_a_failed_write_is_retried_and_stops_neither_deletions_nor_events(
         await make_loop(failing, writes=2).turn(failing.jobs[KEY])
 
     assert failing.deleted == ["digits-w7"]
-    assert failing.told == ["Creating workers: 2, 2 in all", "Deleting digits-w7: no longer needed by the job"]
+    assert failing.told == ["Creating 2 workers, so the job has 2", "Deleting digits-w7: no longer needed by the job"]
 
 
 async def test_a_refusal_shows_in_status_and_stops_neither_deletions_nor_events(failing: Failing) -> None:
@@ -339,7 +337,7 @@ async def test_a_refusal_shows_in_status_and_stops_neither_deletions_nor_events(
     await loop.turn(failing.jobs[KEY])
 
     assert failing.deleted == ["digits-w7"]
-    assert failing.told == ["Creating workers: 2, 2 in all", "Deleting digits-w7: no longer needed by the job"]
+    assert failing.told == ["Creating 2 workers, so the job has 2", "Deleting digits-w7: no longer needed by the job"]
     with pytest.raises(Refused):  # the words are in the status by then
         await loop.turn(failing.jobs[KEY])
     running = failing.status("digits").condition(ConditionType.RUNNING)

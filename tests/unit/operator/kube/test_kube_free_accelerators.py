@@ -227,6 +227,15 @@ def test_only_a_pod_that_held_accelerators_of_a_node_releases_some() -> None:
     assert free.note_pod(pod("3", "b")), "the scheduler found it another node"
 
 
+def test_of_a_node_without_pods_nothing_is_kept() -> None:
+    free = FreeAccelerators()
+    for number in range(3):
+        free.note_pod(pod(str(number), f"node-{number}"))
+        assert free.holders(f"node-{number}") == 1
+        free.drop_pod(str(number))
+    assert list(vars(free)["_holders"]) == []
+
+
 PODS = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["", "a", "b"]), st.integers(0, 4), st.booleans()))
 
 

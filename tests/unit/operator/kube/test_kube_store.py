@@ -16,7 +16,7 @@ from pipetransformer_contract.api.status import Reason
 from pipetransformer_operator.clocks import Sources
 from pipetransformer_operator.controller.ports import Conflict, JobKey, Unavailable
 from pipetransformer_operator.kube.client.api import NO_QUERY, Api, NotFound, Query
-from pipetransformer_operator.kube.store import KubeStore, ParsedJobs, served
+from pipetransformer_operator.kube.store import KubeStore, ParsedJobs, why_not_served
 from pipetransformer_operator.plan import EventType, PlanEvent
 from tests.testkit.operator.builders import make_job
 
@@ -152,8 +152,9 @@ async def test_a_crd_is_served_once_it_has_every_field_of_the_status() -> None:
     resources = {"resources": [{"name": "pipetrainingjobs"}]}
     schemas = {"io.pipetransformer.training.v1alpha1.PipeTrainingJob": {"properties": {"status": status}}}
     answers: dict[str, Object] = {f"/apis/{group}/{version}": resources}
-    assert not await served(Answering(answers))
+    assert "does not serve pipetrainingjobs" in await why_not_served(Answering(answers))
     answers[f"/openapi/v3/apis/{group}/{version}"] = {"components": {"schemas": schemas}}
-    assert await served(Answering(answers))
+    assert await why_not_served(Answering(answers)) == ""
     del status["properties"]["generation"]
-    assert not await served(Answering(answers)), "the server would drop this field"
+    why = await why_not_served(Answering(answers))
+    assert "lacks status.generation" in why, "the server would drop this field"

@@ -13,6 +13,7 @@ import yaml
 from pipetransformer_contract.api import PipeTrainingJob
 from pipetransformer_contract.api.manifest import InvalidManifest, read_job, read_manifest
 from pipetransformer_contract.api.status import ConditionType, Reason
+from pipetransformer_operator.local.processes import ProcessPool
 from pipetransformer_operator.local.run import run_job
 from pipetransformer_operator.plan import PlanEvent
 from tests.testkit import ROOT
@@ -196,6 +197,15 @@ async def test_a_process_that_cannot_be_started_now_is_started_later(
     status = await run_job(read_job(write(packing_job(), tmp_path), run_dir), run_dir, on_status=changed)
     assert status.is_true(ConditionType.COMPLETE)
     assert "cannot start digits-w0: [Errno 11] Resource temporarily unavailable" in conditions
+
+
+async def test_workers_are_listed_by_id(tmp_path: Path, run_dir: Path) -> None:
+    pool = ProcessPool(run_dir, tmp_path, "https://127.0.0.1:1", ["true"], {}, [])
+    job = read_job(write(packing_job(), tmp_path), run_dir)
+    for number in (2, 0, 1):
+        await pool.create(job, number, job.status)
+    assert [worker.id for worker in pool.list(job)] == [0, 1, 2]
+    await pool.all_ended()
 
 
 async def test_a_run_ends_although_nobody_can_be_shown_that(tmp_path: Path, run_dir: Path) -> None:

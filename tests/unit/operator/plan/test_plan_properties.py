@@ -17,7 +17,7 @@ from pipetransformer_contract.api.labels import QUEUE_LABEL
 from pipetransformer_contract.api.status import ConditionType, Reason, Share, State
 from pipetransformer_contract.messages import Generation, Offer, Outcome, ResizeReason
 from pipetransformer_operator.plan import DisruptionBudget, Plan, Worker, WorkerPhase, worker_name
-from pipetransformer_operator.plan.rules.commit import BROKEN_IN_A_ROW
+from pipetransformer_operator.plan.rules.stall import BROKEN_IN_A_ROW
 from tests.testkit.operator.builders import JobBuilder, make_job
 from tests.testkit.operator.fake_queue import QUEUE, FakeQueue
 from tests.testkit.operator.world import JOB, LAYERS, World

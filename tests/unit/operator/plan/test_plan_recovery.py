@@ -32,6 +32,20 @@ def test_survivors_of_a_failure_train_on_and_the_job_grows_back() -> None:
     assert "digits-w0" not in world.workers
 
 
+def test_a_generation_that_cannot_be_undone_has_no_deadline() -> None:
+    world = World(make_job().stages(2).workers(4))
+    world.start()
+    world.end("digits-w0", exit_code=137)
+    world.settle()
+    assert world.status.resize is not None and world.status.resize.deadline is None
+    assert "(Failure): generation 2 is published" in world.condition(ConditionType.RESIZING).message
+    world.commit()
+    world.leave()
+    world.warm_up()
+    assert world.generation.reason is ResizeReason.CLAIM
+    assert world.status.resize is not None and world.status.resize.deadline == world.now + timedelta(seconds=600)
+
+
 def test_too_few_survivors_hold_their_state_until_a_replacement_is_ready() -> None:
     world = World(make_job().stages(2).workers(2, least=2))
     world.start()

@@ -229,7 +229,7 @@ def test_a_start_that_loses_one_worker_after_the_other_gives_all_back_and_says_w
     running = world.condition(ConditionType.RUNNING)
     assert (world.workers, running.reason) == ({}, "WorkerFailed")
     assert (
-        "5 times in a row workers ended before the start, at last digits-w5 (taken away: no healthy devices)"
+        "workers ended before the start 5 times in a row. The last: digits-w5 (taken away: no healthy devices)"
         in running.message
     )
     assert running.message.endswith("next attempt in 60 s"), "that is the first start that was put off"
@@ -289,9 +289,7 @@ def test_workers_that_a_long_start_loses_now_and_then_are_not_in_a_row_and_yet_n
         world.wait(30)
         world.settle()
     assert world.workers == {}
-    assert (
-        "17 times workers ended before the start, at last digits-w19" in world.condition(ConditionType.RUNNING).message
-    )
+    assert "ended before the start 17 times. The last: digits-w19" in world.condition(ConditionType.RUNNING).message
 
 
 def test_a_pod_that_vanishes_from_a_long_start_is_created_again_while_the_others_stay() -> None:
@@ -322,7 +320,7 @@ def test_a_start_whose_workers_nodes_are_lost_ever_again_gives_all_back() -> Non
         world.wait(30)
         world.settle()
     assert not world.workers
-    assert "17 times workers ended" in world.condition(ConditionType.RUNNING).message
+    assert "workers ended before the start 17 times" in world.condition(ConditionType.RUNNING).message
 
 
 def test_an_image_that_a_registry_refuses_once_is_tried_again_although_the_init_containers_took_long() -> None:

@@ -129,7 +129,7 @@ def test_a_report_is_sent_again_until_it_is_acknowledged(stub: StubChannel) -> N
 def test_answers_to_heartbeats_and_reports_ask_for_a_checkpoint(stub: StubChannel) -> None:
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     source.next_generation(0)
-    beating, reporting = (Beating(lambda: Heartbeat(layout_generation=1, step=1)) for _ in range(2))
+    beating, reporting = (Beating(lambda: Heartbeat(layout_generation=1)) for _ in range(2))
     stub.asks_for = "one"
     heartbeats, reports = HeartbeatSender(client(stub), source, beating), ReportSender(client(stub), source, reporting)
     heartbeats.start()
@@ -299,7 +299,7 @@ def test_all_that_a_worker_says_and_hears_goes_on_once_its_token_is_back(stub: S
 
     def beat() -> Heartbeat:
         tried.release()
-        return Heartbeat(layout_generation=1, step=1)
+        return Heartbeat(layout_generation=1)
 
     heartbeats, reports, watcher = (
         HeartbeatSender(speaks, source, Beating(beat)),
@@ -352,7 +352,7 @@ def test_a_packed_answer_is_read() -> None:
     with HTTPServer(("127.0.0.1", 0), Zips) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         speaks = ChannelClient(f"http://127.0.0.1:{server.server_port}", "ns/job", "job-w0")
-        assert speaks.heartbeat(Heartbeat(layout_generation=1, step=1)).layout_generation == 7
+        assert speaks.heartbeat(Heartbeat(layout_generation=1)).layout_generation == 7
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -374,7 +374,7 @@ class Proxy(BaseHTTPRequestHandler):
     "ask",
     [
         lambda channel: channel.generation(0, 1),
-        lambda channel: channel.heartbeat(Heartbeat(layout_generation=1, step=1)),
+        lambda channel: channel.heartbeat(Heartbeat(layout_generation=1)),
         lambda channel: channel.report(make_report(1)),
     ],
     ids=["generation", "heartbeat", "report"],
@@ -388,7 +388,7 @@ def test_an_answer_that_is_not_the_operators_is_none(ask: Callable[[ChannelClien
 
 def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
-    beat = Heartbeat(layout_generation=1, step=5, lost_peers=["job-w3"])
+    beat = Heartbeat(layout_generation=1, lost_peers=["job-w3"])
     sender = HeartbeatSender(client(stub), source, Beating(lambda: beat))
     sender.start()
 
@@ -398,7 +398,7 @@ def test_heartbeats_tell_of_newer_generations(stub: StubChannel) -> None:
 
 
 def test_the_heartbeat_that_hears_of_the_jobs_end_is_the_last(stub: StubChannel) -> None:
-    subject = Beating(lambda: Heartbeat(layout_generation=1, step=5))
+    subject = Beating(lambda: Heartbeat(layout_generation=1))
     source = ChannelSource(client(stub), "127.0.0.1:1", HashStore())
     sender = HeartbeatSender(client(stub), source, subject)
     stub.end()

@@ -13,8 +13,6 @@ from pathlib import Path as FilePath
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import torch
-
 from pipetransformer_contract.messages import (
     Generation,
     GenerationNotice,
@@ -113,7 +111,7 @@ class ChannelClient:
 
     def ready(self, address: str) -> None:
         """Tell the operator that this worker is warm and that its store listens at `address` (host:port)."""
-        self._call("POST", ChannelPath.READY, Ready(address=address, versions={"torch": torch.__version__}), 10)
+        self._call("POST", ChannelPath.READY, Ready(address=address), 10)
 
     def notice(self, after: int, timeout_seconds: int) -> GenerationNotice | None:
         """Wait for a generation above `after` that names this worker, and return the notice of the newest one. None if
