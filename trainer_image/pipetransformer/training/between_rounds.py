@@ -65,7 +65,7 @@ class BetweenRounds:
         check_progress(kit.job, control, began)
 
     def decide(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> bool:
-        """Ask the freeze policy after the newest step, or before the first. Returns whether a checkpoint should follow,
+        """Ask the freeze policy after the newest step, or before the first. Returns whether a checkpoint is wanted,
         because the boundary moved or a trial ended well.
 
         The policy is asked once for each step, even if a generation breaks before the next step. Call this after the
@@ -208,11 +208,11 @@ class BetweenRounds:
         _note_durable(state, member, checkpoint)
         return True
 
-    def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
-        """Request a checkpoint if one is due by the number of steps, or if the boundary `moved`. Then call
+    def save(self, state: WorkerState, member: Membership, vote: Vote, *, wanted: bool) -> None:
+        """Request a checkpoint if one is due by the number of steps, or if it is `wanted` (see `decide`). Then call
         `continue_saving`."""
         checkpointer = self._kit.checkpointer
-        if moved or checkpointer.due(state.control.step):
+        if wanted or checkpointer.due(state.control.step):
             checkpointer.want()
         self.continue_saving(state, member, vote)
 

@@ -98,7 +98,7 @@ def test_a_job_that_waits_for_a_level_finishes_its_checkpoint_and_begins_no_othe
     checkpointer, leader, state = Checkpointer(job), mock.Mock(), trained(job, 5)
     between = BetweenRounds(mock.Mock(checkpointer=checkpointer, barrier=barrier))
     member = mock.Mock(layout=lone_layout(job), groups=groups, leader=leader)
-    between.save(state, member, Vote(), moved=False)
+    between.save(state, member, Vote(), wanted=False)
 
     def vote() -> bool:
         between.continue_saving(state, member, Vote(writing=float(checkpointer.poll_writing())))
