@@ -44,6 +44,7 @@ from pipetransformer.training.clock import wall_clock
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.kit import Kit
 from pipetransformer.training.leader import Leader
+from pipetransformer.training.leader_events import GenerationBegun
 from pipetransformer.training.leader_reports import Offered, ReportSink
 from pipetransformer.training.membership import Membership, drop_all
 from pipetransformer.training.round import Rounds
@@ -411,7 +412,7 @@ class Trainer:
         )
         if layout.is_leader:  # before anything that may fail, so that the leader can report it
             member.leader = self._lead(layout)
-            member.leader.on_committed(control, self._kit.checkpointer.known(control))
+            member.leader.tell(GenerationBegun(control, self._kit.checkpointer.known(control)))
         self._policy = self._policy_at(control.policy)
         self._kit.equip(self._state, member)
         member.phases.lap("equip")
