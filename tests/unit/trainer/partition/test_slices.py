@@ -21,12 +21,11 @@ from pipetransformer.partition.slices import (
     equal_slices,
     grain_of,
     in_tokens,
-    plan_paper,
     plan_round,
     round_seconds,
     scaled,
 )
-from tests.testkit.trainer.slice_cases import every_slicing, planner_worst, random_times, simulated_seconds
+from tests.testkit.trainer.slice_cases import every_slicing, plan_paper, planner_worst, random_times, simulated_seconds
 
 
 def test_no_other_slicing_is_better() -> None:
