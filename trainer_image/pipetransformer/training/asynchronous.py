@@ -129,7 +129,7 @@ class Stashed(Newest):
 
 
 #: The hooks for each asynchronous schedule, by the weights that its forwards and backwards use.
-WEIGHTS: Mapping[ScheduleName, type[Newest]] = {
+ROUND_HOOKS: Mapping[ScheduleName, type[Newest]] = {
     ScheduleName.PIPE_OPTIM: Predicted,
     ScheduleName.PIPE_DREAM: Stashed,
     ScheduleName.ASYNC_ONE_FORWARD_ONE_BACKWARD: Newest,

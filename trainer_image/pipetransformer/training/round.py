@@ -19,7 +19,7 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation
 from pipetransformer_contract.spec import ASYNCHRONOUS
 
-from .asynchronous import WEIGHTS
+from .asynchronous import ROUND_HOOKS
 from .clock import wall_clock
 from .kit import Kit
 from .leader_events import FirstStepTaken, LayersOffloaded, WaitingForLevel
@@ -148,7 +148,7 @@ class Rounds:
         kit.committer.begin_steps()
         dealt = [self._own(step, layout) for step in range(first, first + steps)]
         staleness = runner.staleness(dealt)
-        hooks = WEIGHTS[layout.schedule](
+        hooks = ROUND_HOOKS[layout.schedule](
             kit.committer,
             member.reducer,
             first,
