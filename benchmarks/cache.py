@@ -276,7 +276,7 @@ def measure(case: Case, samples: int, rounds: int, scratch: Path) -> dict[str, A
         noticed = always.cache.take_counts()["torn"] > 0
         bit_equal = bit_equal and equal(computed, read)
     assert auto.cache is not None
-    while not auto.cache.ready():
+    while not auto.cache.settle():
         time.sleep(0.01)
     for epoch in range(3):
         auto.run(epoch, samples)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from benchmarks.worth.ideal import Device, ideal_of
 from pipetransformer.partition import Cut, StepModel
 from pipetransformer.partition.ideal import segments, with_cache_of
-from pipetransformer.partition.offers import Prediction, make_offers
+from pipetransformer.partition.offers import PredictedLayout, make_offers
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer
 
@@ -94,10 +94,10 @@ class Scaling:
         if frozen not in self._offers:
             model = self._model(frozen)
 
-            def predict(stages: int, pipelines: int) -> Prediction:
+            def predict(stages: int, pipelines: int) -> PredictedLayout:
                 cut = self._cut(frozen, Layout(stages, pipelines))
                 needed = model.bytes_per_worker(frozen.boundary, cut, pipelines)
-                return Prediction(needed, self.slowness * model.step_seconds(frozen.boundary, cut, pipelines))
+                return PredictedLayout(needed, self.slowness * model.step_seconds(frozen.boundary, cut, pipelines))
 
             most = GROWTH * self.gpus
             self._offers[frozen] = make_offers(

@@ -5,12 +5,12 @@ from itertools import accumulate
 
 import numpy as np
 
+from pipetransformer.partition import slices
 from pipetransformer.partition.slices import (
     MicroBatchSlices,
+    RoundPlan,
     StageTimes,
     TimesBySize,
-    paper_seconds,
-    plan_paper,
     plan_round,
     round_seconds,
 )
@@ -57,16 +57,34 @@ def random_times(
 
 def simulated_seconds(stages: Sequence[StageTimes], lengths: Sequence[int], micro_batches: int) -> float:
     """Seconds of TeraPipe's lists, if messages take no time."""
-    slices = list(zip(lengths, accumulate(lengths, initial=0), strict=False))
+    places = list(zip(lengths, accumulate(lengths, initial=0), strict=False))
     trained = [bool(each.backward.any()) for each in stages]
     first_trained = trained.index(True) if any(trained) else len(stages)
-    shape = RoundShape(tuple(range(len(stages))), micro_batches * len(slices), first_trained, len(slices))
+    shape = RoundShape(tuple(range(len(stages))), micro_batches * len(places), first_trained, len(places))
     seconds = {
-        (kind, span): [float(table[each]) for each in slices]
+        (kind, span): [float(table[each]) for each in places]
         for span, stage in enumerate(stages)
         for kind, table in ((ActionKind.FORWARD, stage.forward), (ActionKind.BACKWARD, stage.backward))
     }
     return simulate(planned(TeraPipe(), shape), shape, RoundCosts(seconds)).seconds
+
+
+def paper_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices]) -> float:
+    """Seconds of a round by the paper's formula: sum(t) + (K - 1) max(t), with t = f + b. A frozen stage adds its
+    forward to the second term only."""
+    total = most = 0.0
+    for samples, lengths in micro_batches:
+        for place in zip(lengths, accumulate(lengths, initial=0), strict=False):
+            seconds = [float(stage.forward[place] + stage.backward[place]) for stage in times[samples]]
+            total += max(seconds)
+            most = max(most, sum(seconds) - max(seconds))
+    return total + most
+
+
+def plan_paper(times: TimesBySize, samples: int) -> RoundPlan:
+    """The planner's micro-batches and slices with which a round is fastest by the paper's formula."""
+    terms = {size: slices._terms(stages) for size, stages in times.items()}
+    return min(slices._candidates(terms, samples, np.inf, slices._by_time))
 
 
 def planner_worst(cases: int = 60, seed: int = 0) -> tuple[float, float]:

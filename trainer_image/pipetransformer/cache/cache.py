@@ -81,8 +81,9 @@ class ActivationCache:
         if units:
             wait([self._pending], _DIGESTS_AT_MOST_SECONDS)
 
-    def ready(self) -> bool:
-        """Whether this round can read and keep entries. False while digests are computed, or if reading is slower."""
+    def settle(self) -> bool:
+        """Begin a round: take over digests that are computed, and drop entries if reading them is slower than
+        computing. Returns `is_ready`."""
         if self._pending is not None and (self._pending.done() or self._always):
             prefixes, self._pending = self._pending.result(), None
             self._take(prefixes)
@@ -91,6 +92,11 @@ class ActivationCache:
             self.store.keep_only(())
         elif not self.choice.disk_pays:
             self.store.stop_disk()
+        return self.is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether this round can read and keep entries. False while digests are computed, or if reading is slower."""
         return bool(self._prefixes)
 
     def find(self, split: str, sample: int, augmentation: int | None) -> Found | None:

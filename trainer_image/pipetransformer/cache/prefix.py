@@ -118,7 +118,7 @@ class FrozenPrefix:
 
     def holds(self, source: Source, sample_ids: Sequence[int]) -> bool:
         """Whether the cache has the output of all frozen units for each of these samples."""
-        if self._cache is None or not self._cache.ready():
+        if self._cache is None or not self._cache.is_ready:
             return False
         unique = dict.fromkeys(sample_ids)
         found = [self._cache.find(source.name, sample, source.variant(sample)) for sample in unique]
@@ -132,7 +132,7 @@ class FrozenPrefix:
             sample_ids: the samples.
             outputs: (len(sample_ids), ...) the output of the last frozen unit for each sample.
         """
-        if self._cache is None or not self._cache.ready():
+        if self._cache is None or not self._cache.is_ready:
             return
         host = outputs.to("cpu")
         for sample, row in dict(zip(sample_ids, host, strict=True)).items():
@@ -150,7 +150,7 @@ class FrozenPrefix:
             made: numbers of the micro-batches that will not be taken, because their outputs are computed otherwise.
         """
         rest = {number: each for number, each in enumerate(micro_batches) if number not in made}
-        if self._cache is not None and self._cache.ready():
+        if self._cache is not None and self._cache.settle():
             return _Cached(self._prefix, self._cache, self._timer, source, rest)
         return _Computed(self._prefix, source, rest)
 

@@ -23,7 +23,8 @@ class FreezeObservation:
         loss: mean training loss of the last step; None at step 0 and after a skipped step.
         held_out_loss: held-out loss if the model was evaluated after the last step; otherwise None.
         similarities: a flat (n, n) matrix with normalised rows: how similar the outputs of the first layer that trains
-            are for n fixed samples, with the weights before the step. Empty unless `needs_similarities` asked for it.
+            are for n fixed samples, with the weights before the step. In an asynchronous round of several steps, with
+            those after its last step. Empty unless `needs_similarities` asked for it.
     """
 
     step: int

@@ -21,7 +21,7 @@ from pipetransformer_contract.spec_model import SpecModel
 
 #: What to do if a location holds the checkpoint of another run. A local run keeps its checkpoints in its own folder.
 ANOTHER_LOCATION = "name another location (with `pipetransformer run`, another --run-dir)"
-#: Names of values in `Job.identity` that are no fields of the spec, as words.
+#: Names of values in `Job.identity` that are not fields of the spec, as words.
 _WORDS = {"parameters": "number of parameters"}
 #: How to make these values what they were.
 _BACK = {

@@ -24,7 +24,7 @@ from pipetransformer.partition import (
     MemoryBoundError,
     ModelCosts,
     Option,
-    Prediction,
+    PredictedLayout,
     StepModel,
     assumed_costs,
     make_offers,
@@ -285,13 +285,14 @@ class Layouts:
         """
         model = self.choice_model(costs, cached_layers)
 
-        def predict(stages: int, pipelines: int) -> Prediction:
+        def predict(stages: int, pipelines: int) -> PredictedLayout:
             cut = model.cut(boundary, stages, pipelines)
             if self.cuts_by_paper:
                 needed = paper_bytes(self.unit_bytes, boundary, stages)
             else:
                 needed = model.bytes_per_worker(boundary, cut, pipelines)
-            return Prediction(needed, None if scale is None else scale * model.step_seconds(boundary, cut, pipelines))
+            seconds = None if scale is None else scale * model.step_seconds(boundary, cut, pipelines)
+            return PredictedLayout(needed, seconds)
 
         return make_offers(
             predict,

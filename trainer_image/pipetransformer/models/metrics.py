@@ -103,7 +103,7 @@ def _are_sums(found: object) -> bool:
 
 
 def _compare(found: Sequence[float], wanted: Sequence[float], words: str) -> None:
-    """Check that sums of losses and weights are equal but for rounding. Sums that are not finite tell nothing."""
+    """Check that sums of losses and weights are equal except for rounding. Sums that are not finite tell nothing."""
     for one, other in zip(found, wanted, strict=True):
         if math.isfinite(one) and math.isfinite(other) and not math.isclose(one, other, rel_tol=1e-3, abs_tol=1e-6):
             raise SpecError(

@@ -144,8 +144,7 @@ class PipelineModel:
     def first_sums(self) -> list[float]:
         """For each unit, a sum of first values of its parameters and buffers. Workers compare them.
 
-        Empty if this is no shell of a model with weights. A sum, because other processors may round the first values
-        otherwise.
+        Empty unless `shell` made this model. Workers compare sums, because processors round differently.
         """
         return [sum(map(_sum_of, of_unit.values())) for _, of_unit in sorted(self._first_values.items())]
 
@@ -169,7 +168,7 @@ class PipelineModel:
 
         Raises:
             TypeError: targets are neither classes nor probabilities of all classes.
-            ValueError: a target is no class of the outputs.
+            ValueError: a target is not the number of an output.
         """
         if target.is_floating_point():
             if target.shape != output.shape:
@@ -191,7 +190,12 @@ class PipelineModel:
         return torch.dot(losses, weights.to(losses.dtype)), weights.sum()
 
     def correct(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-        """Summed weight of the targets that `output` gets right.
+        """Summed weight of the targets that `output` gets right, as a scalar.
+
+        Args:
+            output: (micro-batch, ..., classes) logits.
+            target: (micro-batch, ...) class indices; -100 for a target that is ignored.
+            weight: (micro-batch,) 1, or 0 for a sample that only pads the micro-batch.
 
         Raises:
             ValueError: outputs and targets differ in number.

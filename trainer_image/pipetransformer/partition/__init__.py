@@ -5,7 +5,7 @@ from .contiguous import MemoryBound, MemoryBoundError, partition
 from .costs import ModelCosts, UnitCost, assumed_costs, measured_sizes, training_seconds
 from .cut import Cut
 from .memory import paper_bytes
-from .offers import ASSUMED_PAUSE_SECONDS, Prediction, make_offers, offered_stages
+from .offers import ASSUMED_PAUSE_SECONDS, PredictedLayout, make_offers, offered_stages
 from .predict import Predicted
 from .spans import cut_units, spans
 from .step_model import StepModel
@@ -20,7 +20,7 @@ __all__ = [
     "ModelCosts",
     "Option",
     "Predicted",
-    "Prediction",
+    "PredictedLayout",
     "StepModel",
     "UnitCost",
     "assumed_costs",

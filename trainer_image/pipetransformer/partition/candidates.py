@@ -203,7 +203,7 @@ class Search:
                 cut = Cut(each.spans, size, fitted.owners, option.schedule)
                 least = each.bound.at(step.micro_batches * steps) / steps
                 if prefix.holders:
-                    cut = replace(cut, ahead_units=step.units.first_active, holders=tuple(range(prefix.holders)))
+                    cut = replace(cut, ahead_units=step.units.first_trainable, holders=tuple(range(prefix.holders)))
                 yield replace(found, cut=cut, least_seconds=least)
 
     def _prefixes(self, units: UnitWork, spare_layers: int) -> Iterator[_Prefix]:
@@ -240,7 +240,7 @@ class Search:
         if key not in self.kept:
             seconds = units.cached_seconds if prefix.together else units.seconds
             seconds = units.active_seconds if prefix.holders else seconds
-            together = 1 if not prefix.together else units.first_active if prefix.holders else units.boundary
+            together = 1 if not prefix.together else units.first_trainable if prefix.holders else units.boundary
             if self.by_worker and len(owners) > self.stages:
                 cuts = cuts_by_worker(seconds, owners, together)
             else:
@@ -261,7 +261,7 @@ class Search:
             prefix: where frozen layers are.
         """
         assert self.limit is not None
-        copied = step.units.first_active if prefix.holders > 1 else 0
+        copied = step.units.first_trainable if prefix.holders > 1 else 0
         held_by_all = sum(step.prefix_bytes[:copied]) + (step.brought_bytes if copied else 0.0)
         needs = []
         for stage, chunks in enumerate(peaks):

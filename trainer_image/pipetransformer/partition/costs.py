@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from pipetransformer.freeze.boundary import first_trainable
+
 #: Assumed cost of an embedding or head, relative to one layer.
 _END_SHARE = 0.1
 
@@ -101,10 +103,10 @@ def training_seconds(
     Frozen units have only a forward. Only its share `miss_share` counts, because the cache saves the rest.
     The first unit that trains computes no gradient of its input.
     """
-    first_active = boundary + 1 if boundary else 0
+    first = first_trainable(boundary)
     backward = [
-        0.0 if unit < first_active else cost.weights_backward if unit == first_active else cost.backward
+        0.0 if unit < first else cost.weights_backward if unit == first else cost.backward
         for unit, cost in enumerate(costs)
     ]
-    forward = [cost.forward * (miss_share if unit < first_active else 1) for unit, cost in enumerate(costs)]
+    forward = [cost.forward * (miss_share if unit < first else 1) for unit, cost in enumerate(costs)]
     return forward, backward

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer_contract.choose import Bounds, OnPack, Packing, choose
 from pipetransformer_contract.layout import Layout
 from pipetransformer_contract.messages import Offer, StepTime
@@ -67,9 +68,8 @@ def segments(moves: Sequence[tuple[int, int]], total_steps: int, steps_per_epoch
 
 def with_cache_of(model: StepModel, boundary: int, cached: int, off: int) -> StepModel:
     """The step model of a segment with these numbers of layers; `Segment` explains them."""
-    first_active = boundary + 1 if boundary else 0
-    frozen = [unit.forward for unit in model.costs.large[:first_active]]
-    computed = sum(frozen[cached + 1 if cached else 0 :])
+    frozen = [unit.forward for unit in model.costs.large[: first_trainable(boundary)]]
+    computed = sum(frozen[first_trainable(cached) :])
     return replace(model, cold_share=computed / sum(frozen) if computed else 0.0, cached_layers=off)
 
 

@@ -16,7 +16,7 @@ _MAX_WIDTHS = 64
 
 
 @dataclass(frozen=True)
-class Prediction:
+class PredictedLayout:
     """The prediction of one layout: the bytes of its largest stage, and the seconds of a step (None before costs are
     measured)."""
 
@@ -47,7 +47,7 @@ def offered_stages(initial: int) -> list[int]:
 
 
 def make_offers(
-    predict: Callable[[int, int], Prediction],
+    predict: Callable[[int, int], PredictedLayout],
     *,
     initial_stages: int,
     max_workers: int,
@@ -65,7 +65,7 @@ def make_offers(
     """
     offers = []
     for stages in offered_stages(initial_stages):
-        fitting: dict[int, Prediction] = {}
+        fitting: dict[int, PredictedLayout] = {}
         for pipelines in range(1, min(max_workers // stages, max_pipelines, _MAX_WIDTHS) + 1):
             with contextlib.suppress(MemoryBoundError):
                 fitting[pipelines] = predict(stages, pipelines)

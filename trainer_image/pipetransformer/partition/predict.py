@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
+from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.schedules import (
     Ahead,
     Asynchronous,
@@ -46,7 +47,7 @@ class UnitWork:
     Attributes:
         boundary: number of frozen layers.
         miss_share: share of the frozen forwards that the first worker computes, because its cache lacks their outputs.
-        first_active: the first unit that trains.
+        first_trainable: the first unit that trains.
         seconds: seconds of each unit's forward and backward, if all frozen forwards are computed.
         cached_seconds: the same, but frozen forwards count only their share `miss_share`.
         active_seconds: the same without frozen forwards.
@@ -74,14 +75,14 @@ class UnitWork:
                 the work of both, because each half would repeat the forward.
         """
         self.boundary, self.miss_share = boundary, miss_share
-        self.first_active = boundary + 1 if boundary else 0
+        self.first_trainable = first_trainable(boundary)
         forward, backward = training_seconds(units, boundary)
         cached, _ = training_seconds(units, boundary, miss_share)
         self.seconds = [f + b for f, b in zip(forward, backward, strict=True)]
         self.cached_seconds = [f + b for f, b in zip(cached, backward, strict=True)]
-        self.active_seconds = [0.0] * self.first_active + self.seconds[self.first_active :]
-        self._prefix = tuple(cached[: self.first_active])
-        trains = [unit >= self.first_active for unit in range(len(units))]
+        self.active_seconds = [0.0] * self.first_trainable + self.seconds[self.first_trainable :]
+        self._prefix = tuple(cached[: self.first_trainable])
+        trains = [unit >= self.first_trainable for unit in range(len(units))]
         self.saved_bytes = [unit.saved_bytes * active for unit, active in zip(units, trains, strict=True)]
         self._forward, self._cached, self._backward = _Sums(forward), _Sums(cached), _Sums(backward)
         weights = [0.0 if recompute else unit.weights_backward for unit in units]
@@ -97,10 +98,10 @@ class UnitWork:
             spans: units of each span, in the order of the model.
             holders: number of workers that run frozen forwards one round ahead; 0 if the spans run them.
         """
-        first = range(self.first_active, spans[0].stop) if holders else spans[0]
+        first = range(self.first_trainable, spans[0].stop) if holders else spans[0]
         return SpanWork(
             owners,
-            sum(span.stop <= self.first_active for span in spans),
+            sum(span.stop <= self.first_trainable for span in spans),
             self._cached.over([first]) + self._forward.over(spans[1:]),
             self._backward.over(spans),
             self._weights.over(spans),
@@ -276,7 +277,7 @@ class Step:
             backwards[owner] += backward
         state[owners[0]] += self.brought_bytes
         if holders:
-            copies = sum(self.prefix_bytes[: self.units.first_active]) + self.brought_bytes
+            copies = sum(self.prefix_bytes[: self.units.first_trainable]) + self.brought_bytes
             state = [held + copies * (0 < worker < holders) for worker, held in enumerate(state)]
             state[owners[0]] += self.made_bytes
         seconds = max(

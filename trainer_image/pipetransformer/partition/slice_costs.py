@@ -71,17 +71,14 @@ class SliceCost(BaseModel):
 PROBED_QUARTERS = ((1, 0), (1, 3), (2, 2), (4, 0))
 
 
-def fit(probes: Sequence[SliceProbe]) -> tuple[SliceCost, float]:
+def fit(probes: Sequence[SliceProbe]) -> SliceCost:
     """Fit the terms of a cost to measurements: the least relative error with no negative term.
 
     Args:
         probes: measurements of all `PROBED_QUARTERS`, with at least two numbers of samples.
-
-    Returns:
-        The cost, and the root of the mean square of its relative errors.
     """
     if not any(probe.seconds for probe in probes):
-        return SliceCost(), 0.0
+        return SliceCost()
     b, length, context, seconds = (np.array(column, dtype=float) for column in zip(*probes, strict=True))
     features = np.stack([np.ones_like(b), b * length, b * context, b * length * context, b * length**2], axis=1)
     scale = 1 / np.maximum(seconds, 1e-12)
@@ -93,10 +90,8 @@ def fit(probes: Sequence[SliceProbe]) -> tuple[SliceCost, float]:
         found[used] = np.linalg.lstsq(weighted[:, used] / sizes, np.ones(len(probes)), rcond=None)[0] / sizes
         worst = int(found.argmin())
         if found[worst] >= 0:
-            break
+            return SliceCost(**dict(zip(SliceCost.model_fields, found.tolist(), strict=True)))
         used.remove(worst)
-    residual = float(np.sqrt(np.mean((weighted @ found - 1) ** 2)))
-    return SliceCost(**dict(zip(SliceCost.model_fields, found.tolist(), strict=True))), residual
 
 
 def stage_times(forward: SliceCost, backward: SliceCost, *, samples: int, grain: int, total: int) -> StageTimes:
@@ -110,13 +105,11 @@ class SliceCosts(BaseModel):
     Attributes:
         forward: cost of each unit's forward.
         backward: cost of each unit's backward; zero for units that were frozen at the measurement.
-        residual: root mean square of the relative errors of the fits, over all units that take time.
         boundary: number of frozen layers at the measurement.
     """
 
     forward: list[SliceCost]
     backward: list[SliceCost]
-    residual: float = 0.0
     boundary: int = 0
 
     def stages(

@@ -74,18 +74,6 @@ def round_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices])
     return float(forward[-1] + backward[-1])
 
 
-def paper_seconds(times: TimesBySize, micro_batches: Sequence[MicroBatchSlices]) -> float:
-    """Seconds of a round by the paper's formula: sum(t) + (K - 1) max(t), with t = f + b. A frozen stage adds its
-    forward to the second term only."""
-    total = most = 0.0
-    for samples, lengths in micro_batches:
-        work, forwards, backwards = _terms(times[samples])
-        slices = _with_context(lengths)
-        total += sum(work[each] for each in slices)
-        most = max(most, *(forwards[each] + backwards[each] for each in slices))
-    return float(total + most)
-
-
 def plan_round(times: TimesBySize, samples: int) -> RoundPlan:
     """The micro-batches and slices with which a round of `samples` samples is fastest, by `round_seconds`.
 
@@ -110,11 +98,6 @@ def plan_round(times: TimesBySize, samples: int) -> RoundPlan:
     if not best.micro_batches:
         raise ValueError(f"micro-batches of {sorted(times)} samples cannot add up to {samples} samples")
     return best
-
-
-def plan_paper(times: TimesBySize, samples: int) -> RoundPlan:
-    """The micro-batches and slices with which a round is fastest by the paper's formula, `paper_seconds`."""
-    return min(_candidates({size: _terms(stages) for size, stages in times.items()}, samples, np.inf, _by_time))
 
 
 def _equal_rounds(times: TimesBySize, samples: int) -> RoundPlan:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from pipetransformer.freeze.boundary import first_trainable
 from pipetransformer.schedules import Ahead, Schedule, ScheduleError, fallback, make_schedule
 from pipetransformer_contract.spec import FrozenForward
 
@@ -116,7 +117,7 @@ class StepModel:
     def _holders(self, boundary: int, cut: Cut) -> int:
         """Number of workers that run frozen forwards ahead in a cut. 0 if the forwards run in place with this boundary:
         the cut may have been made for another one."""
-        frozen = boundary + 1 if boundary else 0
+        frozen = first_trainable(boundary)
         if not 0 < frozen <= cut.ahead_units or self._why_in_place(boundary, cut.stages):
             return 0
         return len(cut.holders)
@@ -236,18 +237,18 @@ class StepModel:
 
     def step(self, boundary: int, size: int, pipelines: int) -> Step:
         """The work of a step with micro-batches of `size` samples."""
-        first_active = boundary + 1 if boundary else 0
-        frozen, trained = self.unit_bytes[:first_active], self.unit_bytes[first_active:]
+        first = first_trainable(boundary)
+        frozen, trained = self.unit_bytes[:first], self.unit_bytes[first:]
         seconds_per_byte = self.costs.seconds_per_byte * 2 * (pipelines - 1) / pipelines
         micro_batches = -(-self._samples(pipelines) // size)
         return Step(
             self._unit_work(boundary, size, self._miss_share(boundary, pipelines)),
             micro_batches,
-            state_bytes=[*frozen, *self.trained_bytes[first_active:]],
+            state_bytes=[*frozen, *self.trained_bytes[first:]],
             reduction_seconds=[0.0] * len(frozen) + [seconds_per_byte * needed for needed in trained],
             # The outputs for this round are still kept while those for the next one arrive, so it is twice the size.
             made_bytes=2 * micro_batches * size * self.sample_bytes,
-            off_units=off + 1 if (off := self.off_layers(boundary, pipelines)) else 0,
+            off_units=first_trainable(self.off_layers(boundary, pipelines)),
             steps_per_round=self.steps_per_round,
         )
 

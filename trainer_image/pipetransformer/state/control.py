@@ -44,7 +44,8 @@ class Control:
         costs: fields of the measured `ModelCosts`; None before the measurement.
         slice_costs: fields of the measured `SliceCosts`; None before the measurement, or if the job needs none.
         skipped_steps: number of steps in a row, up to now, that were skipped because they were not finite.
-        last_vote: the vote that committed the last step. A worker that missed the commit uses it to catch up.
+        last_vote: numbers of the vote that committed the last step (`Vote.to_list`); empty if the step was skipped. A
+            worker that missed the commit uses them to catch up.
         last_similarities: similarities in that vote.
         decided_step: committed steps when the freeze policy was last asked.
         last_step: the last step's line in the run's record. If the leader died before it wrote the line, another worker

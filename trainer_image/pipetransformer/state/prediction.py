@@ -1,6 +1,6 @@
 """Predicts weights some steps ahead, from the optimizer's state (PipeOptim, Guan et al., arXiv 2312.00839).
 
-A step moves the weights W by `-rate * dW`. The next steps are assumed to use the same dW:
+A step moves the weights W by `-rate * dW`. The next steps are assumed to use the same dW, and one learning rate:
 
 - SGD: dW is the momentum buffer; without momentum the last gradient.
 - Adam, AdamW: dW = m / (sqrt(v) + epsilon), with bias-corrected moments m and v. Weight decay of AdamW is not in it.

@@ -76,7 +76,12 @@ class Newest(RoundHooks):
 class Predicted(Newest):
     """Implements PipeOptim (Guan et al., arXiv 2312.00839). A forward uses predicted weights: those that will be there
     when its gradient is used. A backward uses the newest weights. During a forward there is one extra copy of the
-    weights."""
+    weights.
+
+    The weights after v steps are predicted s steps ahead, by s times the learning rate of step v + s, which uses the
+    gradient. The s steps in between have their own rates, v to v + s - 1. The paper has one rate for all steps. The
+    difference is small if the rate changes little within s steps.
+    """
 
     @contextmanager
     def forward_weights(self, span: int, chunk: int) -> Iterator[None]:
@@ -124,7 +129,7 @@ class Stashed(Newest):
 
 
 #: The hooks for each asynchronous schedule, by the weights that its forwards and backwards use.
-WEIGHTS: Mapping[ScheduleName, type[Newest]] = {
+ROUND_HOOKS: Mapping[ScheduleName, type[Newest]] = {
     ScheduleName.PIPE_OPTIM: Predicted,
     ScheduleName.PIPE_DREAM: Stashed,
     ScheduleName.ASYNC_ONE_FORWARD_ONE_BACKWARD: Newest,

@@ -21,6 +21,7 @@ from .cost_measurement import measure_costs, measurement_due
 from .evaluation import evaluate, evaluation_due, rehearse
 from .final_model import gather_model, write_final_model
 from .kit import Kit
+from .leader_events import BoundaryMoved, CheckpointWritten, FreezeKept, StepSkipped
 from .membership import Membership
 from .non_finite import find_beginning
 from .slice_measurement import measure_slices, slices_due
@@ -61,11 +62,11 @@ class BetweenRounds:
         kit, control = self._kit, state.control
         began = find_beginning(kit.job, control, vote, member, kit.watchdog)
         if member.leader is not None:
-            member.leader.on_skipped(control, began.unit or began.what)
+            member.leader.tell(StepSkipped(control, began.unit or began.what))
         check_progress(kit.job, control, began)
 
     def decide(self, state: WorkerState, policy: PolicyCopy, member: Membership) -> bool:
-        """Ask the freeze policy after the newest step, or before the first. Returns whether a checkpoint should follow,
+        """Ask the freeze policy after the newest step, or before the first. Returns whether a checkpoint is wanted,
         because the boundary moved or a trial ended well.
 
         The policy is asked once for each step, even if a generation breaks before the next step. Call this after the
@@ -78,7 +79,7 @@ class BetweenRounds:
         if moved:
             self._kit.equip(state, member)
             if member.leader is not None:
-                member.leader.on_frozen(control)
+                member.leader.tell(BoundaryMoved(control))
         verdict = policy.verdict
         kept = verdict is not None and verdict.kept
         if kept:
@@ -86,7 +87,7 @@ class BetweenRounds:
         if member.leader is not None and verdict is not None:
             logger.info("step %d: %s", control.step, verdict.words)
             if kept:
-                member.leader.on_freeze_kept(control, verdict.words)
+                member.leader.tell(FreezeKept(control, verdict.words))
         return moved or kept
 
     def offload(self, state: WorkerState, member: Membership) -> None:
@@ -208,11 +209,11 @@ class BetweenRounds:
         _note_durable(state, member, checkpoint)
         return True
 
-    def save(self, state: WorkerState, member: Membership, vote: Vote, *, moved: bool) -> None:
-        """Request a checkpoint if one is due by the number of steps, or if the boundary `moved`. Then call
+    def save(self, state: WorkerState, member: Membership, vote: Vote, *, wanted: bool) -> None:
+        """Request a checkpoint if one is due by the number of steps, or if it is `wanted` (see `decide`). Then call
         `continue_saving`."""
         checkpointer = self._kit.checkpointer
-        if moved or checkpointer.due(state.control.step):
+        if wanted or checkpointer.due(state.control.step):
             checkpointer.want()
         self.continue_saving(state, member, vote)
 
@@ -252,4 +253,4 @@ class BetweenRounds:
 
 def _note_durable(state: WorkerState, member: Membership, checkpoint: DurableCheckpoint | None) -> None:
     if member.leader is not None and checkpoint is not None:
-        member.leader.on_checkpoint(state.control, checkpoint)
+        member.leader.tell(CheckpointWritten(state.control, checkpoint))

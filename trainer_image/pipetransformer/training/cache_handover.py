@@ -22,25 +22,24 @@ _HANDOVER_TIMEOUT = datetime.timedelta(seconds=10)
 
 
 class WorkerCache:
-    """One worker's cache. If the job has no cache, it keeps and sends no entries."""
+    """One worker's cache. If the job has no cache, it keeps and sends no entries.
+
+    Attributes:
+        activations: the cache itself, which the runner of a first stage reads and fills; None if the job has none.
+    """
 
     def __init__(self, job: Job, worker: str, run_dir: Path, meter: Meter) -> None:
         self._job = job
         self._meter = meter
         self._log = CacheLog(run_dir, worker)
-        self._activations = make_cache(job)
+        self.activations: ActivationCache | None = make_cache(job)
 
-    @property
-    def activations(self) -> ActivationCache | None:
-        """The cache itself, which the runner of a first stage reads and fills; None if the job has none.
-
-        If another worker saw inputs change, this closes the cache. Otherwise only some pipelines would cache.
-        """
-        if self._activations is not None and self._job.inputs_change:
+    def close_if_inputs_change(self) -> None:
+        """Close the cache if another worker saw inputs change. Otherwise only some pipelines would cache."""
+        if self.activations is not None and self._job.inputs_change:
             warn_of_changes()
             self.close()
-            self._activations = None
-        return self._activations
+            self.activations = None
 
     def listen(self, layout: StageLayout, store: Store, address: str) -> None:
         """Accept cache entries from other workers. The first worker of each pipeline calls this.
@@ -112,8 +111,8 @@ class WorkerCache:
 
     def close(self) -> None:
         """Stop the cache and delete all entries."""
-        if self._activations is not None:
-            self._activations.close()
+        if self.activations is not None:
+            self.activations.close()
 
     def _send(self, pipelines: int, own: int | None, store: Store) -> None:
         if self.activations is None:

@@ -18,6 +18,7 @@ from pipetransformer.pipeline import SpanProbes
 from pipetransformer.state.control import Control
 from pipetransformer.state.worker_state import WorkerState
 
+from .leader_events import Evaluated
 from .membership import Membership
 
 #: About how many seconds an evaluation runs between two agreements of all members to continue it.
@@ -95,7 +96,7 @@ def evaluate(
         control.kept_step = control.step
     control.note_evaluation(values, better=better)  # last, so that a broken evaluation is repeated
     if member.leader is not None:
-        member.leader.on_evaluated(control, better=better)
+        member.leader.tell(Evaluated(control, better))
     return True
 
 

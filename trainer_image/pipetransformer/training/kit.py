@@ -78,6 +78,7 @@ class Kit:
         job = self.job.at(state.control.visit)
         self.mirrors.suit(job.codec, job.shells)
         self.place(state, member)
+        self.cache.close_if_inputs_change()
         with RunningModel("making a stage and its optimizer"):  # no connection is used here
             member.equip(job, state, self.committer, self.cache.activations, self.readers, self.transport.device)
 

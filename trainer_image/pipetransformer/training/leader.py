@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,6 @@ from pipetransformer.metrics import Meter
 from pipetransformer.record import Role, RunRecord
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
-from pipetransformer_contract.messages import DurableCheckpoint
 
 from .leader_events import (
     BoundaryMoved,
@@ -30,7 +29,6 @@ from .leader_events import (
     LeaderListener,
     StepSkipped,
     StepTaken,
-    WaitingForLevel,
 )
 from .leader_reports import LayoutPredictions, LevelAhead, Offered, OperatorReports, Pace, ReportSink, held_out
 from .vote import Vote
@@ -82,34 +80,10 @@ class Leader:
         """Idle share of a step in the present layout, predicted by `StepModel`; None before the first prediction."""
         return self._predictions.idle_share
 
-    def on_committed(self, control: Control, checkpoint: DurableCheckpoint | None) -> None:
-        """The generation is committed: tell the listeners, so that the operator gets its confirmation.
-
-        Args:
-            control: the committed control state.
-            checkpoint: the newest durable checkpoint; None if there is none.
-        """
-        self._tell(GenerationBegun(control, checkpoint))
-
-    def on_first_step(
-        self,
-        control: Control,
-        *,
-        pause_seconds: float,
-        phases: Mapping[str, float],
-        transfers: Sequence[tuple[int, int, int]],
-        level_change: bool = False,
-    ) -> None:
-        """The first step of a generation is committed, or the first after a level change within it.
-
-        Args:
-            control: the control state after this step.
-            pause_seconds: how long training paused before this step.
-            phases: seconds of the pause by phase.
-            transfers: (source rank, target rank, bytes) of the state that moved.
-            level_change: whether the pause was a level change within the generation.
-        """
-        self._tell(FirstStepTaken(control, pause_seconds, phases, transfers, level_change))
+    def tell(self, event: LeaderEvent) -> None:
+        """Tell all listeners, the record first: then it already holds all that the other listeners show."""
+        for listener in self._listeners:
+            listener.on_event(event)
 
     def on_round(
         self,
@@ -140,38 +114,7 @@ class Leader:
                 "staleness": sum(ages) / len(ages) if ages else 0.0,
                 "staleness_largest": max(ages, default=0),
             }
-            self._tell(StepTaken(control, {**line, **measured}, vote.finite))
-
-    def on_skipped(self, control: Control, place: str) -> None:
-        """The newest step was skipped, because it had numbers that are not finite. `place` is the unit where they
-        began, or the loss."""
-        self._tell(StepSkipped(control, place))
-
-    def on_frozen(self, control: Control) -> None:
-        """The boundary moved before step `control.step`: layers froze, or train again."""
-        self._tell(BoundaryMoved(control))
-
-    def on_offloaded(self, control: Control) -> None:
-        """The first `control.cached_layers` layers leave the accelerators, because the caches have their outputs."""
-        self._tell(LayersOffloaded(control))
-
-    def on_freeze_kept(self, control: Control, why: str) -> None:
-        """A trial of the freeze policy ended, and its layers stay frozen. `why` says how the loss compares with its
-        trend."""
-        self._tell(FreezeKept(control, why))
-
-    def on_evaluated(self, control: Control, *, better: bool) -> None:
-        """The held-out samples were evaluated. `better` says whether this is the best evaluation so far."""
-        self._tell(Evaluated(control, better))
-
-    def on_checkpoint(self, control: Control, checkpoint: DurableCheckpoint) -> None:
-        """A checkpoint is durable."""
-        self._tell(CheckpointWritten(control, checkpoint))
-
-    def on_waiting(self, control: Control) -> None:
-        """The next level's model does not fit in the present layout, so the job waits for longer pipelines. Called
-        again after each vote while it waits."""
-        self._tell(WaitingForLevel(control))
+            self.tell(StepTaken(control, {**line, **measured}, vote.finite))
 
     def on_finished(self, control: Control) -> None:
         """The final model is durable: write the summary of the run, and tell the listeners that the job has finished.
@@ -186,7 +129,7 @@ class Leader:
             num_steps=control.step,
             order=self._job.order,
         )
-        self._tell(Finished(control, summary))
+        self.tell(Finished(control, summary))
 
     def on_failed(self, control: Control, reason: str, message: str) -> None:
         """The job cannot continue. The operator is told first and the record last, because a broken record may be the
@@ -199,11 +142,6 @@ class Leader:
         """
         for listener in reversed(self._listeners):
             listener.on_event(Failed(control, reason, message))
-
-    def _tell(self, event: LeaderEvent) -> None:
-        """Tell all listeners, the record first: then it already holds all that the other listeners show."""
-        for listener in self._listeners:
-            listener.on_event(event)
 
 
 class RecordWriter:

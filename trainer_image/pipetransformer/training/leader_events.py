@@ -17,7 +17,7 @@ class LeaderEvent:
 
 @dataclass(frozen=True, slots=True)
 class GenerationBegun(LeaderEvent):
-    """The generation is committed. `checkpoint` is the newest durable checkpoint, None if there is none."""
+    """The generation is committed. `checkpoint` is the newest durable checkpoint; None if there is none."""
 
     checkpoint: DurableCheckpoint | None
 
@@ -96,7 +96,7 @@ class CheckpointWritten(LeaderEvent):
 @dataclass(frozen=True, slots=True)
 class WaitingForLevel(LeaderEvent):
     """The next level's model does not fit in the present layout, so the job makes no step until a larger layout
-    comes."""
+    comes. Told again after each vote while it waits."""
 
 
 @dataclass(frozen=True, slots=True)

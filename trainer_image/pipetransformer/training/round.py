@@ -19,9 +19,10 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer_contract.messages import Generation
 from pipetransformer_contract.spec import ASYNCHRONOUS
 
-from .asynchronous import WEIGHTS
+from .asynchronous import ROUND_HOOKS
 from .clock import wall_clock
 from .kit import Kit
+from .leader_events import FirstStepTaken, LayersOffloaded, WaitingForLevel
 from .membership import Membership
 from .similarity import similarities
 from .vote import StepSums, Vote
@@ -122,7 +123,7 @@ class Rounds:
                 staleness=computed.staleness,
             )
             if control.cached_layers > cached_before:
-                member.leader.on_offloaded(control)
+                member.leader.tell(LayersOffloaded(control))
         if not member.stepped:
             self._end_pause(control, member)
         self._announce(vote, member)
@@ -147,7 +148,7 @@ class Rounds:
         kit.committer.begin_steps()
         dealt = [self._own(step, layout) for step in range(first, first + steps)]
         staleness = runner.staleness(dealt)
-        hooks = WEIGHTS[layout.schedule](
+        hooks = ROUND_HOOKS[layout.schedule](
             kit.committer,
             member.reducer,
             first,
@@ -189,7 +190,7 @@ class Rounds:
         )
         vote = ballot.reduce(member.groups.exchange)
         if waits and member.leader is not None:
-            member.leader.on_waiting(control)
+            member.leader.tell(WaitingForLevel(control))
         self._announce(vote, member)
         return vote
 
@@ -236,13 +237,7 @@ class Rounds:
                 member.layout.generation.reason, pause, phases, member.transfers, member.layout.rank
             )
         if member.leader is not None:
-            member.leader.on_first_step(
-                control,
-                pause_seconds=pause,
-                phases=phases,
-                transfers=member.transfers,
-                level_change=member.level_change,
-            )
+            member.leader.tell(FirstStepTaken(control, pause, phases, member.transfers, member.level_change))
         member.drop_outgrown()
         self._kit.reserve.release()
         # All members have voted, so the first worker of each pipeline has put its address into the store.

@@ -4,8 +4,6 @@ Each worker times its own units, and an all-reduce gives all workers the times o
 unit, the slowest counts. This happens between rounds, after a few steps have warmed up the allocators.
 """
 
-import math
-
 import torch
 import torch.distributed as dist
 
@@ -53,14 +51,8 @@ def measure_slices(
     seconds[layout.units] = torch.cat(measured, dim=2)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX, group=groups.world)
     places = [(size, *each) for size in sizes for each in slices]
-    fits = [
-        [fit([SliceProbe(*place, taken) for place, taken in zip(places, direction, strict=True)]) for direction in unit]
-        for unit in seconds.tolist()
-    ]
-    squares = [residual**2 for unit in fits for _, residual in unit]
-    return SliceCosts(
-        forward=[forward for (forward, _), _ in fits],
-        backward=[backward for _, (backward, _) in fits],
-        residual=math.sqrt(sum(squares) / len(squares)),
-        boundary=control.boundary,
+    forward, backward = (
+        [fit([SliceProbe(*place, taken) for place, taken in zip(places, unit, strict=True)]) for unit in direction]
+        for direction in seconds.transpose(0, 1).tolist()
     )
+    return SliceCosts(forward=forward, backward=backward, boundary=control.boundary)

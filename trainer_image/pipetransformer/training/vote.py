@@ -92,8 +92,7 @@ class Vote:
     def finite(self) -> bool:
         """Whether losses and gradients of all steps in the round are finite. A batch without targets counts as not
         finite, because it has no mean loss."""
-        last = self.weight > 0 and math.isfinite(self.loss_sum) and all(map(math.isfinite, self.square_norms))
-        return last and all(step.finite for step in self.earlier)
+        return all(step.finite for step in [*self.earlier, self.last])
 
     @property
     def non_finite_unit(self) -> int | None:
@@ -135,14 +134,14 @@ class Vote:
         return scale
 
     def to_list(self) -> list[float]:
-        """Return the numbers that the commit of a step depends on. The other fields, `similarities` and `behind` to
-        `earlier`, are left out."""
-        return [self.saw_next, self.leaving, self.writing, self.loss_sum, self.weight, *self.square_norms]
+        """Return the numbers of the last step that its commit depends on."""
+        return [self.loss_sum, self.weight, *self.square_norms]
 
     @classmethod
     def from_list(cls, values: Sequence[float]) -> "Vote":
-        saw_next, leaving, writing, loss_sum, weight, *square_norms = values
-        return cls(saw_next, leaving, writing, loss_sum, weight, square_norms)
+        """Make a vote from the result of `to_list`. All other fields have their defaults."""
+        loss_sum, weight, *square_norms = values
+        return cls(loss_sum=loss_sum, weight=weight, square_norms=square_norms)
 
     def reduce(self, exchange: Exchange) -> "Vote":
         """Exchange the ballots and return their sum. `similarities` are not summed, because they are the same on all
@@ -155,13 +154,16 @@ class Vote:
             RuntimeError: a connection broke.
         """
         own = self.to_list()
-        after = [self.behind, self.save, self.computing, self.keeps_layers_on_device]
-        row = [*own, *after, *(value for step in self.earlier for value in step)]
+        others = [self.saw_next, self.leaving, self.writing, self.behind, self.save, self.computing]
+        row = [*own, *others, self.keeps_layers_on_device, *(value for step in self.earlier for value in step)]
         sums = exchange.sum(row)
-        behind, save, computing, keeps_layers, *earlier = sums[len(own) :]
+        saw_next, leaving, writing, behind, save, computing, keeps_layers, *earlier = sums[len(own) :]
         fields = len(StepSums._fields)
         return replace(
             Vote.from_list(sums[: len(own)]),
+            saw_next=saw_next,
+            leaving=leaving,
+            writing=writing,
             similarities=self.similarities,
             behind=behind,
             save=save,

@@ -44,6 +44,7 @@ from pipetransformer.training.clock import wall_clock
 from pipetransformer.training.commit import Committer
 from pipetransformer.training.kit import Kit
 from pipetransformer.training.leader import Leader
+from pipetransformer.training.leader_events import GenerationBegun
 from pipetransformer.training.leader_reports import Offered, ReportSink
 from pipetransformer.training.membership import Membership, drop_all
 from pipetransformer.training.round import Rounds
@@ -181,6 +182,9 @@ class Trainer:
             SpecError: the training diverged, or the freeze policy failed.
             StorageError: a checkpoint or the model cannot be written.
             CallbackError: a callback failed.
+            WorkersDifferError: workers see different data. Only the leader raises it.
+            RuntimeError, OSError: another error, on the only worker of a generation. With several workers it counts as
+                a broken connection.
         """
         with contextlib.nullcontext() if self._kit.readers is None else self._kit.readers:
             return self._live(warm=warm)
@@ -225,7 +229,7 @@ class Trainer:
         if self._member is None and self._kit.hooks.stop_requested() and (self._kit.hooks.ends_soon() or self.is_saved):
             return Ending.STOPPED  # told to stop in a round that has broken since
         try:
-            # No name here may refer to the member: its sockets close with the last reference, which tells the others.
+            # Keep no reference to the member here. Its sockets close with the last one, and peers see that.
             return self._regroup(in_group=False) if self._member is None else self._train(self._member)
         except (RuntimeError, OSError) as error:
             if fault := fault_of(error):
@@ -276,7 +280,7 @@ class Trainer:
             return Ending.FINISHED
         if kit.job.visit_ends(state.control):
             return self._next_visit(member)
-        vote, round_seconds = self._take_round(member)
+        vote, step_seconds = self._take_round(member)
         between.check_finite(state, member, vote)
         if vote.behind and not vote.leaving:
             kit.barrier.pass_after(kit.teller.catch_up, member.groups)
@@ -288,10 +292,10 @@ class Trainer:
         if not leaving:
             between.offload(state, member)
             boundary = state.control.boundary
-            moved = between.decide(state, self._policy, member)
-            between.save(state, member, vote, moved=moved)
+            wanted = between.decide(state, self._policy, member)
+            between.save(state, member, vote, wanted=wanted)
         if not leaving and not vote.saw_next:
-            between.measure(state, member, boundary, round_seconds)
+            between.measure(state, member, boundary, step_seconds)
         between.mirror(state, member)
         state.control.round_ended_at = wall_clock()
         kit.hooks.on_point(HookPoint.ENDED, self.step - 1)
@@ -408,7 +412,7 @@ class Trainer:
         )
         if layout.is_leader:  # before anything that may fail, so that the leader can report it
             member.leader = self._lead(layout)
-            member.leader.on_committed(control, self._kit.checkpointer.known(control))
+            member.leader.tell(GenerationBegun(control, self._kit.checkpointer.known(control)))
         self._policy = self._policy_at(control.policy)
         self._kit.equip(self._state, member)
         member.phases.lap("equip")

@@ -31,7 +31,7 @@ def make_cache(tmp_path: Path) -> Iterator[Callable[..., ActivationCache]]:
         spec = Cache.model_validate({"policy": "Always", "memory_bytes": 1 << 20} | settings)
         cache = ActivationCache(spec, job="job", scratch=tmp_path)
         cache.use([nn.Linear(2, 2).eval()])
-        assert cache.ready()
+        assert cache.settle()
         caches.append(cache)
         return cache
 
@@ -103,7 +103,7 @@ def test_entries_for_a_peer_that_takes_none_are_given_up(
 def test_entries_of_another_prefix_are_not_taken(make_cache: Callable[..., ActivationCache]) -> None:
     old, new = make_cache(), make_cache()
     old.use([nn.Linear(2, 2).eval()])
-    assert old.ready()
+    assert old.settle()
     fill(old)
 
     old.hand_over(lambda key: 1, 0, lambda pipeline: new.listen("127.0.0.1"))
@@ -117,13 +117,13 @@ def test_a_closed_cache_takes_no_entry_and_has_none(make_cache: Callable[..., Ac
     fill(cache)
     kept = cache.store.all_keys()[0]
     late = kept._replace(sample=SAMPLES)
-    assert cache.ready() and cache.find(kept.split, kept.sample, kept.augmentation) is not None
+    assert cache.settle() and cache.find(kept.split, kept.sample, kept.augmentation) is not None
 
     cache.close()
     cache.accept(late, entry(SAMPLES))
 
     assert cache.store.tier_of(late) is None
-    assert not cache.ready() and cache.find(kept.split, kept.sample, kept.augmentation) is None
+    assert not cache.settle() and cache.find(kept.split, kept.sample, kept.augmentation) is None
 
 
 def test_who_does_not_know_the_token_is_not_heard(make_cache: Callable[..., ActivationCache]) -> None:
@@ -211,7 +211,7 @@ def test_entries_that_come_before_the_digests_are_known_are_kept_if_they_fit_the
         new.accept(key, entry(key.sample))
     gate.set()
 
-    assert new.ready() and held(new) == [right.sample]
+    assert new.settle() and held(new) == [right.sample]
     new.use(())
     new.accept(right._replace(sample=1), entry(1))
     assert [key.sample for key in new.store.all_keys()] == [right.sample], "it feeds no pipeline now"

@@ -156,7 +156,7 @@ def test_a_change_of_the_units_costs_no_round_without_a_cache(
 
     bench.freeze(num_units)
 
-    assert bench.cache.ready()
+    assert bench.cache.settle()
     bench.cache.close()
 
 
@@ -170,9 +170,9 @@ def test_a_change_waits_for_slow_digests_only_for_a_while(tmp_path: Path, monkey
     monkeypatch.setattr(UnitContent, "digest", slow)
     bench.freeze(3)
 
-    assert not bench.cache.ready()
+    assert not bench.cache.settle()
     known.set()
-    until(bench.cache.ready)
+    until(bench.cache.settle)
     bench.cache.close()
 
 
@@ -298,10 +298,23 @@ def test_of_the_next_round_entries_are_read_ahead_and_inputs_only_of_samples_wit
     bench.cache.close()
 
 
+def test_a_look_up_drops_no_entries(tmp_path: Path) -> None:
+    bench, ids = Bench(tmp_path, policy="Auto"), (0, 1, 2, 3)
+    until(bench.cache.settle)
+    bench.round([ids])
+    bench.cache.choice.computing.extend([1e-6] * 100)
+    bench.cache.choice.gathering.extend([1e-3] * 100)
+
+    assert bench.prefix.holds(Samples(0), ids)
+    assert not bench.cache.settle() and not bench.prefix.holds(Samples(0), ids), "the next round does not read"
+    bench.cache.close()
+
+
 def test_outputs_that_were_computed_elsewhere_are_kept_in_place_of_those_of_fewer_units(bench: Bench) -> None:
     ids, longer = (0, 1, 2, 3), torch.randn(4, 3, 8)
     bench.round([(0, 1, 4, 5)])
     bench.freeze(4)
+    assert bench.cache.settle()
     assert bench.prefix.holds(Samples(0), ids) is False
     assert bench.prefix.holds(Samples(0), (0, 1)) is False, "their entries have not passed all units"
 
@@ -355,7 +368,7 @@ def test_what_a_smaller_type_cannot_hold_is_not_kept(tmp_path: Path) -> None:
 
 def test_auto_gives_up_what_is_slower_to_read_than_to_compute(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy="Auto")
-    until(bench.cache.ready)
+    until(bench.cache.settle)
     bench.epoch()
     choice = bench.cache.choice
     assert choice.memory_pays
@@ -373,7 +386,7 @@ def test_auto_gives_up_what_is_slower_to_read_than_to_compute(tmp_path: Path) ->
 
 def test_auto_goes_on_without_a_disk_that_is_too_slow(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy="Auto", memory_bytes=5 * ROW_BYTES, disk_bytes=1 << 20)
-    until(bench.cache.ready)
+    until(bench.cache.settle)
     bench.epoch()
     bench.cache.choice.computing.extend([1e-3] * 100)
     bench.cache.choice.gathering.extend([1e-6] * 100)
@@ -383,7 +396,7 @@ def test_auto_goes_on_without_a_disk_that_is_too_slow(tmp_path: Path) -> None:
     assert bench.cache.store.used_bytes == (5 * ROW_BYTES, 0)
 
     bench.freeze(3)
-    until(bench.cache.ready)
+    until(bench.cache.settle)
     bench.epoch()
     assert bench.cache.store.used_bytes[1] > 0, "more units take longer to compute, so the disk is tried again"
     bench.cache.close()
@@ -444,7 +457,7 @@ def test_entries_of_other_pipelines_do_not_count(bench: Bench) -> None:
 
 def test_auto_says_that_it_holds_entries_only_once_it_has_read_some(tmp_path: Path) -> None:
     bench = Bench(tmp_path, policy="Auto")
-    until(bench.cache.ready)
+    until(bench.cache.settle)
     bench.epoch()
     assert not bench.holds(SAMPLES, 2)
     bench.cache.choice.gathering.extend([0.0] * 8)

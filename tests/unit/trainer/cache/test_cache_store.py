@@ -296,7 +296,7 @@ def test_the_training_thread_does_not_describe_units_that_are_hashed(tmp_path: P
     cache = ActivationCache(Cache(policy=CachePolicy.ALWAYS), job="job", scratch=tmp_path)
     for _ in range(2):
         cache.use([unit])
-        assert cache.ready()
+        assert cache.settle()
     cache.close()
 
     assert len(unit.threads) == 1, "once while it stays frozen"

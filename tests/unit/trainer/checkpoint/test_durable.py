@@ -34,6 +34,7 @@ from pipetransformer.state.worker_state import WorkerState
 from pipetransformer.storage import CheckpointInfo, commit, latest, load_unit, save_unit
 from pipetransformer.storage.store import MARKER
 from pipetransformer.training.between_rounds import BetweenRounds
+from pipetransformer.training.leader_events import CheckpointWritten
 from pipetransformer.training.round import Rounds
 from pipetransformer.training.vote import Vote
 from pipetransformer_contract.messages import DurableCheckpoint, Member
@@ -92,24 +93,30 @@ def test_what_is_written_is_the_state_at_its_beginning_and_not_what_training_mad
     assert torch.equal(load_unit(location(job), found, "embedding")[name], before)
 
 
+def written(leader: mock.Mock) -> list[CheckpointWritten]:
+    """What `leader` was told of checkpoints."""
+    events = [call.args[0] for call in leader.tell.call_args_list]
+    return [event for event in events if isinstance(event, CheckpointWritten)]
+
+
 def test_a_job_that_waits_for_a_level_finishes_its_checkpoint_and_begins_no_other(job: Job) -> None:
     """It makes no step, so its step stays one after which a checkpoint is due."""
     groups, barrier = alone()
     checkpointer, leader, state = Checkpointer(job), mock.Mock(), trained(job, 5)
     between = BetweenRounds(mock.Mock(checkpointer=checkpointer, barrier=barrier))
     member = mock.Mock(layout=lone_layout(job), groups=groups, leader=leader)
-    between.save(state, member, Vote(), moved=False)
+    between.save(state, member, Vote(), wanted=False)
 
     def vote() -> bool:
         between.continue_saving(state, member, Vote(writing=float(checkpointer.poll_writing())))
-        return bool(leader.on_checkpoint.called)
+        return bool(written(leader))
 
     until(vote)
     for _ in range(3):
         until(lambda: not checkpointer.poll_writing())
         vote()
 
-    assert leader.on_checkpoint.call_count == 1
+    assert len(written(leader)) == 1
     assert not checkpointer.poll_writing()
 
 
@@ -742,15 +749,15 @@ def test_a_job_that_waits_for_a_level_writes_a_checkpoint_that_is_asked_for_once
 
     def vote() -> bool:
         between.continue_saving(state, member, rounds.agree(state.control, member, waits=True))
-        return bool(leader.on_checkpoint.called)
+        return bool(written(leader))
 
     assert not vote() and not checkpointer.poll_writing()
     signals.token = "one"
     until(vote)
     vote()
 
-    assert leader.on_checkpoint.call_count == 1 and not checkpointer.poll_writing()
-    assert leader.on_checkpoint.call_args.args[1].request == "one"
+    (event,) = written(leader)
+    assert event.checkpoint.request == "one" and not checkpointer.poll_writing()
 
 
 def test_a_job_without_checkpoints_writes_none_that_is_asked_for() -> None:

@@ -16,7 +16,7 @@ from pipetransformer.elastic.regroup.assemble import Assembly, StateSources
 from pipetransformer.elastic.regroup.mirrors import Mirror, Mirrors
 from pipetransformer.elastic.regroup.tools import RegroupTools
 from pipetransformer.elastic.regroup.transaction import regroup
-from pipetransformer.elastic.regroup.transfer import Progress, Transfer
+from pipetransformer.elastic.regroup.transfer import Transfer, TransferListener
 from pipetransformer.elastic.regroup.transfer_plan import Inventory, Move, Origin, TransferPlan, make_plan
 from pipetransformer.elastic.transport.connections import Connections
 from pipetransformer.elastic.transport.groups import HashStore
@@ -90,7 +90,8 @@ def test_a_joiner_with_state_in_doubt_takes_the_frozen_units_it_has_read(
     assert [move.unit for move in plan.moves] == [2, 3]
 
     def arrived(*_: object) -> Transfer:
-        return Transfer({}, {move.unit: CODEC.give(member, move.unit, CPU) for move in plan.moves}, [], [], Progress())
+        given = {move.unit: CODEC.give(member, move.unit, CPU) for move in plan.moves}
+        return Transfer({}, given, [], [], TransferListener())
 
     monkeypatch.setattr(assemble, "start_moves", arrived)
     new = Assembly(sources(read), joiner, plan, 1, cast(Any, None), CPU).assemble()

@@ -14,7 +14,7 @@ from pipetransformer.partition import (
     MemoryBoundError,
     ModelCosts,
     Option,
-    Prediction,
+    PredictedLayout,
     StepModel,
     UnitCost,
     make_offers,
@@ -553,12 +553,12 @@ def test_offers_of_16_lengths_and_64_widths_take_no_more_than_a_moment() -> None
     model = replace(model, num_shards=1024)
     layouts = 0
 
-    def predict(stages: int, pipelines: int) -> Prediction:
+    def predict(stages: int, pipelines: int) -> PredictedLayout:
         nonlocal layouts
         layouts += 1
         cut = model.cut(5, stages, pipelines)
         found = model.predict(5, cut, pipelines)
-        return Prediction(found.bytes_per_worker, found.seconds)
+        return PredictedLayout(found.bytes_per_worker, found.seconds)
 
     def offer() -> None:
         make_offers(predict, initial_stages=16, max_workers=1024, max_pipelines=1024, pause_seconds=1.0)

@@ -15,7 +15,7 @@ from pipetransformer.partition import (
     MemoryBoundError,
     ModelCosts,
     Option,
-    Prediction,
+    PredictedLayout,
     StepModel,
     UnitCost,
     assumed_costs,
@@ -240,7 +240,7 @@ def test_a_long_pipeline_that_loses_workers_keeps_most_of_the_others(initial: in
 
 def paper_offers(boundary: int) -> list[Offer]:
     return make_offers(
-        lambda stages, pipelines: Prediction(paper_bytes(UNIT_BYTES, boundary, stages), None),
+        lambda stages, pipelines: PredictedLayout(paper_bytes(UNIT_BYTES, boundary, stages), None),
         initial_stages=4,
         max_workers=8,
         max_pipelines=8,
@@ -256,10 +256,10 @@ def test_the_papers_schedule_packs_four_stages_to_two_to_one(boundary: int, expe
 
 
 def test_an_offer_predicts_every_width_that_fits_and_what_never_fits_is_not_offered() -> None:
-    def predict(stages: int, pipelines: int) -> Prediction:
+    def predict(stages: int, pipelines: int) -> PredictedLayout:
         if stages * pipelines < 4:
             raise MemoryBoundError(stages, 0, 0, needed=1, limit=0)
-        return Prediction(100 // stages + pipelines, 1 / pipelines)
+        return PredictedLayout(100 // stages + pipelines, 1 / pipelines)
 
     found = make_offers(predict, initial_stages=4, max_workers=6, max_pipelines=5, pause_seconds=0.5)
     assert [(offer.stages, [time.pipelines for time in offer.step_seconds]) for offer in found] == [

@@ -17,6 +17,14 @@ from pipetransformer.record import lines
 from pipetransformer.state.control import Control
 from pipetransformer.state.layout import StageLayout
 from pipetransformer.training.leader import Leader
+from pipetransformer.training.leader_events import (
+    BoundaryMoved,
+    Evaluated,
+    FirstStepTaken,
+    FreezeKept,
+    GenerationBegun,
+    WaitingForLevel,
+)
 from pipetransformer.training.leader_reports import Offered
 from pipetransformer.training.vote import StepSums, Vote
 from pipetransformer_contract.messages import Generation, HeldOut, Member, Report, ResizeReason, Upcoming
@@ -62,13 +70,13 @@ def test_offers_say_what_a_planned_change_costs(reason: ResizeReason, expected: 
     control = Control(step=5)
 
     phases = {"groups": 0.5, "assemble": 60.0, "first step": 0.25}  # state that nobody had was read from storage
-    leader.on_first_step(control, pause_seconds=3600.0, phases=phases, transfers=[])
-    leader.on_frozen(control)
+    leader.tell(FirstStepTaken(control, pause_seconds=3600.0, phases=phases, transfers=[]))
+    leader.tell(BoundaryMoved(control))
 
     assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {expected}
 
-    leader.on_first_step(control, pause_seconds=3600.0, phases=phases, transfers=[(0, 1, 8)])
-    leader.on_frozen(control)
+    leader.tell(FirstStepTaken(control, pause_seconds=3600.0, phases=phases, transfers=[(0, 1, 8)]))
+    leader.tell(BoundaryMoved(control))
     moved = expected + 60.0 if expected == 0.75 else expected
     assert {offer.pause_seconds for offer in reports.sent[-1].offers} == {moved}, "what was read came from a peer"
 
@@ -112,7 +120,7 @@ def test_the_time_left_is_told_once_steps_of_the_layout_are_measured(tmp_path: P
     teller = Teller([Log()])
     leader = Leader(job, reports, teller, tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control()
-    leader.on_committed(control, None)
+    leader.tell(GenerationBegun(control, None))
     take_steps(leader, control, 5)
     left = float(job.total_steps - 5)
     teller.catch_up()
@@ -132,7 +140,7 @@ def test_the_words_of_a_programs_schedule_may_be_long(tmp_path: Path) -> None:
     layout = layout_of(job, ResizeReason.START)
     layout = replace(layout, cut=replace(layout.cut, why_schedule="a" * 5000, why_in_place="b" * 5000))
     leader = Leader(job, reports, Teller([]), tmp_path, layout, Offered())
-    leader.on_committed(Control(why_thawed="c" * 5000), None)
+    leader.tell(GenerationBegun(Control(why_thawed="c" * 5000), None))
     report = reports.sent[-1]
     words = (report.why_schedule, report.why_frozen_forward, report.why_thawed)
     assert [text[:9] for text in words] == ["a" * 9, "b" * 9, "c" * 9]
@@ -144,7 +152,7 @@ def test_a_job_that_waits_for_its_level_says_so_once(tmp_path: Path, monkeypatch
     leader, reports = lead_visit(level_job("own-vit", tmp_path), 1, Offered(), tmp_path)
 
     for _ in range(3):
-        leader.on_waiting(Control(step=6, visit=1))
+        leader.tell(WaitingForLevel(Control(step=6, visit=1)))
 
     assert [report.upcoming for report in reports.sent] == [Upcoming(step=6, level=0, waits=True)]
 
@@ -164,13 +172,13 @@ def test_the_newest_evaluation_is_told_by_the_metric_that_counts(tmp_path: Path)
     job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control(step=3)
-    leader.on_committed(control, None)
+    leader.tell(GenerationBegun(control, None))
     assert reports.sent[-1].held_out is None
     control.note_evaluation({"loss": 0.5, "accuracy": 0.75}, better=True)
-    leader.on_frozen(control)
+    leader.tell(BoundaryMoved(control))
     assert reports.sent[-1].held_out == HeldOut(metric="accuracy", value=0.75, step=3)
     control.note_evaluation({"loss": 0.5, "accuracy": math.nan}, better=False)
-    leader.on_frozen(control)
+    leader.tell(BoundaryMoved(control))
     assert reports.sent[-1].held_out is None
 
 
@@ -194,7 +202,7 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
 
     old = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), offered)
     control = Control(costs=costs)
-    old.on_committed(control, None)
+    old.tell(GenerationBegun(control, None))
     assert len(cuts) == 4, "without times the widths of a length are all the same"
     take_steps(old, control, 5)
     assert len(cuts) > 200 and all(offer.step_seconds for offer in reports.sent[-1].offers)
@@ -202,7 +210,7 @@ def test_a_new_generation_waits_for_few_predictions_or_none(
     cuts.clear()
     control.boundary = boundary
     new = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.CLAIM), offered)
-    new.on_committed(control, None)
+    new.tell(GenerationBegun(control, None))
     assert len(cuts) == (4 if boundary else 0)
     assert new.idle_share is not None
     assert lengths(reports.sent[-1]) == [4, 3, 2, 1]
@@ -215,13 +223,13 @@ def test_a_leader_that_goes_back_says_how_many_steps_are_trained_again(tmp_path:
     job, reports = load_job(make_spec(ADAMW)), Reports()
     first = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control()
-    first.on_committed(control, None)
+    first.tell(GenerationBegun(control, None))
     take_steps(first, control, 9)
     assert {report.redone_steps for report in reports.sent} == {0}
 
     back = Control(step=6)
     second = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.FAILURE), Offered())
-    second.on_committed(back, None)
+    second.tell(GenerationBegun(back, None))
     assert reports.sent[-1].redone_steps == 3
     take_steps(second, back, 5)
     assert reports.sent[-1].redone_steps == 3
@@ -232,11 +240,11 @@ def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
     job, reports = load_job(make_spec(ADAMW)), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control(step=5)
-    leader.on_committed(control, None)
+    leader.tell(GenerationBegun(control, None))
     before = reports.sent[-1].offers
 
     control.boundary, control.boundary_step, control.on_trial = 4, 5, 4
-    leader.on_frozen(control)
+    leader.tell(BoundaryMoved(control))
     assert (reports.sent[-1].boundary, reports.sent[-1].offers) == (4, before)
 
     take_steps(leader, control, 5)
@@ -244,7 +252,7 @@ def test_layouts_wait_while_layers_are_on_trial(tmp_path: Path) -> None:
     control.step = 5
 
     control.on_trial = 0
-    leader.on_freeze_kept(control, "layers 0-3 stay frozen: training loss 0.1 % below its trend")
+    leader.tell(FreezeKept(control, "layers 0-3 stay frozen: training loss 0.1 % below its trend"))
     assert reports.sent[-1].boundary == 4 and reports.sent[-1].offers != before
     assert list(lines.read(tmp_path / "events.jsonl"))[-1].items() >= {
         "kind": "FreezeKept", "step": 5, "frozenLayers": 4,
@@ -256,7 +264,7 @@ def test_offers_are_made_anew_as_soon_as_costs_are_measured_anew(tmp_path: Path)
     job, reports = load_job(make_spec(ADAMW, pipeline={"stages": 2, "packing": "Measured"})), Reports()
     leader = Leader(job, reports, Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control(costs=assumed_costs(job.num_layers).model_dump())
-    leader.on_committed(control, None)
+    leader.tell(GenerationBegun(control, None))
     take_steps(leader, control, 6)
     sent = len(reports.sent)
 
@@ -323,7 +331,7 @@ def test_a_metric_that_is_no_number_has_no_value_in_the_record(tmp_path: Path) -
     leader = Leader(job, Reports(), Teller([]), tmp_path, layout_of(job, ResizeReason.START), Offered())
     control = Control(step=3)
     control.note_evaluation({"loss": math.inf, "accuracy": 0.5}, better=False)
-    leader.on_evaluated(control, better=False)
+    leader.tell(Evaluated(control, better=False))
     (event,) = lines.read(tmp_path / "events.jsonl")
     assert event["metrics"] == {"loss": None, "accuracy": 0.5}
 
@@ -335,10 +343,10 @@ def test_a_larger_model_is_announced_two_minutes_ahead(tmp_path: Path) -> None:
     take_steps(leader, control, 5)
     assert reports.sent[-1].upcoming is None
     control.step = 82
-    leader.on_frozen(control)
+    leader.tell(BoundaryMoved(control))
     assert reports.sent[-1].upcoming is None, "120 seconds"
     control.step = 83
-    leader.on_frozen(control)
+    leader.tell(BoundaryMoved(control))
     assert reports.sent[-1].upcoming == Upcoming(step=202, level=0)
 
 
@@ -355,16 +363,16 @@ def test_a_new_generation_still_announces_the_larger_model(tmp_path: Path) -> No
     job, offered = level_job("own-vit", tmp_path, levels=levels, training={"steps": 40}), Offered()
     control = Control(step=4, visit=2)
     before, reports = lead_visit(job, 2, offered, tmp_path)
-    before.on_committed(control, None)
+    before.tell(GenerationBegun(control, None))
     assert reports.sent[-1].upcoming is None, "no step was measured yet"
     take_steps(before, control, 5)
     assert reports.sent[-1].upcoming == Upcoming(step=14, level=1)
 
     after, reports = lead_visit(job, 2, offered, tmp_path)
-    after.on_committed(control, None)
+    after.tell(GenerationBegun(control, None))
 
     assert reports.sent[-1].upcoming == Upcoming(step=14, level=1)
     control.visit = 3
     following, reports = lead_visit(job, 3, offered, tmp_path)
-    following.on_committed(control, None)
+    following.tell(GenerationBegun(control, None))
     assert reports.sent[-1].upcoming is None, "this model was not announced"

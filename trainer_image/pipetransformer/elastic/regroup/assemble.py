@@ -26,9 +26,9 @@ from .transfer import (
     Cargo,
     CopiesCargo,
     Parts,
-    Progress,
     StateCargo,
     Transfer,
+    TransferListener,
     start_moves,
     units_in_host,
 )
@@ -169,7 +169,7 @@ class Assembly:
         transfer: the group in which state moves; None for a leaver that sends nothing.
         device: where training runs.
         state_map: makes the units of another model; None if the units stay the same.
-        progress: listens to the transfer.
+        listener: listens to the transfer.
     """
 
     sources: StateSources
@@ -179,7 +179,7 @@ class Assembly:
     transfer: dist.ProcessGroup | None
     device: torch.device
     state_map: StateMap | None = None
-    progress: Progress = field(default_factory=Progress)
+    listener: TransferListener = field(default_factory=TransferListener)
 
     def assemble(self) -> WorkerState:
         """Send and receive units, and return the state of the new role. It is empty for a leaver, which only sends. All
@@ -270,7 +270,7 @@ class Assembly:
         return StateCargo(codec, self.sources.shells, self.state, boundary, self.device, in_host)
 
     def _start_moves(self, cargo: Cargo) -> Transfer:
-        return start_moves(self.plan.moves, self.rank, self.transfer, cargo, self.progress)
+        return start_moves(self.plan.moves, self.rank, self.transfer, cargo, self.listener)
 
     def _read_ahead(self, index: int) -> dict[str, Tensor]:
         read = self.sources.read_ahead.units[index].tensors

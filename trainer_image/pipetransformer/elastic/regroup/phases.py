@@ -20,10 +20,6 @@ class Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
-    def add(self, name: str, seconds: float) -> None:
-        """Add a phase that took `seconds` before the first lap."""
-        self.seconds = {name: seconds, **self.seconds}
-
     def leave_out(self, seconds: float) -> None:
         """Exclude `seconds` of the time since the last lap from all phases."""
         self._last += seconds

@@ -36,7 +36,7 @@ from .from_storage import AssemblyWithoutPeers
 from .phases import Phases
 from .state_map import StateMap
 from .tools import Precondition, RegroupTools, Unsettled
-from .transfer import Progress
+from .transfer import TransferListener
 from .transfer_plan import Origin, TransferPlan
 
 T = TypeVar("T")
@@ -210,7 +210,7 @@ def _meet(handler: GenerationRendezvousHandler) -> tuple[int, Store]:
 
 
 @dataclass(slots=True)
-class _Attempt(Progress):
+class _Attempt(TransferListener):
     """One attempt of a worker to enter a generation, or the next visit within its generation.
 
     Attributes:
@@ -340,7 +340,7 @@ class _Attempt(Progress):
             state.drop_units()
         if plan.origin not in (Origin.FRESH, Origin.CHECKPOINT):
             transfer = self.groups.transfer
-            return Assembly(tools, state, plan, self.rank, transfer, device, state_map, progress=self).assemble()
+            return Assembly(tools, state, plan, self.rank, transfer, device, state_map, listener=self).assemble()
         self.on_started()
         made = self.pass_barrier(AssemblyWithoutPeers(tools, plan, self.rank, device, self.failed).assemble)
         assert made is not None

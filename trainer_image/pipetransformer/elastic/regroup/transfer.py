@@ -98,7 +98,7 @@ def units_in_host(control: Control) -> int:
     return first_trainable(control.cached_layers)
 
 
-class Progress:
+class TransferListener:
     """Listens to a transfer. Subclasses override the methods that they need."""
 
     def on_started(self) -> None:
@@ -117,14 +117,14 @@ class Transfer:
         received: the parts of each unit that this worker receives. They are not valid before `finish`.
         works: the sends and receives.
         devices: where the parts are.
-        progress: listens to the transfer.
+        listener: listens to the transfer.
     """
 
     given: Mapping[int, Parts]
     received: dict[int, Parts]
     works: Sequence[dist.Work]
     devices: Collection[torch.device]
-    progress: Progress
+    listener: TransferListener
 
     def finish(self) -> dict[int, Parts]:
         """Wait for all sends and receives. Returns the parts of each unit that this worker received.
@@ -136,18 +136,18 @@ class Transfer:
             work.wait()
         for device in self.devices:
             wait_for(device)
-        self.progress.on_moved()
+        self.listener.on_moved()
         return self.received
 
 
 def move_units(moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo) -> dict[int, Parts]:
     """Send and receive units as `moves` says, and wait for them. Arguments, result and errors are those of
     `start_moves` and `Transfer.finish`."""
-    return start_moves(moves, rank, group, cargo, Progress()).finish()
+    return start_moves(moves, rank, group, cargo, TransferListener()).finish()
 
 
 def start_moves(
-    moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo, progress: Progress
+    moves: Sequence[Move], rank: int, group: dist.ProcessGroup | None, cargo: Cargo, listener: TransferListener
 ) -> Transfer:
     """Begin to send and receive units as `moves` says. All workers call this with the same moves.
 
@@ -156,7 +156,7 @@ def start_moves(
         rank: this worker's rank.
         group: has all workers that send or receive, with these ranks; None if this worker does neither.
         cargo: packs units to send, and makes tensors to receive.
-        progress: listens to the transfer.
+        listener: listens to the transfer.
 
     Raises:
         RuntimeError: a connection broke.
@@ -178,8 +178,8 @@ def start_moves(
     works: list[dist.Work] = []
     for device in devices:  # all operations of a batch need the same backend
         works += dist.batch_isend_irecv([each for each in operations if each.tensor.device == device])
-    progress.on_started()
-    return Transfer(given, received, works, devices, progress)
+    listener.on_started()
+    return Transfer(given, received, works, devices, listener)
 
 
 def _operations(

@@ -113,7 +113,7 @@ def _configured(spec: Model) -> tuple[Any, Architecture]:
         try:
             config = transformers.AutoConfig.from_pretrained(spec.path)
         except Exception as error:
-            if spec.path.count("/") > 1 and not Path(spec.path).exists():  # it is no name of a hub
+            if spec.path.count("/") > 1 and not Path(spec.path).exists():  # a hub id has at most one slash
                 words = f"there is no folder {Path(spec.path).absolute()}"
                 raise SpecError("spec.model.path", words, reason="ModelUnreadable") from error
             message = f"{spec.path}: {type(error).__name__}: {error}"

@@ -156,7 +156,13 @@ def _mix(z: Tensor) -> Tensor:
 
 
 class KeyedDropout(nn.Module):
-    """A dropout module: `keyed_dropout` in training, the identity in evaluation."""
+    """A dropout module: `keyed_dropout` in training, the identity in evaluation.
+
+    Args:
+        p: probability of dropping an element.
+        seed: the job's seed.
+        place: number of the place that draws, unique in the model.
+    """
 
     def __init__(self, p: float, *, seed: int, place: int) -> None:
         super().__init__()
