@@ -36,7 +36,12 @@ class MapSplit:
         return len(self._samples)  # type: ignore[arg-type]
 
     def batch(self, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        inputs, targets = default_collate([self._samples[i] for i in ids])
+        samples = [self._samples[i] for i in ids]
+        try:
+            inputs, targets = default_collate(samples)
+        except RuntimeError:
+            _check_shapes(samples, ids)
+            raise
         return _cast(inputs, self._dtype), _cast(targets, self._dtype)
 
 
@@ -215,6 +220,22 @@ def _check_pair(sample: object) -> None:
                 f"a sample's {name} is a {type(part).__name__}, not a tensor or a number: select one tensor of it in "
                 "your own dataset",
             )
+
+
+def _check_shapes(samples: Sequence[tuple[Any, Any]], ids: Sequence[int]) -> None:
+    """Refuse samples that cannot be stacked, because their shapes differ.
+
+    Raises:
+        ValueError: names two samples, and their shapes.
+    """
+    for parts, name in zip(zip(*samples, strict=True), ("inputs", "targets"), strict=True):
+        first, *others = map(np.shape, parts)
+        for sample, shape in zip(ids[1:], others, strict=True):
+            if shape != first:
+                raise ValueError(
+                    f"samples {ids[0]} and {sample} have {name} of shapes {tuple(first)} and {tuple(shape)}: "
+                    "pad or crop them in your own dataset; for padded tokens, make a Dataset with a PaddedSplit"
+                )
 
 
 def _split(samples: object, dtype: torch.dtype) -> Split:

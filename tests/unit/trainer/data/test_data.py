@@ -505,6 +505,15 @@ def test_named_classes_with_other_numbers_in_the_held_out_samples_are_refused() 
     assert info.labels == ("cat", "dog", "eel")
 
 
+def test_samples_of_unequal_shapes_are_refused_with_both_shapes() -> None:
+    samples = [(torch.zeros(4 if number < 20 else 5), 0) for number in range(64)]
+    split = script_dataset((samples, samples), dtype=torch.float32).train
+
+    words = r"samples 18 and 20 have inputs of shapes \(4,\) and \(5,\): pad or crop them"
+    with pytest.raises(SpecError, match=words):
+        read_batch(split, [18, 19, 20], None)
+
+
 def test_the_number_of_a_variant_is_a_plain_number_and_its_errors_are_those_of_a_sample() -> None:
     class Numbered(TensorSplit):
         def augmented_batch(self, ids: Sequence[int], step: int) -> tuple[Tensor, Tensor]:
