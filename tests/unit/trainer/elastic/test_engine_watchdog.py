@@ -101,6 +101,33 @@ def test_a_barrier_within_a_limit_does_not_wait_for_a_hang(store: TCPStore, watc
     hung.drop()
 
 
+def test_a_barrier_sums_the_numbers_of_the_last_vote(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    sums: SimpleQueue[object] = SimpleQueue()
+
+    def wait() -> None:
+        sums.put(Barrier(Watchdog()).sum_after(None, lambda done: [float(done is None), 3], theirs))
+
+    threading.Thread(target=wait).start()
+
+    def work() -> bool:
+        threading.Event().wait(0.2)  # several votes
+        return True
+
+    assert Barrier(Watchdog()).sum_after(work, lambda done: [float(done is True), 4], ours) == [2, 7]
+    assert sums.get(timeout=30) == [2, 7]
+    ours.drop()
+    theirs.drop()
+
+
+def test_a_barrier_that_sums_does_not_wait_for_a_hang(store: TCPStore, watchdog: Watchdog) -> None:
+    ours, hung = pair(store)
+    with pytest.raises(RuntimeError):
+        Barrier(watchdog).sum_after(None, lambda _: [1.0], ours)
+    ours.drop()
+    hung.drop()
+
+
 def test_nobody_passes_a_barrier_whose_work_failed(store: TCPStore) -> None:
     ours, theirs = pair(store)
     passed: SimpleQueue[str] = SimpleQueue()

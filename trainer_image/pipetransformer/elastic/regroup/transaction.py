@@ -304,7 +304,9 @@ class _Attempt(Progress):
         self.phases.lap("assemble")
         tools.hooks.on_point(HookPoint.ASSEMBLED, number)
         if self.precondition is not None:
-            if not self.precondition.wait(self.groups, self.pass_barrier):
+            exchange, deadline = self.groups.participants, self.deadline
+            sum_barrier = partial(tools.barrier.sum_within, exchange=exchange, deadline=deadline)
+            if not self.precondition.wait(sum_barrier):
                 raise _UnmetError
             self.phases.lap("keep")
         self.assembled = new_state
