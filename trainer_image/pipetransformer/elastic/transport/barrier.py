@@ -53,12 +53,12 @@ class Barrier:
             Exception: any error of `work`. The other workers still wait then, so the caller must close this worker's
                 connections.
         """
-        return self._pass(work, groups.exchange, Deadline(0.0), groups.connections)[0]
+        return self._pass(work, groups.exchange, Deadline("barrier", 0.0), groups.connections)[0]
 
     def sum_after(self, work: Work[T] | None, numbers: Numbers[T], groups: GenerationGroups) -> Sequence[float]:
         """Like `pass_after`, but returns sums over all members of `numbers` in the last vote. All members get the same.
         The vote carries the numbers, because the watchdog would not watch another exchange after it."""
-        return self._pass(work, groups.exchange, Deadline(0.0), groups.connections, numbers)[1]
+        return self._pass(work, groups.exchange, Deadline("barrier", 0.0), groups.connections, numbers)[1]
 
     def pass_within(self, work: Work[T] | None, exchange: Exchange, deadline: Deadline) -> T | None:
         """Like `pass_after`, for all ranks of `exchange`. The caller has its connections watched until `deadline`. Each
