@@ -69,7 +69,7 @@ class _StopOnSignal(Hooks):
         return self._stop.is_set()
 
 
-def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
+def run_standalone(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
     """Train the job of `spec` to its end on a fixed number of processes. Resumes a checkpoint if there is one.
 
     Args:

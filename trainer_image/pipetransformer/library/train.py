@@ -54,7 +54,7 @@ from pipetransformer_contract.spec_model import SpecModel
 from pipetransformer_contract.wire import Env
 
 from .progress import ProgressLine
-from .standalone import run_fixed
+from .standalone import run_standalone
 
 #: The protocol of a URL that lacks a slash.
 _ONE_SLASH = re.compile(r"([a-z][a-z0-9+.-]+:)/")
@@ -182,7 +182,7 @@ def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) ->
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
         check_parts(spec)
-        ending, control = run_fixed(spec, parts, run_dir)
+        ending, control = run_standalone(spec, parts, run_dir)
     finally:
         line.close()
         _training.release()
