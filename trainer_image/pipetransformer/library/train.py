@@ -137,8 +137,10 @@ def train(
         schedule: your own `Schedule`, or a schedule class of torch that has a `pipeline_order`.
         cache: where to keep the outputs of frozen layers; by default in memory, if measurements show a gain.
         evaluation: when to evaluate the held-out samples, and whether to keep the best model or stop early.
-        metrics: functions of (output, target, weight) that return a numerator and a denominator. The metric is the sum
-            of the numerators over all samples, divided by that of the denominators.
+        metrics: functions of (output, target, weight) that return a numerator and a denominator, each a scalar. The
+            metric is the sum of all numerators, divided by the sum of all denominators. The arguments have the shapes
+            of those of `PipelineModel.loss`: (micro-batch, ..., classes), (micro-batch, ...) and (micro-batch,). The
+            weight is 0 for a sample that only pads the micro-batch, and 1 otherwise.
         checkpoint: where to write checkpoints. A run resumes the newest checkpoint that is there.
         callbacks: objects that the leader tells about steps, evaluations and layouts.
         run_dir: folder for the record and the model. In a pod the operator chooses it.
