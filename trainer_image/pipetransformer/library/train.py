@@ -230,7 +230,7 @@ def _check_kinds(run_dir: object, progress: object) -> None:
 
 def _refuse(error: SpecError) -> NoReturn:
     if Env.WORKER_NAME in os.environ:  # after any other exit the operator would start the worker again
-        raise SystemExit(refuse(WorkerIdentity.from_environment(), error).exit_code) from error
+        raise SystemExit(refuse(WorkerIdentity.from_environment(), error, error.reason).exit_code) from error
     raise error
 
 
