@@ -30,7 +30,7 @@ _POSITIONS = 2048
 
 
 def _batch_size(positions: int) -> int:
-    """Samples in one forward, if each has so many positions."""
+    """Number of samples in one forward, if each sample has this many positions."""
     return max(1, min(MAX_BATCH, _POSITIONS // positions))
 
 
@@ -73,7 +73,7 @@ def _lengths(inputs: Tensor, config: ModelConfig) -> Tensor | None:
 def _predict(location: str, config: ModelConfig, file: str) -> list[dict[str, Any]]:
     inputs = torch.from_numpy(np.load(file, allow_pickle=False))
     model, lengths = load_model(location), _lengths(inputs, config)
-    size = _batch_size(inputs.shape[1] if config.vocab_size else 1)
+    size = _batch_size(math.prod(inputs.shape[1:]) if config.vocab_size else 1)
     lines = []
     for start in range(0, len(inputs), size):
         part = slice(start, start + size)
