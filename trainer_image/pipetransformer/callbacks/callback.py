@@ -26,10 +26,12 @@ class Callback:
         """A step was committed.
 
         Args:
-            line: the record's step, epoch, samples, loss, gradient_norm, learning_rate, samples_per_second, idle_share,
-                generation and frozen_layers. Also total_steps, num_layers, seconds_left (None until the layout's step
-                time is measured, and before the last visit of multiLevel) and held_out: name and value of `best_metric`
-                in the newest evaluation (None before it).
+            line: the step's line of the record (`steps.jsonl`), with keys in snake_case: step, epoch, samples, loss,
+                gradient_norm, learning_rate, samples_per_second, idle_share, generation, frozen_layers,
+                frozen_ahead_share, staleness, staleness_largest and level. A step whose loss or gradients are not
+                finite is skipped: its loss and gradient_norm are None. Also total_steps, num_layers, seconds_left (None
+                until the layout's step time is measured, and before the last visit of multiLevel) and held_out: name
+                and value of `best_metric` in the newest evaluation (None before it).
         """
 
     def on_evaluate(self, step: int, metrics: Mapping[str, float]) -> None:

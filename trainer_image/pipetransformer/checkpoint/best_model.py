@@ -35,9 +35,7 @@ def save_best(
         StorageError: the storage failed, and a later attempt would fail, too.
         RuntimeError: a connection broke.
     """
-    return WeightsSaving(_location(job), state, layout, signals).wait(
-        groups, partial(barrier.pass_after, groups=groups)
-    )
+    return WeightsSaving(_location(job), state, layout, signals).wait(partial(barrier.sum_after, groups=groups))
 
 
 def load_best(job: Job) -> dict[str, Tensor]:

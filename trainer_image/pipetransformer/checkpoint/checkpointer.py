@@ -291,7 +291,7 @@ class Checkpointer:
     def complete(
         self, layout: StageLayout, groups: GenerationGroups, barrier: Barrier, *, insist: bool = False
     ) -> DurableCheckpoint | None:
-        """Wait until the checkpoint that is being written, if any, is durable. All members call this.
+        """Wait until the newest checkpoint that is being written, if any, is durable. All members call this.
 
         Args:
             insist: whether to retry while the storage fails, as `save_now` does; otherwise the first error is raised.
@@ -304,6 +304,8 @@ class Checkpointer:
             RuntimeError: a connection broke.
         """
         begun, self._begun = self._begun, None
+        if begun is not None:  # its part waits in the thread, behind an earlier marker
+            self._drop_marking()
         part = None if begun is None else begun.work
         cancelled = self._cancelled if insist else None
         barrier.pass_after(None if part is None else partial(self._insist, part, cancelled), groups)

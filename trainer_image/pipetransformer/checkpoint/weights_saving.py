@@ -5,8 +5,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from pipetransformer.elastic.transport.barrier import PassBarrier, Work
-from pipetransformer.elastic.transport.groups import GenerationGroups
+from pipetransformer.elastic.transport.barrier import SumBarrier, Work
 from pipetransformer.errors import StorageError, storing
 from pipetransformer.hooks import WorkerSignals
 from pipetransformer.models import unit_name
@@ -50,12 +49,11 @@ class WeightsSaving:
         self._begun = self._begin() if layout.pipeline == 0 else []
         self.is_durable = False
 
-    def wait(self, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
+    def wait(self, sum_barrier: SumBarrier) -> bool:
         """Wait until all members have saved their weights. While the storage fails at any member, repeat what failed.
 
         Args:
-            groups: groups of the generation.
-            pass_barrier: does work in a thread, and waits until all members have done theirs.
+            sum_barrier: as `Barrier.sum_after`. The watchdog must watch its votes.
 
         Returns:
             Whether the weights are durable. They are not if a member is told to stop while the storage fails.
@@ -68,9 +66,7 @@ class WeightsSaving:
         count = self._count if self._layout.is_leader else None
         # The leader writes the marker after all units are written, and workers return after the marker is written.
         try:
-            self.is_durable = self._do_until_stored(save, groups, pass_barrier) and self._do_until_stored(
-                count, groups, pass_barrier
-            )
+            self.is_durable = self._do_until_stored(save, sum_barrier) and self._do_until_stored(count, sum_barrier)
         finally:
             if not self.is_durable:
                 self.cancel()
@@ -80,13 +76,16 @@ class WeightsSaving:
         """Begin no more writes, which would keep the state in memory. Call this if `wait` will not be called."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _do_until_stored(self, work: Work[None] | None, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
+    def _do_until_stored(self, work: Work[None] | None, sum_barrier: SumBarrier) -> bool:
         """Do `work`, this worker's part, until it succeeds at all members. Returns False if one was told to stop before
         that."""
         attempt = None if work is None else partial(_is_stored, self._location, work)
+
+        def failed_and_leaves(stored: bool | None) -> list[float]:
+            return [float(stored is False), float(self._signals.stop_requested())]
+
         while True:
-            failed = pass_barrier(attempt) is False
-            failures, leavers = groups.exchange.sum([float(failed), float(self._signals.stop_requested())])
+            failures, leavers = sum_barrier(attempt, failed_and_leaves)
             if not failures or leavers:
                 return not failures
             time.sleep(AGAIN_SECONDS)

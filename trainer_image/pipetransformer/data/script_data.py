@@ -1,7 +1,8 @@
 """Turns a program's map-style datasets, of torch or of the `datasets` library, into splits."""
 
 import sys
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -63,7 +64,7 @@ def script_dataset(
     if isinstance(data, Dataset):
         return data if processor is None else replace(data, processor=processor)
     pair = _pair(data)
-    try:
+    with _reading("cannot be read"):
         if not len(pair[0]):
             raise SpecError("data", "has no samples to train on")
         if all(_is_table(part) for part in pair):
@@ -71,18 +72,27 @@ def script_dataset(
 
             return dataset_of_tables(pair, processor, task, dtype=dtype)
         train, test = (_split(part, dtype) for part in pair)
-        if isinstance(train, MapSplit):
-            _check_pair(pair[0][0])
-        inputs, targets = train.batch([0])
+        with _reading("sample 0"):
+            if isinstance(train, MapSplit):
+                _check_pair(pair[0][0])
+            inputs, targets = train.batch([0])
         labels = _labels(pair[0])
         _check_names(labels, _labels(pair[1]))
         classes = len(labels) or max(_num_classes(part, targets) for part in pair)
+    info = DataInfo(tuple(inputs.shape[1:]), classes, labels=labels)
+    return Dataset(train=train, test=test, info=info, processor=processor)
+
+
+@contextmanager
+def _reading(words: str) -> Iterator[None]:
+    """A context that reads the program's data. It turns an error of the data into a `SpecError` that begins with
+    `words`."""
+    try:
+        yield
     except SpecError:
         raise
     except Exception as error:
-        raise SpecError("data", f"sample 0: {type(error).__name__}: {error}", reason="DataUnreadable") from error
-    info = DataInfo(tuple(inputs.shape[1:]), classes, labels=labels)
-    return Dataset(train=train, test=test, info=info, processor=processor)
+        raise SpecError("data", f"{words}: {type(error).__name__}: {error}", reason="DataUnreadable") from error
 
 
 def _pair(data: Any) -> tuple[Any, Any]:

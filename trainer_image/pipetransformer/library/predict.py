@@ -23,16 +23,21 @@ from pipetransformer.models.metrics import accuracy_of
 from pipetransformer.storage import Kind, ModelConfig, load_config
 from pipetransformer_contract.spec import SCRIPT
 
-from .finished_model import MAX_BATCH, load_model, prediction_of
+from .finished_model import MAX_BATCH, Prediction, load_model, prediction_of
 
 #: Positions of samples in one forward, at most. A language model has an output of its whole vocabulary for each.
 _POSITIONS = 2048
 
 
+def _batch_size(positions: int) -> int:
+    """Number of samples in one forward, if each sample has this many positions."""
+    return max(1, min(MAX_BATCH, _POSITIONS // positions))
+
+
 def accuracy(model: PipelineModel, split: Split) -> float:
     """Share of the split's targets that the model predicts correctly."""
     metric = accuracy_of(model)
-    size = max(1, min(MAX_BATCH, _POSITIONS // math.prod(model.activation[:-1])))
+    size = _batch_size(math.prod(model.activation[:-1]))
     correct = weight = 0.0
     with torch.no_grad():
         for start in range(0, len(split), size):
@@ -68,19 +73,28 @@ def _lengths(inputs: Tensor, config: ModelConfig) -> Tensor | None:
 def _predict(location: str, config: ModelConfig, file: str) -> list[dict[str, Any]]:
     inputs = torch.from_numpy(np.load(file, allow_pickle=False))
     model, lengths = load_model(location), _lengths(inputs, config)
-    if config.kind is Kind.TRANSFORMERS:
-        floating = inputs.is_floating_point()
-        mask = {} if lengths is None else {"attention_mask": torch.arange(inputs.shape[1]) < lengths[:, None]}
-        with torch.no_grad():
-            outputs = model(inputs.to(config.torch_dtype) if floating else inputs, **mask).logits
-        found = prediction_of(outputs, config.labels)
-    else:
-        found = model.predict(inputs, lengths)
-    labels: Sequence[str | None] = found.labels or [None] * len(inputs)
-    return [
-        {"class": number, **({} if label is None else {"label": label}), "score": score}
-        for number, label, score in zip(found.classes.tolist(), labels, found.scores.tolist(), strict=True)
-    ]
+    size = _batch_size(math.prod(inputs.shape[1:]) if config.vocab_size else 1)
+    lines = []
+    for start in range(0, len(inputs), size):
+        part = slice(start, start + size)
+        found = _predict_batch(model, config, inputs[part], None if lengths is None else lengths[part])
+        labels: Sequence[str | None] = found.labels or [None] * len(found.classes)
+        lines += [
+            {"class": number, **({} if label is None else {"label": label}), "score": score}
+            for number, label, score in zip(found.classes.tolist(), labels, found.scores.tolist(), strict=True)
+        ]
+    return lines
+
+
+def _predict_batch(model: Any, config: ModelConfig, inputs: Tensor, lengths: Tensor | None) -> Prediction:
+    """The prediction for some inputs, in one forward of what `load_model` returned."""
+    if config.kind is not Kind.TRANSFORMERS:
+        prediction: Prediction = model.predict(inputs, lengths)
+        return prediction
+    mask = {} if lengths is None else {"attention_mask": torch.arange(inputs.shape[1]) < lengths[:, None]}
+    with torch.no_grad():
+        outputs = model(inputs.to(config.torch_dtype) if inputs.is_floating_point() else inputs, **mask).logits
+    return prediction_of(outputs, config.labels)
 
 
 def main(given: Sequence[str]) -> None:

@@ -69,7 +69,7 @@ class _StopOnSignal(Hooks):
         return self._stop.is_set()
 
 
-def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
+def run_standalone(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, Control]:
     """Train the job of `spec` to its end on a fixed number of processes. Resumes a checkpoint if there is one.
 
     Args:
@@ -107,13 +107,13 @@ def run_fixed(spec: TrainerSpec, parts: Parts, run_dir: Path) -> tuple[Ending, C
     with default_group_until_end(), _stopping(stop, source), ExitStack() as at_end:
         at_end.callback(handler.shutdown)  # otherwise the watcher's thread keeps the store open after a failed run
         at_end.enter_context(_telling(world))
-        ending = Ending.LEFT
+        ending, warm = Ending.LEFT, False
         while ending is Ending.LEFT:  # a rank that is not in the layout waits for a layout that includes it
             trainer = Trainer(
                 job, worker_name(rank), handler, watcher, Transport(address, device=device), source, run_dir,
                 _StopOnSignal(stop),
             )  # fmt: skip
-            ending = _run(trainer)
+            ending, warm = _run(trainer, warm=warm), True
     control = trainer.control
     if stop.is_set():
         return Ending.STOPPED, control
@@ -165,10 +165,11 @@ def _chooser(world: World, job: Job, resumed: CheckpointInfo | None, run_dir: Pa
     return Chooser(world, bounds, spec.pipeline.packing, first=first, run_uid=uid)
 
 
-def _run(trainer: Trainer) -> Ending:
-    """Train until this rank leaves or the run ends. A failure is reported to the source of generations, then raised."""
+def _run(trainer: Trainer, *, warm: bool) -> Ending:
+    """Train until this rank leaves or the run ends. A failure is reported to the source of generations, then raised.
+    `warm` is as for `Trainer.run`."""
     try:
-        return trainer.run()
+        return trainer.run(warm=warm)
     except (ModelError, DeviceError, DeviceMemoryError, CallbackError, SpecError, StorageError) as error:
         trainer.report_failure(error.reason, str(error))
         raise

@@ -54,7 +54,7 @@ from pipetransformer_contract.spec_model import SpecModel
 from pipetransformer_contract.wire import Env
 
 from .progress import ProgressLine
-from .standalone import run_fixed
+from .standalone import run_standalone
 
 #: The protocol of a URL that lacks a slash.
 _ONE_SLASH = re.compile(r"([a-z][a-z0-9+.-]+:)/")
@@ -137,8 +137,10 @@ def train(
         schedule: your own `Schedule`, or a schedule class of torch that has a `pipeline_order`.
         cache: where to keep the outputs of frozen layers; by default in memory, if measurements show a gain.
         evaluation: when to evaluate the held-out samples, and whether to keep the best model or stop early.
-        metrics: functions of (output, target, weight) that return a numerator and a denominator. The metric is the sum
-            of the numerators over all samples, divided by that of the denominators.
+        metrics: functions of (output, target, weight) that return a numerator and a denominator, each a scalar. The
+            metric is the sum of all numerators, divided by the sum of all denominators. The arguments have the shapes
+            of those of `PipelineModel.loss`: (micro-batch, ..., classes), (micro-batch, ...) and (micro-batch,). The
+            weight is 0 for a sample that only pads the micro-batch, and 1 otherwise.
         checkpoint: where to write checkpoints. A run resumes the newest checkpoint that is there.
         callbacks: objects that the leader tells about steps, evaluations and layouts.
         run_dir: folder for the record and the model. In a pod the operator chooses it.
@@ -182,7 +184,7 @@ def _train(spec: TrainerSpec, parts: Parts, run_dir: Path, *, progress: bool) ->
         if Env.WORKER_NAME in os.environ:
             return _as_worker(replace(parts, said=spec))
         check_parts(spec)
-        ending, control = run_fixed(spec, parts, run_dir)
+        ending, control = run_standalone(spec, parts, run_dir)
     finally:
         line.close()
         _training.release()
@@ -228,7 +230,7 @@ def _check_kinds(run_dir: object, progress: object) -> None:
 
 def _refuse(error: SpecError) -> NoReturn:
     if Env.WORKER_NAME in os.environ:  # after any other exit the operator would start the worker again
-        raise SystemExit(refuse(WorkerIdentity.from_environment(), error).exit_code) from error
+        raise SystemExit(refuse(WorkerIdentity.from_environment(), error, error.reason).exit_code) from error
     raise error
 
 

@@ -94,7 +94,7 @@ class Meter:
         self._computing.inc(computing)
         self._idle.inc(max(0.0, seconds - computing))
 
-    def on_led(self, samples: int, *, skipped: bool) -> None:
+    def on_step_committed(self, samples: int, *, skipped: bool) -> None:
         """On the leader, count the samples of a committed step, and whether the step was skipped."""
         self._samples.inc(samples)
         if skipped:

@@ -111,8 +111,8 @@ class RunRecord:
             step: the step, from 0.
             epoch: the epoch, from 0.
             samples: samples of the global batch.
-            loss: mean loss of the global batch.
-            gradient_norm: L2 norm of the gradient, before clipping.
+            loss: mean loss of the global batch; None if the step was skipped.
+            gradient_norm: L2 norm of the gradient, before clipping; None if the step was skipped.
             learning_rate: learning rate of the step.
             generation: layout generation that committed the step.
             frozen_layers: number of frozen layers.

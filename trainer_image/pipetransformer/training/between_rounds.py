@@ -120,10 +120,8 @@ class BetweenRounds:
             StorageError: the weights cannot be written, and waiting will not help.
             RuntimeError: a connection broke.
         """
-        groups = member.groups
-        state.control.visit_done = saving is None or saving.wait(
-            groups, partial(self._kit.barrier.pass_after, groups=groups)
-        )
+        sum_barrier = partial(self._kit.barrier.sum_after, groups=member.groups)
+        state.control.visit_done = saving is None or saving.wait(sum_barrier)
         return state.control.visit_done
 
     def evaluate(self, state: WorkerState, member: Membership) -> bool:

@@ -46,8 +46,8 @@ def gather_model(
     ]
 
     cargo = StateCargo(codec, job.model.units, state, boundary, HOST)
-    limit = Deadline(watchdog.limit_to_move(sum(cargo.num_bytes(move.unit) for move in moves)))
-    with watchdog.watching(member.groups.connections, limit):
+    seconds = watchdog.limit_to_move(sum(cargo.num_bytes(move.unit) for move in moves))
+    with watchdog.watching(member.groups.connections, Deadline("final model", seconds)):
         received = move_units(moves, layout.rank, member.world, cargo)
     if not layout.is_leader:
         return {}

@@ -276,7 +276,7 @@ class LeaderMetrics:
     def on_event(self, event: LeaderEvent) -> None:
         match event:
             case StepTaken(line=line, finite=finite):
-                self._meter.on_led(line["samples"], skipped=not finite)
+                self._meter.on_step_committed(line["samples"], skipped=not finite)
             case BoundaryMoved(control=control) if control.why_thawed:
                 self._meter.on_trial(kept=False)
             case FreezeKept():

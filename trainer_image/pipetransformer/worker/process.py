@@ -3,8 +3,9 @@
 A worker without a role waits for a generation that names it again, or for the operator to end it. It does not exit by
 itself, because the exit of its pod gives its accelerator away before a checkpoint is durable.
 
-Exit codes: 0 if the operator told it to leave or the job ended, 2 if the spec cannot be trained, 143 after a signal, 1
-otherwise. The termination log repeats the outcome, in case the channel is down.
+Exit codes: 0 if the operator told the worker to leave or the job ended. 2 if the job cannot be trained, because its
+spec, program, data or storage is at fault. 143 after a signal. 1 otherwise, and then another worker may replace it. The
+termination log repeats the outcome, in case the channel is down.
 """
 
 import datetime
@@ -138,11 +139,11 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
         logs.configure("INFO", LogFormat.from_environment(os.environ), fields=fields)
     except ValueError as error:
         logs.configure("INFO", LogFormat.TEXT)
-        return refuse(identity, SpecError("spec.podTemplate", str(error)))
+        return refuse(identity, SpecError("spec.podTemplate", str(error)), "InvalidSpec")
     agent = OneGeneration.from_environment()
     if agent is not None and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1":  # all would claim the same member
         words = "torchrun starts several processes here, but a worker is one process in one pod: use --nproc-per-node 1"
-        return refuse(identity, SpecError("spec.podTemplate", words))
+        return refuse(identity, SpecError("spec.podTemplate", words), "InvalidSpec")
     try:
         with _refusing_exits():
             spec = TrainerSpec.model_validate_json(os.environ[Env.JOB_SPEC])
@@ -150,9 +151,9 @@ def run_worker(identity: WorkerIdentity, parts: Parts | None = None) -> WorkerEn
             spec, num_shards = in_order_of_checkpoint(spec)
             job = load_job(spec, parts, num_shards=num_shards)
     except ValidationError as error:
-        return _refuse(identity, error, "InvalidSpec")
+        return refuse(identity, error, "InvalidSpec")
     except SpecError as error:
-        return refuse(identity, error)
+        return refuse(identity, error, error.reason)
     except StorageError as error:  # another worker may reach the storage, or this one later
         return _give_up(identity, error, error.reason)
     return WorkerProcess(identity, job, agent).run()
@@ -208,7 +209,7 @@ class WorkerProcess(Hooks):
             with _refusing_exits(self._signalled):
                 self._make_trainer()
         except (SpecError, StorageError) as error:  # from reading the data and beginning the ledger
-            return _refuse(self._identity, error, error.reason)
+            return refuse(self._identity, error, error.reason)
         # Heartbeats continue between generations, because an answer may tell that the present attempt is void.
         self._reports.start()
         self._heartbeats.start()
@@ -216,11 +217,11 @@ class WorkerProcess(Hooks):
             with _refusing_exits(self._signalled):
                 ending = self._train()
         except WorkersDifferError as error:
-            return _refuse(self._identity, error, "DataUnreadable", f"spec.data: {error}")
+            return refuse(self._identity, error, "DataUnreadable", f"spec.data: {error}")
         except (ModelError, CallbackError, SpecError, StorageError) as error:
             message = f"spec.model: {error}" if isinstance(error, ModelError) else str(error)
             self.trainer.report_failure(error.reason, message)
-            return _refuse(self._identity, error, error.reason, message)
+            return refuse(self._identity, error, error.reason, message)
         except DeviceError as error:
             return _give_up(self._identity, error, error.reason)
         except DeviceMemoryError as error:
@@ -370,11 +371,6 @@ def _refusing_exits(signalled: threading.Event | None = None) -> Iterator[None]:
         raise SpecError("spec.podTemplate", words, reason=ModelError.reason) from error
 
 
-def refuse(identity: WorkerIdentity, error: SpecError) -> WorkerEnd:
-    """End this worker, because its job cannot be trained."""
-    return _refuse(identity, error, error.reason)
-
-
 def _give_back_memory(device: torch.device) -> None:
     """Return unused memory to the accelerator now instead of at the next allocation."""
     gc.collect()
@@ -382,14 +378,19 @@ def _give_back_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def _refuse(identity: WorkerIdentity, error: Exception, reason: str, message: str = "") -> WorkerEnd:
-    """End this worker because the job cannot be trained, and log why."""
-    _give_up(identity, error, reason, message)
-    return WorkerEnd(EXIT_SPEC)
+def refuse(identity: WorkerIdentity, error: Exception, reason: str, message: str = "") -> WorkerEnd:
+    """End this worker because its job cannot be trained, by this or another worker. Log why."""
+    return _give_up(identity, error, reason, message, exit_code=EXIT_SPEC)
 
 
 def _give_up(
-    identity: WorkerIdentity, error: Exception, reason: str, message: str = "", *, stages: int | None = None
+    identity: WorkerIdentity,
+    error: Exception,
+    reason: str,
+    message: str = "",
+    *,
+    stages: int | None = None,
+    exit_code: int = EXIT_WORKER,
 ) -> WorkerEnd:
     """End this worker because it cannot train, or not in pipelines of `stages` stages. Only the log shows where the
     user's code failed."""
@@ -398,7 +399,7 @@ def _give_up(
     origin = error if hasattr(error, "__notes__") else error.__cause__
     logger.error("%s: %s", reason, message, exc_info=origin)
     _terminate(identity, "Failed", reason, message, **({} if stages is None else {"stages": stages}))
-    return WorkerEnd(EXIT_WORKER)
+    return WorkerEnd(exit_code)
 
 
 def _end_as_told(identity: WorkerIdentity, outcome: str, saved: int) -> None:

@@ -66,8 +66,8 @@ class AgentRendezvousHandler(GenerationRendezvousHandler):
     def is_superseded(self) -> bool:
         return self._watcher.found(self.current) is not None
 
-    def is_past(self) -> bool:
-        return self.is_superseded()
+    def why_past(self) -> str:
+        return "a newer generation is published" if self.is_superseded() else ""
 
 
 class OneGeneration:

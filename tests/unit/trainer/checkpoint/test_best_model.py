@@ -1,9 +1,10 @@
 """The best model is kept durably, and training waits while the storage does not take it."""
 
 import datetime
+import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -165,16 +166,16 @@ def test_no_more_is_written_once_the_members_wait_no_longer(
     for _ in range(weights_saving._FILES_AT_ONCE):
         assert begun.acquire(timeout=30)
 
-    def pass_barrier(_: object) -> bool:
+    def sum_barrier(_: object, numbers: Callable[[bool], Sequence[float]]) -> Sequence[float]:
         if told_to_stop:
-            return False
+            return numbers(False)
         raise RuntimeError("connection closed by peer")
 
     if told_to_stop:
-        assert not saving.wait(alone()[0], pass_barrier)
+        assert not saving.wait(sum_barrier)
     else:
         with pytest.raises(RuntimeError):
-            saving.wait(alone()[0], pass_barrier)
+            saving.wait(sum_barrier)
     away.set()
     saving._threads.shutdown()
     assert not begun.acquire(blocking=False)
@@ -184,7 +185,8 @@ def save_in_an_outage(group: dist.ProcessGroup, port: int, location: str) -> boo
     """The first worker writes to a storage that is away, and the second is told to stop once it has waited."""
     job = load_job(make_spec(ADAMW, checkpoint={"location": location}))
     layout = pair_layout(job, group.rank())
-    stop = mock.Mock(stop_requested=mock.Mock(side_effect=[False, group.rank() == 1]))
+    told = itertools.chain([False], itertools.repeat(group.rank() == 1))
+    stop = mock.Mock(stop_requested=lambda: next(told))
     with (
         mock.patch.object(weights_saving, "save_unit", side_effect=TimeoutError("away")),
         mock.patch.object(weights_saving, "AGAIN_SECONDS", 0.01),

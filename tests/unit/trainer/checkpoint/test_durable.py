@@ -583,6 +583,28 @@ def test_a_worker_that_ends_its_job_does_not_wait_for_a_storage_that_fails(
         checkpointer.complete(layout, groups, barrier)
 
 
+def test_the_last_checkpoint_does_not_wait_for_the_marker_of_an_earlier_one(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage = Outage(monkeypatch, "commit", TimeoutError("away"))
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 600.0)
+    checkpointer, layout, (groups, barrier) = Checkpointer(job), lone_layout(job), alone()
+    checkpointer.want()
+    checkpointer.begin(trained(job, 5), layout, groups, barrier)
+
+    def waits() -> bool:
+        checkpointer.advance(float(checkpointer.poll_writing()), leads=True)
+        return bool(checkpointer.why_unsaved)
+
+    until(waits)
+    outage.back.set()
+    checkpointer.want()
+    checkpointer.begin(trained(job, 6), layout, groups, barrier)
+
+    durable = checkpointer.complete(layout, groups, barrier)
+    assert durable is not None and durable.step == 6
+
+
 class Stopping(WorkerSignals):
     """Is told to stop, and may have no more time."""
 

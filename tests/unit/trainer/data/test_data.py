@@ -441,6 +441,30 @@ def test_a_dataset_is_loaded_again_after_an_error_that_passes(no_pauses: list[fl
     assert len(ATTEMPTS) == 2 and len(no_pauses) == 1
 
 
+class Broken(torch.utils.data.Dataset[Any]):
+    """Fails at its first sample, or at its number of samples."""
+
+    def __init__(self, at: str) -> None:
+        self._at = at
+
+    def __len__(self) -> int:
+        if self._at == "length":
+            raise OSError("gone")
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise OSError("gone")
+
+
+@pytest.mark.parametrize(
+    ("at", "words"), [("sample", "data: sample 0: OSError: gone"), ("length", "data: cannot be read: OSError: gone")]
+)
+def test_an_error_of_the_programs_data_names_a_sample_only_if_it_read_one(at: str, words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        script_dataset((Broken(at), Broken("sample")), dtype=torch.float32)
+    assert str(refused.value) == words and refused.value.reason == "DataUnreadable"
+
+
 def test_samples_that_are_not_in_host_memory_are_refused() -> None:
     for inputs, targets in (("meta", "cpu"), ("cpu", "meta")):
         split = TensorSplit(torch.zeros(4, 1, device=inputs), torch.zeros(4, device=targets))

@@ -404,6 +404,16 @@ def test_roles_that_are_undone_leave_the_members_as_they_were(store: TCPStore) -
     assert all(groups.world is not None for groups in before)
 
 
+def test_after_roles_are_undone_a_shut_again_aborts_the_old_groups_on_the_device() -> None:
+    before = GenerationGroups()
+    made = before.with_new_roles()
+    before.connections.after_shut = made._abort_on_device  # as `assign` sets it for an accelerator
+
+    before.undo_new_roles(made)
+
+    assert before.connections.after_shut == before._abort_on_device
+
+
 def test_dropping_groups_leaves_nothing_in_the_maps_of_c10d(store: TCPStore) -> None:
     before = len(c10d._world.pg_map)
 

@@ -167,7 +167,7 @@ def test_a_joiner_waits_for_an_evaluation_even_with_state_in_doubt(
 
 def test_a_joiner_waits_no_longer_than_others_once_all_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
     past: list[bool] = []
-    monkeypatch.setattr(transaction._Attempt, "enter", lambda attempt: past.append(attempt.deadline.is_past()))
+    monkeypatch.setattr(transaction._Attempt, "enter", lambda attempt: past.append(bool(attempt.deadline.why_past())))
     for seconds in (-1.0, 60.0):
         watchdog = Watchdog(floor_seconds=seconds, first_seconds=seconds)
         handler = Handler(ResizeReason.CLAIM, they_come=True)
@@ -186,7 +186,7 @@ def test_a_leader_hears_which_units_only_a_state_in_doubt_has(monkeypatch: pytes
     in_doubt = WorkerState(LAYERS, control=replace(control), units={1: unit(1.0), 2: unit(2.0)})
     attempt = transaction._Attempt(
         mock.Mock(), own, mock.Mock(in_doubt=in_doubt), mock.Mock(members=[0], leavers=[]), 0, mock.Mock(),
-        mock.Mock(), mock.Mock(), Deadline(60.0),
+        mock.Mock(), mock.Mock(), Deadline("regroup", 60.0),
     )  # fmt: skip
 
     with pytest.raises(RuntimeError):
@@ -205,7 +205,8 @@ def test_a_move_may_take_as_long_as_its_bytes_on_a_slow_network() -> None:
     watchdog = mock.Mock(limit_to_move=mock.Mock(return_value=60.0))
     tools = mock.Mock(codec_for=lambda _: CODEC, shells=[unit(0.0)] * 4, watchdog=watchdog)
     attempt = transaction._Attempt(
-        tools, WorkerState(LAYERS), mock.Mock(), mock.Mock(), 0, mock.Mock(), mock.Mock(), mock.Mock(), Deadline(-1.0)
+        tools, WorkerState(LAYERS), mock.Mock(), mock.Mock(), 0, mock.Mock(), mock.Mock(), mock.Mock(),
+        Deadline("regroup", -1.0),
     )  # fmt: skip
 
     attempt._expect(plan, None)
@@ -213,7 +214,7 @@ def test_a_move_may_take_as_long_as_its_bytes_on_a_slow_network() -> None:
     size = CODEC.size(0, unit(0.0), 0)
     watchdog.limit_to_move.assert_called_once_with(3 * size)
     assert attempt.transfers == [(0, 1, 2 * size), (1, 0, size)]
-    assert not attempt.deadline.is_past()
+    assert not attempt.deadline.why_past()
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_other_data_end_a_job_unless_only_a_joiner_sees_them(
     """The workers that train return to their layout. But a start would fail in the same way again and again."""
     members = [Member(name=name, uid=name, address="127.0.0.1:1") for name in ("a", "b", "c")]
     store, generation = HashStore(), mock.Mock(members=members)
-    agreement = Agreement(mock.Mock(), generation, 0, store, mock.Mock(), Deadline(60.0))
+    agreement = Agreement(mock.Mock(), generation, 0, store, mock.Mock(), Deadline("regroup", 60.0))
     data = zip(held, ("here", "here", "elsewhere"), strict=True)
 
     with pytest.raises(error, match="differ between workers"):

@@ -23,6 +23,7 @@ from pipetransformer.hooks import HookPoint
 from tests.testkit.trainer.harness import Faults, Scripted, run_job
 from tests.testkit.trainer.ledger_checker import check
 from tests.testkit.trainer.numerics import ADAMW, EPOCHS, TRAINING_SAMPLES, make_spec
+from tests.testkit.trainer.storing import until
 from tests.testkit.trainer.watched import TRANSPORT, Clock, pair
 
 pytestmark = pytest.mark.timeout(180)
@@ -81,9 +82,11 @@ def test_a_barrier_within_a_limit_waits_for_work(store: TCPStore, monkeypatch: p
             clock.go_on(0.9 * limit)
         return "done"
 
-    other = threading.Thread(target=lambda: Barrier(Watchdog()).pass_within(None, theirs.exchange, Deadline(60)))
+    other = threading.Thread(
+        target=lambda: Barrier(Watchdog()).pass_within(None, theirs.exchange, Deadline("wait", 60))
+    )
     other.start()
-    deadline = Deadline(limit)
+    deadline = Deadline("wait", limit)
     with watchdog.watching(ours.connections, deadline):
         assert Barrier(watchdog).pass_within(work, ours.exchange, deadline) == "done"
     other.join(30)
@@ -94,9 +97,36 @@ def test_a_barrier_within_a_limit_waits_for_work(store: TCPStore, monkeypatch: p
 
 def test_a_barrier_within_a_limit_does_not_wait_for_a_hang(store: TCPStore, watchdog: Watchdog) -> None:
     ours, hung = pair(store)
-    deadline = Deadline(watchdog.limit(ROUND))
+    deadline = Deadline("wait", watchdog.limit(ROUND))
     with watchdog.watching(ours.connections, deadline), pytest.raises(RuntimeError):
         Barrier(watchdog).pass_within(lambda: threading.Event().wait(1), ours.exchange, deadline)
+    ours.drop()
+    hung.drop()
+
+
+def test_a_barrier_sums_the_numbers_of_the_last_vote(store: TCPStore) -> None:
+    ours, theirs = pair(store)
+    sums: SimpleQueue[object] = SimpleQueue()
+
+    def wait() -> None:
+        sums.put(Barrier(Watchdog()).sum_after(None, lambda done: [float(done is None), 3], theirs))
+
+    threading.Thread(target=wait).start()
+
+    def work() -> bool:
+        threading.Event().wait(0.2)  # several votes
+        return True
+
+    assert Barrier(Watchdog()).sum_after(work, lambda done: [float(done is True), 4], ours) == [2, 7]
+    assert sums.get(timeout=30) == [2, 7]
+    ours.drop()
+    theirs.drop()
+
+
+def test_a_barrier_that_sums_does_not_wait_for_a_hang(store: TCPStore, watchdog: Watchdog) -> None:
+    ours, hung = pair(store)
+    with pytest.raises(RuntimeError):
+        Barrier(watchdog).sum_after(None, lambda _: [1.0], ours)
     ours.drop()
     hung.drop()
 
@@ -175,11 +205,39 @@ def test_a_wait_for_a_key_that_never_comes_ends_when_it_is_given_up(store: TCPSt
     given_up = threading.Event()
     threading.Thread(target=given_up.set).start()
 
-    with pytest.raises(dist.DistError), watchdog.watching(connections, mock.Mock(is_past=given_up.is_set)):
+    limit = mock.Mock(why_past=lambda: "given up" if given_up.is_set() else "")
+    with pytest.raises(dist.DistError), watchdog.watching(connections, limit):
         client.get("never")
 
     store.set("alive", "1")
     assert store.get("alive") == b"1", "the store that this process hosts is not touched"
+
+
+def test_the_log_says_what_was_overdue(watchdog: Watchdog, caplog: pytest.LogCaptureFixture) -> None:
+    connections, cut_off = Connections(), threading.Event()
+    connections.after_shut = cut_off.set
+    with watchdog.timing("evaluation", connections):
+        assert cut_off.wait(30)
+
+    assert caplog.messages == ["breaking connections: no progress in the evaluation for 0.2 s"]
+
+
+def test_a_slow_answer_neither_holds_a_wait_nor_breaks_the_next(watchdog: Watchdog) -> None:
+    """A limit may ask another worker's store, which answers late if that worker hangs."""
+    connections, asked, answered = Connections(), threading.Event(), threading.Event()
+
+    def answer() -> str:
+        asked.set()
+        assert answered.wait(30)
+        return "late"
+
+    with watchdog.watching(connections, mock.Mock(why_past=answer)):
+        assert asked.wait(30)
+    with watchdog.watching(connections, mock.Mock(why_past=(asked_next := mock.Mock(return_value="")))):
+        answered.set()
+        until(lambda: asked_next.called)
+
+    assert not connections.is_shut
 
 
 def test_what_is_no_tcp_connection_and_was_opened_meanwhile_is_left_alone(store: TCPStore) -> None:

@@ -314,6 +314,32 @@ def test_the_command_says_the_class_of_each_input(tmp_path: Path) -> None:
     assert [line["score"] for line in lines] == pytest.approx(found.scores.tolist(), abs=1e-6)
 
 
+def test_the_command_runs_a_model_of_transformers_on_few_inputs_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Data(name="text", options={"task": "Class", "length": 24, "packages": ["json", "dbm"]})
+    folder = finish(tmp_path / "run", model=transformer("bert"), data=data)
+    inputs, _ = load_dataset(data, dtype=torch.float32).train.batch(range(5))
+    np.save(tmp_path / "inputs.npy", inputs.numpy())
+    command = [str(folder), "--inputs", str(tmp_path / "inputs.npy")]
+    predict.main(command)
+    at_once = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    monkeypatch.setattr(predict, "_POSITIONS", 2 * 24)
+    forwards, forward = [], transformers.BertForSequenceClassification.forward
+
+    def note(model: Any, tokens: torch.Tensor, **named: Any) -> Any:
+        forwards.append(len(tokens))
+        return forward(model, tokens, **named)
+
+    monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", note)
+    predict.main(command)
+    in_batches = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert forwards == [2, 2, 1]
+    assert [line["class"] for line in in_batches] == [line["class"] for line in at_once]
+    assert [line["score"] for line in in_batches] == pytest.approx([line["score"] for line in at_once], abs=1e-6)
+
+
 class Pooled(nn.Module):
     """The mean over the positions that are no padding."""
 

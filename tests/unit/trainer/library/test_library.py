@@ -32,6 +32,7 @@ from pipetransformer.job.load import load_job
 from pipetransformer.job.script_parts import Overruled, Parts
 from pipetransformer.schedules import Action, GPipe, RoundShape
 from pipetransformer.worker.torchrun_agent import GENERATION
+from pipetransformer.worker.trainer import Ending, Trainer
 from pipetransformer_contract.spec import ScheduleName, TrainerSpec
 from pipetransformer_contract.wire import Env
 
@@ -249,6 +250,21 @@ def test_a_second_run_at_the_same_time_in_one_process_is_refused(tmp_path: Path)
     small_run(tmp_path / "first", callbacks=[Nested()])
     assert len(refused) == 2
     small_run(tmp_path / "third")
+
+
+def test_a_rank_that_comes_back_into_the_layout_warms_up_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warms, run = [], Trainer.run
+
+    def leave_first(trainer: Trainer, *, warm: bool) -> Ending:
+        warms.append(warm)
+        return Ending.LEFT if len(warms) == 1 else run(trainer, warm=warm)
+
+    monkeypatch.setattr(Trainer, "run", leave_first)
+    small_run(tmp_path)
+
+    assert warms == [False, True]
 
 
 def test_a_program_makes_its_own_default_group_before_or_after_a_run(tmp_path: Path) -> None:

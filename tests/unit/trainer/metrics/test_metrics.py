@@ -56,8 +56,8 @@ def test_what_a_worker_did_is_counted() -> None:
     meter.on_round(0.015, 0.02)
     meter.on_round(0.005, 0.02)
     meter.on_round(0.01, 0.009)  # the accelerator has a clock of its own
-    meter.on_led(64, skipped=True)
-    meter.on_led(64, skipped=False)
+    meter.on_step_committed(64, skipped=True)
+    meter.on_step_committed(64, skipped=False)
     meter.on_regrouped(ResizeReason.PACK, 0.3, {"move": 0.1, "vote": 0.05}, [(0, 1, 100), (2, 1, 10), (1, 0, 5)], 1)
     meter.on_trial(kept=True)
     meter.on_trial(kept=False)

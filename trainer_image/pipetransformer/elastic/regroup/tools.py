@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pipetransformer.elastic.generations.rendezvous import GenerationRendezvousHandler
-from pipetransformer.elastic.transport.barrier import Barrier, PassBarrier
-from pipetransformer.elastic.transport.groups import GenerationGroups, Transport
+from pipetransformer.elastic.transport.barrier import Barrier, SumBarrier
+from pipetransformer.elastic.transport.groups import Transport
 from pipetransformer.elastic.transport.watchdog import Watchdog
 from pipetransformer.hooks import Hooks
 from pipetransformer.partition import Cut, ModelCosts
@@ -118,7 +118,7 @@ class Unsettled(Protocol):
 class Precondition(Protocol):
     """What must be so before the members vote for a level change. `checkpoint.WeightsSaving` implements it."""
 
-    def wait(self, groups: GenerationGroups, pass_barrier: PassBarrier) -> bool:
+    def wait(self, sum_barrier: SumBarrier) -> bool:
         """Wait until it is so. All members call this. Returns False, on all of them, if it cannot be so."""
         ...
 

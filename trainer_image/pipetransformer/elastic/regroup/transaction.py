@@ -91,7 +91,7 @@ def regroup(tools: RegroupTools, state: WorkerState, unsettled: Unsettled, *, in
     # Members come within the time of a round. A joiner cannot know how long they take, because they may be evaluating.
     # So a joiner waits without a limit, also if it has state in doubt. After the rendezvous there is a limit again.
     handler.patient = not state.units and generation.reason is not ResizeReason.START
-    deadline = Deadline(math.inf if handler.patient else tools.watchdog.limit(ROUND))
+    deadline = Deadline("regroup", math.inf if handler.patient else tools.watchdog.limit(ROUND))
     rank, store = _rendezvous(tools, deadline, in_group=in_group)
     phases.lap("rendezvous")
     if handler.patient:
@@ -137,7 +137,7 @@ def change_level(
     """
     members_alone = layout.generation.model_copy(update={"leavers": []})
     own_keys = PrefixStore(f"visit-{state.control.visit + 1}", store)
-    deadline = Deadline(tools.watchdog.limit(ROUND))
+    deadline = Deadline("level change", tools.watchdog.limit(ROUND))
     with tools.watchdog.watching(present.connections, _AttemptLimit(tools.handler, deadline)):
         groups = present.with_new_roles()
         attempt = _Attempt(
@@ -169,8 +169,10 @@ class _AttemptLimit:
     deadline: Deadline
     leaves_a_closed_job: bool = False
 
-    def is_past(self) -> bool:
-        return self.handler.is_superseded() or self.deadline.is_past() or self.leaves
+    def why_past(self) -> str:
+        if self.handler.is_superseded():
+            return "a newer generation is published"
+        return self.deadline.why_past() or ("the job has ended" if self.leaves else "")
 
     @property
     def leaves(self) -> bool:
@@ -304,7 +306,9 @@ class _Attempt(TransferListener):
         self.phases.lap("assemble")
         tools.hooks.on_point(HookPoint.ASSEMBLED, number)
         if self.precondition is not None:
-            if not self.precondition.wait(self.groups, self.pass_barrier):
+            exchange, deadline = self.groups.participants, self.deadline
+            sum_barrier = partial(tools.barrier.sum_within, exchange=exchange, deadline=deadline)
+            if not self.precondition.wait(sum_barrier):
                 raise _UnmetError
             self.phases.lap("keep")
         self.assembled = new_state

@@ -406,6 +406,8 @@ class GenerationGroups:
 
     def undo_new_roles(self, made: "GenerationGroups") -> None:
         """Drop the groups that `with_new_roles` made, and take the exchange back. All members call this."""
+        if self.connections.after_shut is not None:  # `assign` has set it to abort the groups of `made` only
+            self.connections.after_shut = self._abort_on_device
         self.exchange, made.exchange = made.exchange, Exchange()
         self.participants, made.participants = self.exchange, made.exchange
         drop_groups([group for group in made.release() if group is not self.world])

@@ -32,10 +32,11 @@ _RUNS = 16
 
 
 class Limit(Protocol):
-    """Says when a wait has to end."""
+    """Says when a wait has to end, and why."""
 
-    def is_past(self) -> bool:
-        """Whether the wait has to end now. The watchdog's thread asks many times a second."""
+    def why_past(self) -> str:
+        """Why the wait has to end now; empty if it may continue. The watchdog's thread asks many times a second. It may
+        also ask just after the wait has ended, and then ignores the answer."""
         ...
 
 
@@ -119,13 +120,19 @@ class Watchdog:
     def _run(self) -> None:
         fired: object = None
         while not self._stop.wait(_LOOK_SECONDS):
+            if (watched := self._watched) is None:
+                continue
+            connections, limit = watched
+            # Ask without the lock, which the training thread takes: a limit may have to ask another worker's store.
+            if not (why := limit.why_past()):
+                continue
             with self._lock:
-                if self._watched is None or not self._watched[1].is_past():
+                if self._watched is not watched:  # the wait ended meanwhile, and the next one may share its connections
                     continue
-                if fired is not self._watched:
-                    fired = self._watched
-                    logger.warning("breaking connections: no progress in time, a newer generation, or the job's end")
-                self._watched[0].shut()
+                if fired is not watched:
+                    fired = watched
+                    logger.warning("breaking connections: %s", why)
+                connections.shut()
 
 
 class Timing:
@@ -134,7 +141,7 @@ class Timing:
     def __init__(self, watchdog: Watchdog, activity: str, like: str | None, runs: int) -> None:
         self._watchdog, self._activity, self._runs = watchdog, activity, runs
         self._begun, self._limit = time.monotonic(), watchdog.limit(activity, like, runs)
-        self.deadline = Deadline(self._limit)
+        self.deadline = Deadline(activity, self._limit)
 
     def lap(self) -> None:
         """Note that this part of the block ended well, and begin the next part."""
@@ -150,14 +157,23 @@ class Timing:
 
 
 class Deadline:
-    """A point in time that can be put off. Implements `Limit`."""
+    """A point in time that can be put off. Implements `Limit`.
 
-    def __init__(self, seconds: float) -> None:
+    Args:
+        activity: what has to end by then, as `the {activity}` in the log.
+        seconds: seconds from now.
+    """
+
+    def __init__(self, activity: str, seconds: float) -> None:
+        self._activity = activity
         self.put_off(seconds)
 
     def put_off(self, seconds: float) -> None:
         """Set the deadline to `seconds` from now."""
+        self._seconds = seconds
         self._at = time.monotonic() + seconds
 
-    def is_past(self) -> bool:
-        return time.monotonic() > self._at
+    def why_past(self) -> str:
+        if time.monotonic() <= self._at:
+            return ""
+        return f"no progress in the {self._activity} for {self._seconds:.1f} s"
