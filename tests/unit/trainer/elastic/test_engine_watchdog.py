@@ -1,6 +1,7 @@
 """A wait that nothing else would end is ended by shutting the connections that it waits on."""
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -107,17 +108,19 @@ def test_a_barrier_within_a_limit_does_not_wait_for_a_hang(store: TCPStore, watc
 def test_a_barrier_sums_the_numbers_of_the_last_vote(store: TCPStore) -> None:
     ours, theirs = pair(store)
     sums: SimpleQueue[object] = SimpleQueue()
+    voted_twice, votes = threading.Event(), itertools.count(1)
 
     def wait() -> None:
         sums.put(Barrier(Watchdog()).sum_after(None, lambda done: [float(done is None), 3], theirs))
 
+    def numbers(done: bool | None) -> list[float]:
+        if next(votes) == 2:
+            voted_twice.set()
+        return [float(done is True), 4]
+
     threading.Thread(target=wait).start()
 
-    def work() -> bool:
-        threading.Event().wait(0.2)  # several votes
-        return True
-
-    assert Barrier(Watchdog()).sum_after(work, lambda done: [float(done is True), 4], ours) == [2, 7]
+    assert Barrier(Watchdog()).sum_after(lambda: voted_twice.wait(30), numbers, ours) == [2, 7]
     assert sums.get(timeout=30) == [2, 7]
     ours.drop()
     theirs.drop()
